@@ -159,7 +159,10 @@ class Sandbox:
     # -- pods
 
     def create(self, *pods: Object) -> None:
-        """Creates *pods* (or a Job) one after the other, on the nodes of this sandbox. Raises: ApiError."""
+        """Creates *pods* (or a controller's object) one after the other, on the nodes of this sandbox.
+
+        Raises: ApiError.
+        """
         for item in pods:
             self.kube.create(self._placed(item), self.namespace)
 
@@ -170,12 +173,13 @@ class Sandbox:
 
     def _placed(self, item: Object) -> Object:
         """Returns *item* with a selector for the nodes of this sandbox."""
-        spec = item["spec"]["template"]["spec"] if item["kind"] == "Job" else item["spec"]
+        template = item["spec"].get("template")
+        spec = template["spec"] if template else item["spec"]
         placed = {**spec, "nodeSelector": {**spec.get("nodeSelector", {}), LABEL: self.namespace}}
         if placed.get("nodeName"):
             placed["nodeName"] = self._prefix + placed["nodeName"]
-        if item["kind"] == "Job":
-            return {**item, "spec": {**item["spec"], "template": {**item["spec"]["template"], "spec": placed}}}
+        if template:
+            return {**item, "spec": {**item["spec"], "template": {**template, "spec": placed}}}
         return {**item, "spec": placed}
 
     def pod(self, name: str) -> Object:

@@ -86,7 +86,7 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
         "dashboard": {"enabled": True},
         "scheduler": {"certManager": {"enabled": True}}, "limiter": {"hami": True}, "mig": True, "selinux": True,
         "device-config": {"content": STRICT}, "prometheus": {"enabled": True}}),
-    "kind": ("overlays/kind", [], {"mockDevicePlugin": {"enabled": True}}),
+    "kind": ("overlays/kind", [], {"devicePlugin": {"mockCards": True}}),
 }
 
 
@@ -158,8 +158,10 @@ WRONG: dict[str, tuple[Object, str]] = {
     "mode": ({"certificates": {"mode": "vault"}}, r'certificates.mode is "vault": expected auto,'),
     "take-over": ({"takeOver": "yes"}, r'takeOver is "yes": expected auto, always or never'),
     "monitor alone": ({"monitor": {"enabled": True}, "devicePlugin": {"enabled": False}}, "needs the device plugin"),
-    "mock alone": ({"mockDevicePlugin": {"enabled": True}, "devicePlugin": {"enabled": False}},
-                   "set devicePlugin.enabled to true"),
+    "mock alone": ({"devicePlugin": {"enabled": False, "mockCards": True}}, "set devicePlugin.enabled to true"),
+    "mock device plugin of HAMi": (
+        {"mockDevicePlugin": {"enabled": True}}, "mockDevicePlugin.enabled is true, which cannot be: HAMi's mock "
+        "device plugin shows .*: set mockDevicePlugin.enabled to false. .* on kind, set devicePlugin.mockCards"),
     "runtime class": ({"devicePlugin": {"createRuntimeClass": True}}, "set devicePlugin.runtimeClassName"),
     "pod security policy": ({"podSecurityPolicy": {"enabled": True}}, "Kubernetes 1.25 has removed"),
     "no kube-scheduler": ({"scheduler": {"kubeScheduler": {"enabled": False}}}, "serves only the kube-scheduler of"),
@@ -181,6 +183,18 @@ def test_wrong_values_are_refused_with_a_sentence(helm: Helm, case: str) -> None
     values, expected = WRONG[case]
     with pytest.raises(HelmError, match=expected):
         helm.template(values)
+
+
+@pytest.mark.parametrize("version", [version for version in upstream_versions() if "mockDevicePlugin" in
+                                     upstream_values(version)])
+def test_a_release_of_hami_with_its_mock_device_plugin_keeps_its_gpus(helm: Helm, version: str) -> None:
+    """HAMi recommends it on real clusters. `--reuse-values` passes all values of the release."""
+    values = upstream_values(version)
+    values["mockDevicePlugin"]["enabled"] = True
+    with pytest.raises(HelmError, match="mockDevicePlugin.enabled is true, which cannot be"):
+        helm.template(values)
+    values["mockDevicePlugin"]["enabled"] = False
+    assert "--mock-devices" not in str(helm.template(values))
 
 
 def test_an_older_kubernetes_is_refused(helm: Helm) -> None:
@@ -256,7 +270,7 @@ EXAMPLES: dict[str, Object] = {
     "nodes": {"scheduler": {"nodeSelector": {"a": "b"}, "nodeLabelSelector": {"gpu": "on"}, "tolerations": [
         {"key": "a", "operator": "Exists"}]}, "devicePlugin": {"nvidiaNodeSelector": {"pool": "gpu"}}},
     "everything": {**SETTINGS["all"][2], "dashboard": {"enabled": True, "grafana": True}, "legacyMetrics": True,
-                   "mockDevicePlugin": {"enabled": True}},
+                   "devicePlugin": {"mockCards": True}},
     "scheduler only": {"devicePlugin": {"enabled": False}, "scheduler": {"leaderElect": False, "replicas": 3}},
     "few vendors": {"devices": {"ascend": {"enabled": False}, "kunlun": {"enabled": False}}, "strict": True},
     "bare": {"policies": {"enabled": False}, "networkPolicy": {"enabled": False},

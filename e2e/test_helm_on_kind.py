@@ -107,7 +107,7 @@ def test_a_release_of_hami_is_replaced_under_running_pods(bare_kind: KindCluster
         return str(kube.get("Pod", name, "default")["metadata"]["annotations"][ALLOCATED]).partition(",")[0]
 
     image = {"registry": "registry.k8s.io", "repository": "kube-scheduler"}
-    values = {"devicePlugin": {"tolerations": ANYWHERE}, "mockDevicePlugin": {"enabled": True},
+    values = {"devicePlugin": {"tolerations": ANYWHERE, "mockCards": True},
               "scheduler": {"kubeScheduler": {"image": image}}}
     (tmp_path / "hami").mkdir()
     (tmp_path / "hami" / "programs.json").write_text(json.dumps(programs(helm, bare_kind.version, values)))

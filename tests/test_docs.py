@@ -5,6 +5,7 @@ events, reasons, metrics and alerts. The expected names come from the code.
 import ast
 import re
 import shlex
+import tomllib
 import unicodedata
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hami import __version__
 from hami.cli import main
 from hami.codec.device_config import chart_config
 from hami.inspect.vendors import entries
@@ -296,3 +298,42 @@ def test_the_shown_configuration_is_valid(tmp_path):
                if "configMapGenerator" in body]
     assert {(one["name"], one["namespace"], *one["files"]) for one in ours["configMapGenerator"]} <= {
         (one["name"], one["namespace"], *(file.partition("=")[0] for file in one["files"])) for one in made}
+
+
+# -- package indexes
+
+
+FROM_INDEX = re.compile(
+    r"""\b(?:pip3?|pipx|uv)\b[^\n`]*?\binstall\b[^\n`]*?\s['"]?hami(?:\[[\w,]*\])?(?:[=<>~!][^\s`]*)?"""
+    r"""['"]?(?=[\s`.,:;)]|$)"""
+    r"""|\buvx\s+hami\b|\bdependencies\s*=\s*\[[^\]]*['"]hami(?:\[[\w,]*\])?\s*(?:[=<>~!;][^'"]*)?['"]""", re.MULTILINE)
+"""Installs what an index has by the name of this project, which is somebody else's."""
+FOLDERS = ("docs", "charts", "manifests", "monitoring", "hami", "libvgpu", "e2e", "benchmarks", "tests", "tools")
+
+
+@pytest.mark.parametrize("text, found", [
+    ("`pip install {}` installs", True), ("pip install {}", True), ("pip3 install -U '{}[node]>=0.1'", True),
+    ("python -m pip install {}[node]", True), ("pipx install {}.", True), ("uv pip install {}==0.1.0", True),
+    ("uv tool install {}", True), ("uvx {} top", True), ('dependencies = ["{}"]', True),
+    ('dependencies = [\n  "a", "{}>=0.1",\n]', True), ('dependencies = ["{} @ file:///wheels/{}-0.1.0.whl"]', False),
+    ("`pip install .` installs `{}`", False), ("pip install '.[node]'", False), ("pip install acme-{}", False),
+    ("helm install {} charts/{}", False), ("pip --python=/opt/{}/bin/python3 install /src", False)])
+def test_installations_from_an_index_are_recognized(text, found):
+    assert bool(FROM_INDEX.search(text.format(PROGRAM, PROGRAM))) is found
+
+
+def test_no_text_installs_this_project_from_an_index():
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+    files += [*ROOT.glob("*"), *ROOT.glob(".github/**/*"), *ROOT.glob(".ci/*")]
+    texts = {path: path.read_text(errors="replace") for path in files
+             if path.is_file() and "__pycache__" not in path.parts and path.stat().st_size < 2**20}
+    assert len(texts) > 400
+    assert {str(path.relative_to(ROOT)): found[0] for path, text in texts.items()
+            if (found := FROM_INDEX.search(text))} == {}
+
+
+def test_the_example_of_a_vendor_is_that_of_the_page():
+    (page,) = [body for kind, body in FENCE.findall(read(ROOT / "docs" / "add-a-vendor.md")) if kind == "toml"]
+    example = tomllib.loads(read(ROOT / "tests" / "example_vendor" / "pyproject.toml"))
+    assert tomllib.loads(page)["project"] == example["project"]
+    assert example["project"]["dependencies"] == [f"hami @ file:///wheels/hami-{__version__}-py3-none-any.whl"]

@@ -18,6 +18,7 @@ from hami.scheduler.controller import Controller
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.lock_states import LockStates
 from hami.scheduler.node_lock import NodeLocks
+from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.settings import Settings
 from hami.scheduling.usage import peak_charges
 from tests.builders import NVIDIA, ONLY_NVIDIA
@@ -186,7 +187,9 @@ class Replica:
         self.binder = Binder(self.cluster, self.cache, self.locks, self.events, self.leadership,
                              clock=clock, sleep=sleep, lock_timeout_s=LOCK_TIMEOUT_S if waits_for_locks else 0.0)
         self.node_filter = NodeFilter(self.cache, self.events, self.leadership, self.metrics)
-        self.verbs = Verbs(Admitter(self.cache, settings), self.node_filter, self.binder, self.cache.reservations.get)
+        self.preemption_filter = PreemptionFilter(self.cache, self.leadership, clock=clock, sleep=sleep)
+        self.verbs = Verbs(Admitter(self.cache, settings), self.node_filter, self.preemption_filter, self.binder,
+                           self.cache.reservations.get)
         self.controller = Controller(
             self.cluster, self.cache, self.locks, self.events, self.leadership, settings, clock=clock, now=clock.now)
         self.cursors = {"nodes": 0, "pods": 0}

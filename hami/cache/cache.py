@@ -20,7 +20,9 @@ from hami.cache.quotas import QuotaCache
 from hami.cache.reservations import BindingStage, Rejected, Reservation, Reservations
 from hami.model import Budget, ContainerKind, DeviceUsage, Node, NodePolicy, Pod, PodRef, QuotaLimits, Share
 from hami.scheduling.decide import Choice, Refusal, VerdictCache, choose_node, refusals
+from hami.scheduling.fit import Unfit
 from hami.scheduling.index import Booking, Index
+from hami.scheduling.placement import place_pod
 from hami.scheduling.pod_request import PodRequest, make_pod_request, node_policy_of
 from hami.scheduling.quota import remaining_budget
 from hami.scheduling.usage import peak_charges, total_charge
@@ -28,6 +30,7 @@ from hami.vendors.request import WHOLE, device_request, requests_devices
 from hami.vendors.spec import Catalog, Vendor
 
 EXPLAINED_AT_ONCE = 256  # nodes whose refusal is explained while the lock is held
+JUDGED_AT_ONCE = 16  # nodes that are judged without some of their pods before other threads get the lock
 YIELD_S = 1e-4  # a lock that is released and taken again at once is not seen free by other threads
 PENDING_REQUESTS = 5  # different requests of pending pods that are tried at once
 
@@ -165,6 +168,24 @@ class Cache:
             finally:
                 for booking in bookings:
                     self._index.book(booking)
+
+    def fits_without(self, pod: Pod, ended: Mapping[str, Collection[str]]) -> list[str] | None:
+        """Returns those of the nodes *ended* that *pod* fits once the pods (uids) named for each node have ended.
+
+        Returns ``None`` if *pod* requests no device. What is reserved for *pod* itself counts as free. Unlike
+        :meth:`choose`, it leaves the index as it is, so nothing that follows from it is computed again. The lock is
+        released now and then. Raises: MalformedInput for an unreadable annotation.
+        """
+        if self._request(pod, {}) is None:
+            return None
+        fitting = []
+        for number, (node, uids) in enumerate(ended.items()):
+            if number and number % JUDGED_AT_ONCE == 0:
+                self._yield_lock()
+            with self._lock:
+                if self._fits_without(pod, node, {pod.ref.uid, *uids}):
+                    fitting.append(node)
+        return fitting
 
     def refuse(self, pod: Pod, names: Sequence[str]) -> Refusal | None:
         """Returns why those of the nodes *names* that *pod* does not fit do not; ``None`` if it requests no device.
@@ -326,12 +347,29 @@ class Cache:
             refusal = Refusal(request, refusal.unfit | part.unfit, refusal.unknown + part.unknown)
         return refusal
 
-    def _budgets(self, namespace: str) -> dict[str, Budget]:
+    def _fits_without(self, pod: Pod, node: str, uids: Collection[str]) -> bool:
+        if node not in self._index.nodes:
+            return False
+        ended = [booking for uid in uids if (booking := self._index.bookings.get(uid)) is not None]
+        own = [booking for booking in ended if booking.namespace == pod.ref.namespace]
+        request = self._request(pod, self._budgets(pod.ref.namespace, own))
+        if request is None:
+            return False
+        if all(booking.node != node for booking in ended):
+            return self._node_for(request, (node,)) is not None  # from the cached verdicts
+        return not isinstance(place_pod(self._index.usages_without(node, uids), request), Unfit)
+
+    def _budgets(self, namespace: str, ended: Collection[Booking] = ()) -> dict[str, Budget]:
+        """Returns what the quotas leave, by vendor, without the bookings *ended* of pods of *namespace*."""
         quotas = self.quotas.of(namespace)
-        if not quotas:
-            return {}
-        return {vendor.key: remaining_budget(vendor, quotas, self._index.namespace_usage(namespace, vendor.key))
-                for vendor in self.vendors}
+        budgets = {}
+        for vendor in self.vendors if quotas else ():
+            memory, cores = self._index.namespace_usage(namespace, vendor.key)
+            for charges in (charges for booking in ended for key, charges in booking.charges if key == vendor.key):
+                freed_memory, freed_cores = total_charge(charges)
+                memory, cores = memory - freed_memory, cores - freed_cores
+            budgets[vendor.key] = remaining_budget(vendor, quotas, (memory, cores))
+        return budgets
 
     def _request(self, pod: Pod, budgets: Mapping[str, Budget]) -> PodRequest | None:
         return make_pod_request(pod, self.vendors, self.policies.device, budgets)

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from hami.codec.keys import LOCK_FREE, NODE_LOCK
 from hami.codec.objects import parse_resource_version
+from hami.codec.register import MAX_DEVICES
 from hami.codec.states import parse_lock_free
 from hami.errors import MalformedInput
 from hami.model import Device, Node
@@ -17,6 +18,7 @@ from hami.quantity import rounded_up
 from hami.scheduling.index import Index
 from hami.scheduling.liveness import PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe
 from hami.scheduling.sighting import Sighting, Sightings
+from hami.vendors.inventory import read_inventory
 from hami.vendors.spec import Vendor
 
 TOMBSTONES = 1_000  # deleted nodes that are remembered
@@ -55,6 +57,7 @@ class NodeRecord:
     this process writes or has written. *lock_free*: vendors whose device plugins need no lock.
     *facts*: all that inventories are read from, so that an unrelated change costs little. *foreign*: another process
     may have bound pods to the node; ``None`` if it has not since its pods were last read. *unschedulable*: cordoned.
+    *excess*: why none of the node's devices counts; ``None`` while all vendors together have no more than MAX_DEVICES.
     """
 
     name: str
@@ -67,6 +70,11 @@ class NodeRecord:
     facts: tuple[Texts, ...] = ()
     unschedulable: bool = False
     inventories: dict[str, _Inventory] = field(default_factory=dict)
+    excess: str | None = None
+
+    def problem_of(self, inventory: _Inventory) -> str | None:
+        """Returns why the devices of one of *inventories* cannot be used; ``None`` if they can."""
+        return inventory.problem or (self.excess if inventory.devices else None)
 
 
 class NodeCache:
@@ -125,6 +133,9 @@ class NodeCache:
                         self._store_inventory(record, vendor, node, sources)
                     elif vendor.key in record.inventories:
                         self._remove_inventory(record, vendor)
+                record.excess = _excess(record.inventories)
+                for key, inventory in record.inventories.items():
+                    self._offer(record, self._by_key[key], inventory)
         if before != record.locks:
             self._on_lock_change(node.name)
 
@@ -165,7 +176,7 @@ class NodeCache:
         with self._lock:
             for record, vendor, inventory in self._inventories():
                 if inventory.liveness.observation.allocatable == 0:
-                    self._offer(record.name, vendor, inventory)
+                    self._offer(record, vendor, inventory)
 
     def get(self, name: str) -> Node | None:
         """Returns the node as far as it is remembered; ``None`` if it is unknown."""
@@ -252,8 +263,9 @@ class NodeCache:
         """Returns why inventories cannot be read, by node and vendor; of the nodes *names* only, if they are given."""
         with self._lock:
             chosen = self._records if names is None else [name for name in names if name in self._records]
-            return {(name, vendor): inventory.problem for name in chosen
-                    for vendor, inventory in self._records[name].inventories.items() if inventory.problem is not None}
+            return {(name, vendor): problem for name in chosen
+                    for vendor, inventory in self._records[name].inventories.items()
+                    if (problem := self._records[name].problem_of(inventory)) is not None}
 
     def _inventories(self) -> Iterator[tuple[NodeRecord, Vendor, _Inventory]]:
         for record in self._records.values():
@@ -283,12 +295,12 @@ class NodeCache:
             known = record.inventories[vendor.key] = _Inventory(sources, devices, problem, liveness)
         known.liveness = liveness
         known.report_due = bool(vendor.handshake) and needs_handshake_request(liveness)
-        self._offer(record.name, vendor, known)
 
-    def _offer(self, node: str, vendor: Vendor, inventory: _Inventory) -> None:
-        offered = not vendor.handshake or is_schedulable(inventory.liveness, self._clock())
-        if self._index.set_devices(node, vendor.key, inventory.devices if offered else ()):
-            self._on_device_change(node)
+    def _offer(self, record: NodeRecord, vendor: Vendor, inventory: _Inventory) -> None:
+        offered = record.excess is None and (
+            not vendor.handshake or is_schedulable(inventory.liveness, self._clock()))
+        if self._index.set_devices(record.name, vendor.key, inventory.devices if offered else ()):
+            self._on_device_change(record.name)
 
 
 def _sources(vendor: Vendor, node: Node) -> Sources | None:
@@ -311,9 +323,18 @@ def _read(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:
     if vendor.needs_capacity and _count(node.capacity.get(vendor.count)) == 0:
         return (), None
     try:
-        return vendor.inventory(vendor, node) or (), None
+        return read_inventory(vendor, node), None
     except MalformedInput as error:
         return (), str(error)
+
+
+def _excess(inventories: Mapping[str, _Inventory]) -> str | None:
+    """Returns why a node offers nothing: too many devices. No vendor comes first, so none can hide another's."""
+    numbers = {key: len(inventory.devices) for key, inventory in sorted(inventories.items()) if inventory.devices}
+    if sum(numbers.values()) <= MAX_DEVICES:
+        return None
+    return (f"{sum(numbers.values())} devices ({', '.join(f'{number} {key}' for key, number in numbers.items())}), "
+            f"expected at most {MAX_DEVICES} devices of all vendors on a node: none of them is used")
 
 
 def _count(text: str | None) -> int:

@@ -28,12 +28,13 @@ DEFAULTS = Settings()
 _RESOURCE = Value("name", parse_resource_name)
 
 LISTENING = (
-    Flag("--http_bind", ADDRESS, "Address of /webhook, /filter, /bind and health; :PORT means all addresses."),
+    Flag("--http_bind", ADDRESS, "Address of /webhook, /filter, /preempt, /bind and health; :PORT means all "
+         "addresses."),
     Flag("--cert_file", FILE, "Certificate (PEM); with --key_file, the address serves HTTPS. Reloaded when it "
          "changes."),
     Flag("--key_file", FILE, "Private key of the certificate (PEM)."),
-    Flag("--client-ca-file", FILE, "CA (PEM) of the clients that may call /filter and /bind from other machines; "
-         "without it, only clients on this machine may."),
+    Flag("--client-ca-file", FILE, "CA (PEM) of the clients that may call /filter, /preempt and /bind from other "
+         "machines; without it, only clients on this machine may."),
     Flag("--self-signed-cert-dir", FILE, "Serve HTTPS with a self-signed certificate instead of --cert_file and "
          "--key_file. It is kept in this directory, which must be writable and private to this replica (an emptyDir). "
          "CA and certificate are stored in a Secret and renewed without a restart after two thirds of their lifetimes; "

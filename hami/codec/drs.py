@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from hami.codec.documents import decode
+from hami.codec.register import check_number
 from hami.errors import MalformedInput
 from hami.model import Device
 from hami.quantity import INT32_MAX, parse_integer
@@ -49,12 +50,14 @@ def parse_drs_devices(field: str, text: str, vendor: str, node: str) -> tuple[De
     strings. A device's index defaults to its position in the list, its minor to its index. A profile is
     ``<slices>g.<GB>gb``; others are skipped. ``Device.info``: ``minor`` (of the device file) and ``profiles``, smallest
     first, which all devices support.
-    Raises: MalformedInput without devices or profiles, for a repeated index and for a device without capacity.
+    Raises: MalformedInput without devices or profiles, for a repeated index, for a device without capacity and for too
+    many devices.
     Source: HAMi v2.10, pkg/device/enflame/device.go.
     """
     document = decode(field, _DOCUMENT, text, "devices and profiles")
     if not document.devices:
         raise MalformedInput(field, text, "expected at least one device")
+    check_number(field, text, len(document.devices))
     profiles = [profile for name, number in document.profiles.items()
                 if (profile := _profile(name, str(number))) is not None]
     if not profiles:

@@ -1,4 +1,4 @@
-"""Requests and responses of the scheduler extender. Responses use PascalCase keys, requests any case."""
+"""Requests and responses of the scheduler extender. Responses use PascalCase keys, the fields of requests any case."""
 
 from __future__ import annotations
 
@@ -17,11 +17,32 @@ from hami.model import Node, Pod, PodRef
 
 T = TypeVar("T")
 
+
+class Victim(msgspec.Struct, frozen=True, gc=False):
+    """MetaPod: a pod that kube-scheduler would evict."""
+
+    uid: str = msgspec.field(name="UID")
+
+
+class Victims(msgspec.Struct, frozen=True, gc=False):
+    """MetaVictims: the pods that kube-scheduler would evict from one node; none from Kubernetes 1.38 on, where it has
+    found none itself. *violations*: how many evictions would violate a PodDisruptionBudget."""
+
+    pods: tuple[Victim, ...] | None = msgspec.field(name="Pods", default=None)
+    violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """The uids of the pods."""
+        return tuple(victim.uid for victim in self.pods or ())
+
+
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NAMES = msgspec.json.Decoder(list[str] | None)
 _LIST = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw] | None)
 _TEXT = msgspec.json.Decoder(str | None)
+_VICTIMS = msgspec.json.Decoder(dict[str, Victims] | None)
 _TRAILING = "trailing characters"
 
 
@@ -42,13 +63,18 @@ class BindArgs:
     node: str
 
 
+@dataclass(frozen=True, slots=True)
+class PreemptionArgs:
+    """Arguments of /preempt. *victims*: by node."""
+
+    pod: Pod
+    victims: Mapping[str, Victims]
+
+
 def parse_filter(body: bytes) -> FilterArgs:
     """ExtenderArgs. Only the first JSON value of *body* is read. Raises: MalformedInput."""
     fields = _fields(body)
-    pod = fields.get("pod")
-    if pod is None or bytes(pod) == b"null":
-        raise MalformedInput("Pod", "", "extender args missing pod", message="extender args missing pod")
-    return FilterArgs(parse_pod(pod), _decoded("NodeNames", _NAMES, fields.get("nodenames")),
+    return FilterArgs(_pod(fields), _decoded("NodeNames", _NAMES, fields.get("nodenames")),
                       _nodes(fields.get("nodes")))
 
 
@@ -63,6 +89,20 @@ def render_simulation(node: bytes | None, failed: Mapping[str, str]) -> bytes:
     """ExtenderFilterResult with the chosen node's whole object, as received."""
     nodes = {"metadata": {}, "items": [msgspec.Raw(node)]} if node is not None else None
     return render_filter(None, failed, nodes=nodes)
+
+
+def parse_preemption(body: bytes) -> PreemptionArgs:
+    """ExtenderPreemptionArgs in the form of ``nodeCacheCapable: true``. Raises: MalformedInput."""
+    fields = _fields(body)
+    pod, victims = _pod(fields), _decoded("NodeNameToMetaVictims", _VICTIMS, fields.get("nodenametometavictims"))
+    if victims is None:
+        raise MalformedInput("NodeNameToMetaVictims", "", "missing: the extender needs nodeCacheCapable: true")
+    return PreemptionArgs(pod, victims)
+
+
+def render_preemption(victims: Mapping[str, Victims]) -> bytes:
+    """ExtenderPreemptionResult: the nodes that remain. It has no field for an error."""
+    return msgspec.json.encode({"NodeNameToMetaVictims": victims})
 
 
 def parse_bind(body: bytes) -> BindArgs:
@@ -87,6 +127,13 @@ def _fields(body: bytes) -> dict[str, msgspec.Raw]:
     except (ValueError, RecursionError) as error:
         raise MalformedInput("body", body[:200].decode(errors="replace"), str(error)) from error
     return {key.lower(): value for key, value in found.items()}
+
+
+def _pod(fields: Mapping[str, msgspec.Raw]) -> Pod:
+    pod = fields.get("pod")
+    if pod is None or bytes(pod) == b"null":
+        raise MalformedInput("Pod", "", "extender args missing pod", message="extender args missing pod")
+    return parse_pod(pod)
 
 
 def _first_object(body: bytes) -> dict[str, msgspec.Raw]:

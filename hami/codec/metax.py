@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from hami.codec.documents import decode
-from hami.codec.register import Amount
+from hami.codec.register import Amount, check_number, count_items
 from hami.errors import MalformedInput
 from hami.model import Device, Share
 
@@ -38,8 +38,9 @@ def parse_cards(field: str, text: str, vendor: str) -> tuple[Device, ...]:
     Shape: ``[{"uuid", "model", "totalDevCount", "totalCompute", "totalVRam", "numa", "healthy", "qosPolicy",
     "linkZone"}]``; the agent omits zero, false and empty values. Memory in MiB, compute in percent. A device's
     position in the list is its index. ``Device.info``: ``qos``, ``model``, ``link_zone``.
-    Raises: MalformedInput, also for a healthy device without capacity.
+    Raises: MalformedInput, also for a healthy device without capacity and for too many devices.
     """
+    check_number(field, text, count_items(text))
     cards = decode(field, _CARDS, text, "a list of cards")
     for place, card in enumerate(cards):
         if card.healthy and not (card.total_dev_count and card.total_compute and card.total_v_ram):

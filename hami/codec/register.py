@@ -18,6 +18,7 @@ Integer = Annotated[int, Meta(ge=-INT32_MAX - 1, le=INT32_MAX, description="an i
 String = Annotated[str, Meta(description="a string")]
 
 DEFAULT_MODE = "hami-core"
+MAX_DEVICES = 256  # of a node, over all vendors
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
@@ -39,9 +40,10 @@ def parse_devices_json(field: str, text: str, vendor: str) -> tuple[Device, ...]
 
     Shape: an array of objects with ``id index count devmem devcore type numa mode migProfiles health custominfo``; a
     key may be missing or null (zero, false or empty) and is matched case-insensitively; others are ignored.
-    Raises: MalformedInput, naming the device and the key.
+    Raises: MalformedInput, naming the device and the key, and for more than MAX_DEVICES devices.
     Source: HAMi v2.10, pkg/device/devices.go, UnMarshalNodeDevices.
     """
+    check_number(field, text, count_items(text))
     try:
         entries: tuple[_RegisteredDevice, ...] = _EXACT.decode(text)
     except (msgspec.MsgspecError, RecursionError):
@@ -66,12 +68,14 @@ def parse_devices_text(field: str, text: str, vendor: str) -> tuple[Device, ...]
     """Devices in the text form.
 
     Shape: ``uuid,slots,memory,cores,model,numa,healthy[,index,mode]`` for each device, terminated by ``:``.
-    Raises: MalformedInput, with the problem in upstream's words.
+    Raises: MalformedInput, with the problem in upstream's words, and for more than MAX_DEVICES devices.
     Source: HAMi v2.10, pkg/device/devices.go, DecodeNodeDevices.
     """
     if ":" not in text:
         raise MalformedInput(field, text, "node annotation missing device separator")
-    return tuple(_text_device(field, segment, vendor) for segment in text.split(":") if segment)
+    segments = [segment for segment in text.split(":") if segment]
+    check_number(field, text, len(segments))
+    return tuple(_text_device(field, segment, vendor) for segment in segments)
 
 
 def render_devices_brief(devices: tuple[Device, ...]) -> str:
@@ -80,9 +84,26 @@ def render_devices_brief(devices: tuple[Device, ...]) -> str:
                    for d in devices)
 
 
+def count_items(text: str) -> int:
+    """The length of a JSON array whose items are not decoded; 0 if *text* is no JSON array."""
+    try:
+        return len(_ITEMS.decode(text))
+    except (msgspec.MsgspecError, RecursionError):
+        return 0
+
+
+def check_number(field: str, value: object, devices: int) -> None:
+    """Raises: MalformedInput if *value*, that of *field*, says more than MAX_DEVICES devices."""
+    if devices > MAX_DEVICES:
+        raise MalformedInput(field, value, f"{devices} devices, expected at most {MAX_DEVICES} devices on a node")
+
+
 def parse_pair_scores(field: str, text: str) -> Mapping[str, Mapping[str, int]]:
     """Link scores of device pairs. Shape: ``[{"uuid": id, "score": {other id: score}}]``. Raises: MalformedInput."""
     return {entry.uuid: entry.score for entry in decode(field, _SCORES, text, "a list of uuid and score")}
+
+
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class _PairScores(msgspec.Struct):

@@ -32,7 +32,7 @@ def open_nvml(root: str = "/") -> Any:
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError as error:
-        raise HamiError("nvidia-ml-py is not installed: pip install hami[node]") from error
+        raise HamiError("nvidia-ml-py is not installed: run pip install '.[node]' in a checkout of HAMi") from error
     if (path := library_path(root)) != LIBRARY:
         try:
             # pynvml loads the plain name, and the linker returns the library already loaded under that name

@@ -86,6 +86,7 @@ def _unreadable_objects(world: World) -> Iterator[Finding]:
 
 def _missing_devices(world: World) -> Iterator[Finding]:
     without_plugin: Counter[tuple[str, str]] = Counter()
+    unreadable = world.cache.nodes.problems()  # which are findings of their own
     for booking in world.snapshot.bookings:
         if (pod := world.pods.get(booking.uid)) is None:
             continue
@@ -97,7 +98,8 @@ def _missing_devices(world: World) -> Iterator[Finding]:
         for vendor, charges in booking.charges:
             uuids = {usage.device.uuid for usage in offered.get(vendor, ())}
             if charges and not uuids:
-                without_plugin[booking.node, vendor] += 1
+                if (booking.node, vendor) not in unreadable:
+                    without_plugin[booking.node, vendor] += 1
                 continue
             for charge in charges:
                 if charge.uuid not in uuids:

@@ -26,6 +26,7 @@ from hami.errors import HamiError, MalformedInput, NodeLocked
 from hami.scheduler.admit import Admitter, Denied
 from hami.scheduler.bind import Binder
 from hami.scheduler.filter import NodeFilter
+from hami.scheduler.preempt import PreemptionFilter
 from hami.web.bodies import FREE
 from hami.web.tls import client_is_trusted
 
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 MIB = 1 << 20
 WEBHOOK_LIMIT = 7 * MIB
 FILTER_LIMIT = 64 * MIB  # a simulation sends whole nodes
+PREEMPT_LIMIT = 16 * MIB  # 1,000 nodes with 300 victims each
 BIND_LIMIT = MIB
 PIECE = 65_536  # bytes that are read at a time
 REVIEWS = 32  # reviews up to FREE bytes that are decoded at a time; decoded, they take up to 30 times as much
@@ -52,6 +54,7 @@ class Verbs:
 
     admitter: Admitter
     node_filter: NodeFilter
+    preemption_filter: PreemptionFilter
     binder: Binder
     reservation: Callable[[str], Reservation | None]
 
@@ -121,6 +124,11 @@ def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds:
         return _verb("filter", FILTER_LIMIT, lambda body: _filter(verbs.node_filter, is_started, body),
                      lambda text, code: extender.render_filter(None, error=text), observe)
 
+    @blueprint.post("/preempt")
+    def preempt() -> flask.Response:
+        """Scheduler extender: names the nodes where evictions would make room for the pod's devices, too."""
+        return _verb("preempt", PREEMPT_LIMIT, lambda body: _preempt(verbs.preemption_filter, body), _veto, observe)
+
     @blueprint.post("/bind")
     def bind() -> flask.Response:
         """Scheduler extender: binds the pod with the devices reserved for it."""
@@ -173,6 +181,19 @@ def _filter(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tupl
         return extender.render_simulation(chosen, found.failed), "ok" if chosen else "refused"
     found = node_filter.filter(args.pod, args.names)
     return extender.render_filter(found.names, found.failed), "refused" if found.failed else "ok"
+
+
+def _preempt(preemption_filter: PreemptionFilter, body: bytes) -> tuple[bytes, str]:
+    args = extender.parse_preemption(body)
+    kept = preemption_filter.filter(args.pod, {node: victims.uids for node, victims in args.victims.items()})
+    answer = extender.render_preemption({node: args.victims[node] for node in kept})
+    return answer, "ok" if kept or not args.victims else "refused"
+
+
+def _veto(text: str, code: int) -> bytes:
+    """Returns the answer after which nobody is evicted. It cannot say why."""
+    log.warning("preemption vetoed", extra={"reason": text[:LOGGED]})
+    return extender.render_preemption({})
 
 
 def _bind(binder: Binder, binds: threading.BoundedSemaphore, body: bytes) -> tuple[bytes, str]:

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from hami.model import Reason
 
 PREFIX = "hami_scheduler_"
-VERBS = ("webhook", "filter", "bind")
+VERBS = ("webhook", "filter", "preempt", "bind")
 OUTCOMES = ("ok", "refused", "error")
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0)
 
@@ -87,7 +87,7 @@ class Metrics:
             self._refusals.labels(reason)
 
     def observe(self, verb: str, outcome: str, seconds: float) -> None:
-        """Records that *verb* (``webhook``, ``filter``, ``bind``) ended with *outcome* (one of OUTCOMES)."""
+        """Records that *verb* (one of VERBS) ended with *outcome* (one of OUTCOMES)."""
         self._durations.labels(verb, outcome).observe(seconds)
 
     def lock_wait(self, seconds: float) -> None:

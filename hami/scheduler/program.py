@@ -29,6 +29,7 @@ from hami.scheduler.leadership import Leadership
 from hami.scheduler.lock_states import LockStates
 from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.node_lock import NodeLocks
+from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.settings import Settings
 from hami.scheduler.watches import RELIST_TIMEOUT_S, watched_cache
 from hami.web.bodies import BodyBudget
@@ -74,7 +75,7 @@ class SchedulerProgram:
         self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership, clock=clock)
         self._verbs = Verbs(
             Admitter(self._cache, settings), NodeFilter(self._cache, self._events, self._leadership, self._metrics),
-            self._binder, self._cache.reservations.get)
+            PreemptionFilter(self._cache, self._leadership, clock=clock), self._binder, self._cache.reservations.get)
         self._controller = Controller(self._cluster, self._cache, locks, self._events, self._leadership, settings,
                                       clock=clock, now=utc_now)
 

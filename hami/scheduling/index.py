@@ -7,7 +7,7 @@ thread-safe: its owner holds a lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -141,6 +141,16 @@ class Index:
         self.refresh()
         entry = self.nodes.get(node)
         return entry.usages if entry is not None else {}
+
+    def usages_without(self, node: str, ended: Collection[str]) -> Mapping[str, Sequence[DeviceUsage]]:
+        """Returns the devices of *node* and their usage as if the pods *ended* (uids) held nothing. Changes nothing."""
+        rest = Index()
+        for vendor, devices in self.nodes[node].devices.items():
+            rest.set_devices(node, vendor, devices)
+        for booking in self.bookings_on(node):
+            if booking.uid not in ended:
+                rest.book(booking)
+        return rest.usages(node)
 
     def bookings_on(self, node: str) -> tuple[Booking, ...]:
         """Returns the bookings on *node*."""

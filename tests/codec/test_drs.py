@@ -50,6 +50,12 @@ def test_devices(entry, expected):
     assert devices(entry) == [expected]
 
 
+def test_a_node_has_256_devices_at_most():
+    assert len(devices(*[{"capacity": 6}] * 256)) == 256
+    with pytest.raises(MalformedInput, match="257 devices, expected at most 256 devices on a node"):
+        devices(*[{"capacity": 6}] * 257)
+
+
 @pytest.mark.parametrize("names, expected", [
     param([" 2G.16GB "], [("2G.16GB", 2, 16)], id="case and blanks"),
     param(["3g.20gb", "3g.10gb", "1g.6gb"], [("1g.6gb", 1, 6), ("3g.10gb", 3, 10), ("3g.20gb", 3, 20)], id="sorted"),

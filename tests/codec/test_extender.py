@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from pytest import param
 
-from hami.codec.extender import BindArgs, parse_bind, parse_filter, render_bind, render_filter, render_simulation
+from hami.codec.extender import (
+    BindArgs, Victim, Victims, parse_bind, parse_filter, parse_preemption, render_bind, render_filter,
+    render_preemption, render_simulation,
+)
 from hami.errors import MalformedInput
 from hami.model import PodRef
 from tests.codec.fuzz import bodies
@@ -19,6 +22,8 @@ NODE = {"metadata": {"name": "n1", "annotations": {"hami.io/node-nvidia-register
         "status": {"allocatable": {"cpu": "1"}}}
 LIVE = {"Pod": POD, "Nodes": None, "NodeNames": ["n1", "n2"]}
 SIMULATED = {"Pod": POD, "Nodes": {"metadata": {}, "items": [NODE]}, "NodeNames": None}
+PREEMPT = {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": {
+    "n1": {"Pods": [{"UID": "u1"}, {"UID": "u2"}], "NumPDBViolations": 1}, "n2": {"Pods": [], "NumPDBViolations": 0}}}
 BIND = {"PodName": "p", "PodNamespace": "ns", "PodUID": "u", "Node": "n1"}
 
 
@@ -101,6 +106,56 @@ def test_any_filter_is_read_or_malformed(data):
         assert error.field
 
 
+def test_preemption():
+    args = parse_preemption(body(PREEMPT))
+    assert args.pod.ref == PodRef("ns", "p", "u")
+    assert args.victims == {"n1": Victims((Victim("u1"), Victim("u2")), 1), "n2": Victims(())}
+    assert (args.victims["n1"].uids, args.victims["n2"].uids) == (("u1", "u2"), ())
+    assert json.loads(render_preemption(args.victims)) == {
+        "NodeNameToMetaVictims": PREEMPT["NodeNameToMetaVictims"]}
+
+
+@pytest.mark.parametrize("text, victims", [
+    param('{"pod":{},"nodenametometavictims":{}} more', {}, id="lower case with more behind"),
+    param('{"Pod":{},"NodeNameToMetaVictims":{"a":{}}}', {"a": Victims()}, id="no fields"),
+    param('{"Pod":{},"NodeNameToMetaVictims":{"a":{"Pods":null}}}', {"a": Victims()}, id="null pods"),
+    param('{"Pod":{},"NodeNameToMetaVictims":{"a":{"Later":1,"Pods":[{"UID":"u","Name":"p"}]}}}',
+          {"a": Victims((Victim("u"),))}, id="unknown fields"),
+])
+def test_forms_of_preemption_that_are_read(text, victims):
+    assert parse_preemption(text.encode()).victims == victims
+
+
+@pytest.mark.parametrize("data, says", [
+    (b"", "EOF"), (b"{}", MISSING), (b"[]", "body: "),
+    (b'{"Pod":{}}', "NodeNameToMetaVictims: missing: the extender needs nodeCacheCapable: true"),
+    (b'{"Pod":{},"NodeNameToVictims":{"a":{}},"NodeNameToMetaVictims":null}', "NodeNameToMetaVictims: missing"),
+    (b'{"Pod":{},"NodeNameToMetaVictims":[]}', "NodeNameToMetaVictims: Expected `object | null`, got `array`"),
+    (b'{"Pod":{},"NodeNameToMetaVictims":{"a":null}}', "NodeNameToMetaVictims: Expected `object`, got `null`"),
+    (b'{"Pod":{},"NodeNameToMetaVictims":{"a":{"Pods":[null]}}}', "NodeNameToMetaVictims: Expected `object`"),
+    (b'{"Pod":{},"NodeNameToMetaVictims":{"a":{"Pods":[{}]}}}', "NodeNameToMetaVictims: "),
+    (b'{"Pod":{},"NodeNameToMetaVictims":{"a":{"Pods":[{"UID":"\xff"}]}}}', "NodeNameToMetaVictims: "),
+    (b'{"Pod":{},"NodeNameToMetaVictims":{"a":{"NumPDBViolations":"1"}}}', "NodeNameToMetaVictims: Expected `int`"),
+])
+def test_malformed_preemption(data, says):
+    with pytest.raises(MalformedInput) as caught:
+        parse_preemption(data)
+    assert str(caught.value).startswith(says)
+    assert len(str(caught.value)) < 500
+
+
+@given(bodies(PREEMPT))
+def test_any_preemption_is_read_or_malformed(data):
+    try:
+        args = parse_preemption(data)
+    except MalformedInput as error:
+        assert error.field
+    else:
+        again = body({"Pod": POD, **json.loads(render_preemption(args.victims))})
+        assert {node: victims.uids for node, victims in parse_preemption(again).victims.items()} == {
+            node: victims.uids for node, victims in args.victims.items()}
+
+
 @pytest.mark.parametrize("data, args", [
     param(body(BIND), BindArgs(PodRef("ns", "p", "u"), "n1"), id="whole"),
     param(b'{"podname":"p","PODNAMESPACE":"ns","podUid":"u","node":"n1"} more', BindArgs(PodRef("ns", "p", "u"), "n1"),
@@ -146,6 +201,9 @@ def test_any_bind_is_read_or_malformed(data):
           '"FailedAndUnresolvableNodes":null,"Error":""}', id="chosen"),
     param(render_simulation(None, {"n1": "node unregistered"}), '{"Nodes":null,"NodeNames":null,"FailedNodes":'
           '{"n1":"node unregistered"},"FailedAndUnresolvableNodes":null,"Error":""}', id="none"),
+    param(render_preemption({}), '{"NodeNameToMetaVictims":{}}', id="veto"),
+    param(render_preemption({"n1": Victims((Victim("u"),), 1)}),
+          '{"NodeNameToMetaVictims":{"n1":{"Pods":[{"UID":"u"}],"NumPDBViolations":1}}}', id="victims"),
     param(render_bind(), '{"Error":""}', id="bound"),
     param(render_bind('pod "pod1" not found'), '{"Error":"pod \\"pod1\\" not found"}', id="not bound"),
 ])

@@ -39,6 +39,12 @@ def test_unreadable_cards(text):
         parse_cards(KEY, text, "Metax-SGPU")
 
 
+def test_a_node_has_256_cards_at_most():
+    assert len(cards(*[CARD] * 256)) == 256
+    with pytest.raises(MalformedInput, match="257 devices, expected at most 256 devices on a node"):
+        cards(*[{}] * 257)
+
+
 @pytest.mark.parametrize("missing", ["totalDevCount", "totalCompute", "totalVRam"])
 def test_a_healthy_card_of_which_nothing_can_be_taken(missing):
     broken = {key: value for key, value in CARD.items() if key != missing}

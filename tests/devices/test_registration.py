@@ -78,7 +78,8 @@ def test_schedulers_can_parse_the_register(format):
 
 
 def test_a_node_without_cards_has_no_annotations():
-    assert node_annotations(snapshot(), config(topology_score=True), NVIDIA) == {NVIDIA.register: None, PAIR_SCORES: None}
+    assert node_annotations(snapshot(), config(topology_score=True), NVIDIA) == {
+        NVIDIA.register: None, PAIR_SCORES: None}
 
 
 def test_memory_beyond_int32_is_truncated():

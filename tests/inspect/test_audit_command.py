@@ -62,6 +62,11 @@ def test_a_device_plugin_that_is_away_is_one_finding_which_leaves_the_pods_alone
     assert "10" in found[0].problem and "recreate" not in found[0].remedy
 
 
+def test_a_node_with_more_devices_than_a_node_can_have():
+    evil = node("evil", *(gpu(str(number)) for number in range(257)))
+    assert rules([node("n", CARD), evil], [held("p", "evil", ("0", 1, 1))]) == [("UnreadableInventory", "node evil")]
+
+
 def test_an_object_that_cannot_be_read_is_found():
     assert rules(unreadable=(UnreadableObject("pod", "a/b", "broken"),)) == [("UnreadableObject", "pod a/b")]
 

@@ -60,7 +60,11 @@ NEW = {"metadata": {"name": "p"}, "spec": {"schedulerName": "default-scheduler",
     {"name": "c", "resources": {"limits": {"nvidia.com/gpu": 1}}}]}}
 REVIEW = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
           "request": {"uid": "u", "namespace": "default", "object": NEW}}
-BODIES = {"/webhook": REVIEW, "/filter": {"Pod": POD, "Nodes": None, "NodeNames": ["n1"]}, "/bind": BIND}
+VICTIMS = {"n1": {"Pods": [{"UID": "u1"}], "NumPDBViolations": 1},
+           "n2": {"Pods": [{"UID": "u2"}], "NumPDBViolations": 0}}
+BODIES = {"/webhook": REVIEW, "/filter": {"Pod": POD, "Nodes": None, "NodeNames": ["n1"]}, "/bind": BIND,
+          "/preempt": {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": VICTIMS}}
+VETO = {"NodeNameToMetaVictims": {}}
 
 
 def wire_node(name, memory):
@@ -120,6 +124,40 @@ def test_a_simulation_returns_the_whole_node(web):
     assert web.replica.cache.reservations.unbound() == 0
 
 
+def test_preempt_keeps_nodes_with_their_victims_as_they_came(web):
+    assert web.post("/preempt", BODIES["/preempt"]) == {"NodeNameToMetaVictims": {"n1": VICTIMS["n1"]}}
+    assert web.observed == [("preempt", "ok")]
+
+
+def test_preempt_vetoes_where_nothing_would_be_gained(web):
+    big = json.loads(json.dumps(BODIES["/preempt"]).replace('"1000"', '"9000"'))
+    assert web.post("/preempt", big) == VETO
+    assert web.observed == [("preempt", "refused")]
+
+
+def test_preempt_answers_the_question_for_a_pod_without_devices(web):
+    plain = BODIES["/preempt"] | {"Pod": POD | {"spec": {"containers": [{"name": "c"}]}}}
+    assert web.post("/preempt", plain) == {"NodeNameToMetaVictims": VICTIMS}
+    assert web.observed == [("preempt", "ok")]
+
+
+@pytest.mark.parametrize("body", [
+    b"", b"[]", b"\xff", {}, {"Pod": None, "NodeNameToMetaVictims": VICTIMS},
+    {"Pod": POD, "NodeNameToMetaVictims": None}, {"Pod": 1, "NodeNameToMetaVictims": VICTIMS},
+    {"Pod": POD, "NodeNameToMetaVictims": {"n1": {"Pods": [1]}}}])
+def test_a_preemption_that_cannot_be_read_is_vetoed(web, body, caplog):
+    assert web.post("/preempt", body) == VETO
+    assert web.observed == [("preempt", "error")]
+    assert [record.message for record in caplog.records] == ["preemption vetoed"]
+
+
+def test_a_replica_that_does_not_lead_vetoes(web, caplog):
+    web.replica.leadership.leading = False
+    assert web.post("/preempt", BODIES["/preempt"]) == VETO
+    assert web.observed == [("preempt", "error")]
+    assert caplog.records[0].reason == "this replica of the scheduler does not lead yet"
+
+
 @pytest.mark.parametrize(("path", "body", "text"), [
     ("/filter", b"", "EOF"), ("/filter", b"  ", "EOF"), ("/bind", b"", "EOF"),
     ("/filter", {}, "extender args missing pod"), ("/filter", {"Pod": None}, "extender args missing pod"),
@@ -139,10 +177,12 @@ def test_errors_are_in_the_body(web, path, body, text):
 def test_unexpected_errors_are_in_the_body(web, caplog):
     verbs = web.replica.verbs
     verbs.node_filter.filter = verbs.binder.bind = verbs.admitter.admit = lambda *_: 1 / 0
+    verbs.preemption_filter.filter = verbs.binder.bind
     for path in ("/filter", "/bind"):
         assert web.post(path, BODIES[path])["Error"] == "internal error, see the scheduler's log"
     assert web.post("/webhook", REVIEW)["response"]["status"]["code"] == 500
-    assert caplog.text.count("ZeroDivisionError") == 3
+    assert web.post("/preempt", BODIES["/preempt"]) == VETO
+    assert caplog.text.count("ZeroDivisionError") == 4
 
 
 def test_a_refusal_is_in_the_body(web):
@@ -218,6 +258,11 @@ def test_a_body_over_the_limit_is_refused(web, path, limit):
     assert text == f"request body is larger than {limit} bytes"
     assert path != "/webhook" or answer["response"]["status"]["code"] == 413
     assert web.observed == [(path[1:], "error")]
+
+
+def test_a_preemption_over_the_limit_is_vetoed(web, caplog):
+    assert web.post("/preempt", b" " * (module.PREEMPT_LIMIT + 1)) == VETO
+    assert caplog.records[0].reason == f"request body is larger than {module.PREEMPT_LIMIT} bytes"
 
 
 def test_a_body_without_a_length_is_limited_too(web):
@@ -300,7 +345,7 @@ def test_a_filter_of_a_large_cluster_is_accepted(web):
 
 # untrusted clients
 
-@pytest.mark.parametrize("path", ["/filter", "/bind", "/reservations/u"])
+@pytest.mark.parametrize("path", ["/filter", "/preempt", "/bind", "/reservations/u"])
 def test_untrusted_clients_may_not_use_the_extender(web, path):
     method = web.client.get if path.startswith("/res") else web.client.post
     answer = method(path, data=json.dumps(BODIES.get(path, {})), environ_overrides=STRANGER)
@@ -348,7 +393,8 @@ def test_version(web):
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [
-    ("get", "/filter", 405), ("get", "/bind", 405), ("get", "/webhook", 405), ("put", "/bind", 405),
+    ("get", "/filter", 405), ("get", "/preempt", 405), ("get", "/bind", 405), ("get", "/webhook", 405),
+    ("put", "/bind", 405),
     ("post", "/healthz", 405), ("delete", "/reservations/u", 405), ("get", "/", 404), ("get", "/filter/x", 404),
     ("post", "/nothing", 404), ("get", "/reservations/unknown", 404), ("get", "/static/x", 404),
     ("get", "/reservations/a/b", 404)])

@@ -75,6 +75,14 @@ def test_an_unreadable_inventory_is_reported_once():
     assert made.events.reasons() == ["InventoryUnreadable"] and "garbage" in made.events[0][1]
 
 
+def test_a_node_with_more_devices_than_a_node_can_have_is_reported_once():
+    made = world(nodes=[node("n1", *(gpu(f"GPU-{number}") for number in range(257)))])
+    for _ in range(3):
+        made.controller.tick()
+    assert made.events.reasons() == ["InventoryUnreadable"]
+    assert "257 devices, expected at most 256 devices on a node" in made.events[0][1]
+
+
 # pods
 
 def test_an_allocation_that_takes_too_long_fails_and_its_lock_is_released():

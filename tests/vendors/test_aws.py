@@ -54,7 +54,7 @@ def test_a_node_without_devices(amounts):
     param(instance(neuron=1, neuroncore=32), "expected 1 to 31 cores for each", id="more cores than a mask has"),
     param(instance(neuron=-1, neuroncore=2), "expected no negative amount", id="negative"),
     param(instance(neuron="x", neuroncore=2), f"capacity of {COUNT}", id="no number"),
-    param(instance(neuron=2000, neuroncore=4000), "at most 1024 devices", id="absurd"),
+    param(instance(neuron=2000, neuroncore=4000), "at most 256 devices", id="absurd"),
 ])
 def test_nodes_that_cannot_be_read(node, problem):
     with pytest.raises(MalformedInput, match=problem):

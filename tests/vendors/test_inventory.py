@@ -1,9 +1,11 @@
 """Devices that nodes register in an annotation."""
 
+from dataclasses import replace
+
 import pytest
 
 from hami.errors import MalformedInput
-from hami.vendors.inventory import registered
+from hami.vendors.inventory import MAX_TEXT, PAIR_SCORES, read_inventory, registered
 from tests.builders import NVIDIA, gpu, node
 
 TWO = gpu("dev-0"), gpu("dev-1", index=1)
@@ -46,3 +48,32 @@ def test_unreadable(text, problem):
 def test_unreadable_pair_scores():
     with pytest.raises(MalformedInput, match="hami.io/node-nvidia-score"):
         registered(NVIDIA, node("n1", *TWO, annotations={"hami.io/node-nvidia-score": "x"}))
+
+
+@pytest.mark.parametrize("form", ["[%s]", "%s:"], ids=["JSON", "text"])
+def test_a_node_registers_256_devices_at_most(form):
+    entry, separator = ('{"id":"%d"}', ",") if form == "[%s]" else ("%d,1,1,1,m,0,true", ":")
+
+    def listed(number):
+        text = form % separator.join(entry % index for index in range(number))
+        return registered(NVIDIA, node("n1", annotations={NVIDIA.register: text}))
+
+    assert len(listed(256)) == 256
+    with pytest.raises(MalformedInput, match="257 devices, expected at most 256 devices on a node"):
+        listed(257)
+
+
+@pytest.mark.parametrize("key", [NVIDIA.register, PAIR_SCORES, "hami.io/device-cordon"])
+def test_a_text_that_is_too_long_is_not_read(key):
+    asked = []
+    vendor = replace(NVIDIA, inventory=lambda vendor, node: asked.append(node.name) or TWO)
+    assert read_inventory(vendor, node("n1", annotations={key: "x" * MAX_TEXT})) == TWO
+    with pytest.raises(MalformedInput, match=f"{key}: 131073 characters, expected at most 131072"):
+        read_inventory(vendor, node("n2", annotations={key: "x" * (MAX_TEXT + 1)}))
+    assert asked == ["n1"]
+
+
+def test_the_function_of_a_vendor_of_third_parties_returns_256_devices_at_most():
+    vendor = replace(NVIDIA, inventory=lambda vendor, node: (gpu(),) * 257)
+    with pytest.raises(MalformedInput, match="node n1: 257 devices, expected at most 256 devices on a node: 'NVIDIA'"):
+        read_inventory(vendor, node("n1"))

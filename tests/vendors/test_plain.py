@@ -55,7 +55,7 @@ def test_cards_by_capacity(vendor, capacity, first, count):
     param(MT, dict(cores=128), f"device not found {MT.memory}", id="cores alone"),
     param(MT, dict(memory=768, cores=-16), "expected no negative amount", id="negative"),
     param(MT, dict(memory="lots", cores=16), f"capacity of {MT.memory}", id="no amount"),
-    param(GCU, dict(count=100000), "expected at most 1024 devices", id="absurd"),
+    param(GCU, dict(count=100000), "expected at most 256 devices", id="absurd"),
 ])
 def test_capacity_that_cannot_be_used(vendor, capacity, problem):
     with pytest.raises(MalformedInput, match=problem):

@@ -29,8 +29,8 @@
 {{- if and .monitor (not $v.devicePlugin.enabled) -}}
 {{- fail "monitor.enabled needs the device plugin, whose containers it observes: set devicePlugin.enabled to true, or monitor.enabled to false" -}}
 {{- end -}}
-{{- if and $v.mockDevicePlugin.enabled (not $v.devicePlugin.enabled) -}}
-{{- fail "mockDevicePlugin.enabled gives mock GPUs to our device plugin: set devicePlugin.enabled to true" -}}
+{{- if and $v.devicePlugin.mockCards (not $v.devicePlugin.enabled) -}}
+{{- fail "devicePlugin.mockCards gives mock GPUs to our device plugin: set devicePlugin.enabled to true" -}}
 {{- end -}}
 {{- if and $v.devicePlugin.createRuntimeClass (not $v.devicePlugin.runtimeClassName) -}}
 {{- fail "devicePlugin.createRuntimeClass needs a name: set devicePlugin.runtimeClassName" -}}

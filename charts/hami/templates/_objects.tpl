@@ -20,7 +20,7 @@
 {{- if .strict -}}{{- include "hami.component" (list $ctx "components/strict") -}}{{- end -}}
 {{- if $v.prometheus.enabled -}}{{- include "hami.component" (list $ctx "components/prometheus") -}}{{- end -}}
 {{- if $v.dashboard.enabled -}}{{- include "hami.component" (list $ctx "components/dashboard") -}}{{- end -}}
-{{- if $v.mockDevicePlugin.enabled -}}{{- include "hami.component" (list $ctx "overlays/kind") -}}{{- end -}}
+{{- if $v.devicePlugin.mockCards -}}{{- include "hami.component" (list $ctx "overlays/kind") -}}{{- end -}}
 {{- range $key, $object := .objects -}}
 {{- $drop := and (not $v.policies.enabled) (hasPrefix "ValidatingAdmissionPolicy" $object.kind) -}}
 {{- $drop = or $drop (and (not $v.networkPolicy.enabled) (eq $object.kind "NetworkPolicy")) -}}

@@ -1,0 +1,143 @@
+"""Preemption: the nodes on which evictions would make room for the devices of a pod."""
+
+import random
+
+import pytest
+from pytest import param
+
+from hami.cache.cache import JUDGED_AT_ONCE
+from hami.errors import MalformedInput, NodeLocked
+from hami.scheduler.preempt import CATCH_UP_PERIOD_S, CATCH_UP_S, CATCH_UPS_AT_ONCE, MAX_NODES
+from tests.builders import gpu, gpus, node, pod, quota
+from tests.cache.caches import SmallCache
+from tests.scheduler.replicas import cards, holding, replica
+
+WHOLE = pod(gpus(1, memory=46_068, cores=100), uid="u")
+
+
+def full_and_free():
+    """A node whose two cards are held by pods, one with a free card, one with nothing but a sick card."""
+    return replica(
+        cards("full", {}, {}), cards("free", {}), cards("sick", {"healthy": False}),
+        pods=[holding("a", "full", "GPU-full-0,NVIDIA,20000,50:;"),
+              holding("b", "full", "GPU-full-0,NVIDIA,20000,50:;"),
+              holding("c", "full", "GPU-full-1,NVIDIA,46068,100:;")])
+
+
+@pytest.mark.parametrize(("victims", "kept"), [
+    param({"full": ["uid-c"]}, ["full"], id="the victim holds a whole card"),
+    param({"full": ["uid-a", "uid-b"]}, ["full"], id="two victims hold a card together"),
+    param({"full": ["uid-a"]}, [], id="the other tenant of the card stays"),
+    param({"full": ["cpu-1", "cpu-2"]}, [], id="victims without devices"),
+    param({"free": ["cpu-1"]}, ["free"], id="a card is free anyway"),
+    param({"free": [], "full": []}, ["free"], id="no victims"),
+    param({"sick": ["cpu-1"]}, [], id="sick card"),
+    param({"stranger": ["cpu-1"], "": []}, [], id="unknown nodes"),
+    param({"full": ["uid-c"], "free": ["cpu-1"], "sick": []}, ["full", "free"], id="several nodes"),
+    param({"free": ["uid-c"], "full": []}, ["free"], id="a pod of another node makes no room here"),
+    param({"full": ["u", "u", ""]}, [], id="strange uids"),
+    param({}, [], id="no nodes"),
+])
+def test_nodes_remain_where_the_victims_make_room(victims, kept):
+    scheduler = full_and_free()
+    before = scheduler.cache.version(), scheduler.cache.snapshot()
+    assert list(scheduler.preemption_filter.filter(WHOLE, victims)) == kept
+    assert (scheduler.cache.version(), scheduler.cache.snapshot()) == before
+    assert scheduler.fake.calls == [] and scheduler.events == []
+    assert scheduler.cache.reservations.unbound() == 0
+
+
+def test_all_nodes_remain_for_a_pod_without_devices():
+    victims = {"full": ["uid-a"], "stranger": []}
+    assert list(full_and_free().preemption_filter.filter(pod(gpus(0)), victims)) == list(victims)
+
+
+def test_what_is_reserved_for_others_is_taken_and_what_is_reserved_for_the_pod_is_free():
+    scheduler = full_and_free()
+    assert scheduler.filter(WHOLE) == "free"
+    assert list(scheduler.preemption_filter.filter(WHOLE, {"free": ["cpu-1"]})) == ["free"]
+    other = pod(gpus(1, memory=10, cores=0), name="other")
+    assert list(scheduler.preemption_filter.filter(other, {"free": ["cpu-1"]})) == []
+    assert scheduler.cache.reservations.get("u").node == "free"
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(46_000, ["full"]), (45_999, [])])
+def test_victims_of_its_namespace_leave_their_quota_to_the_pod(limit, kept):
+    scheduler = replica(cards("full", {}), pods=[
+        holding("a", "full", "GPU-full-0,NVIDIA,30000,0:;"), holding("b", "full", "GPU-full-0,NVIDIA,10000,0:;")])
+    scheduler.cache.quotas.upsert(quota(gpumem=limit))
+    asked = pod(gpus(1, memory=36_000, cores=0), name="asked")
+    assert list(scheduler.preemption_filter.filter(asked, {"full": ["uid-a"]})) == kept
+
+
+def test_a_replica_that_does_not_lead_judges_nothing():
+    scheduler = full_and_free()
+    scheduler.leadership.leading = False
+    with pytest.raises(NodeLocked):
+        scheduler.preemption_filter.filter(WHOLE, {"free": []})
+
+
+def test_an_annotation_that_cannot_be_read_is_an_error():
+    broken = pod(gpus(), annotations={"hami.io/device-scoring-weights": "slot=x"})
+    with pytest.raises(MalformedInput):
+        full_and_free().preemption_filter.filter(broken, {"free": []})
+
+
+def test_a_veto_waits_until_the_watch_has_caught_up():
+    """kube-scheduler sees the end of a pod, tries another one again at once, and after a veto not for minutes."""
+    naps = []
+
+    def watch(seconds):
+        naps.append(seconds)
+        scheduler.watch()
+
+    scheduler = replica(cards("full", {}), pods=[holding("a", "full", "GPU-full-0,NVIDIA,46068,100:;")], sleep=watch)
+
+    scheduler.fake.delete_pod("default", "a")
+    assert list(scheduler.preemption_filter.filter(WHOLE, {"full": ["cpu-1"]})) == ["full"] and naps == [CATCH_UP_S]
+    assert list(scheduler.preemption_filter.filter(WHOLE, {"full": ["cpu-1"]})) == ["full"] and len(naps) == 1
+
+
+def test_vetoes_wait_for_a_tenth_of_the_time_at_most():
+    naps = []
+    scheduler = replica(cards("sick", {"healthy": False}), sleep=naps.append)
+    for _ in range(100):
+        assert list(scheduler.preemption_filter.filter(WHOLE, {"sick": ["cpu-1"]})) == []
+    assert len(naps) == CATCH_UPS_AT_ONCE
+    for _ in range(100):
+        scheduler.clock.seconds += 0.5
+        scheduler.preemption_filter.filter(WHOLE, {"sick": ["cpu-1"]})
+    assert len(naps) == CATCH_UPS_AT_ONCE + 50
+    assert CATCH_UP_S <= 0.1 * CATCH_UP_PERIOD_S
+
+
+def test_nodes_beyond_the_bound_are_not_judged():
+    scheduler = replica(*(node(f"n{number}", gpu(f"GPU-{number}")) for number in range(MAX_NODES + 1)))
+    kept = scheduler.preemption_filter.filter(pod(gpus()), {f"n{number}": [] for number in range(MAX_NODES + 1)})
+    assert list(kept) == [f"n{number}" for number in range(MAX_NODES)]
+
+
+def test_other_threads_get_the_lock_while_many_nodes_are_judged():
+    served = []
+    cache = SmallCache(*(node(f"n{number}", gpu(f"GPU-{number}")) for number in range(2 * JUDGED_AT_ONCE + 1)),
+                       yield_lock=lambda: served.append(cache.place(pod(gpus(1, memory=10), name="other"), "n0")))
+    ended = {f"n{number}": ["cpu-1"] for number in range(2 * JUDGED_AT_ONCE + 1)}
+    assert cache.fits_without(pod(gpus()), ended) == list(ended)
+    assert served == ["n0"] * 2
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_judgement_is_the_decision(seed):
+    """A node remains if and only if the decision would choose it once the victims have ended."""
+    rng = random.Random(seed)
+    scheduler = replica(*(cards(f"n{number}", {}, {}) for number in range(4)))
+    for number in range(rng.randrange(40)):
+        scheduler.filter(pod(gpus(rng.choice((1, 2)), memory=rng.randrange(1, 30_000), cores=rng.choice((0, 20, 60))),
+                             name=f"p{number}", namespace=rng.choice(("default", "team"))))
+    scheduler.cache.quotas.upsert(quota(gpumem=150_000))
+    held = scheduler.cache.snapshot().bookings
+    asked = pod(gpus(rng.choice((1, 2)), memory=rng.randrange(1, 46_000), cores=rng.choice((0, 50, 100))), name="asked")
+    victims = {f"n{number}": [booking.uid for booking in held if booking.node == f"n{number}" and rng.random() < 0.4]
+               for number in range(5)}
+    assert list(scheduler.preemption_filter.filter(asked, victims)) == [
+        name for name, ended in victims.items() if scheduler.cache.choose(asked, [name], ended) is not None]
