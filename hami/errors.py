@@ -23,10 +23,12 @@ class ClusterError(HamiError):
     """The API server rejected the request or could not be reached. ``__cause__`` is the underlying error.
 
     *status*: the HTTP status, ``None`` if there was no response (the outcome of a write is then unknown).
+    *retry_after_s*: the seconds to wait before another attempt, if the server asks for a pause.
     """
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, retry_after_s: float = 0.0) -> None:
         self.status = status
+        self.retry_after_s = retry_after_s
         super().__init__(message)
 
     @property

@@ -171,6 +171,13 @@ class NodeCache:
         for name in gone:
             self._remove_record(name)
 
+    def reset(self) -> None:
+        """Accepts every version of each node from now on, deleted ones included."""
+        with self._lock:
+            self._tombstones.clear()
+            for record in self._records.values():
+                record.version = 0
+
     def expire(self) -> None:
         """Withdraws the devices of device plugins that have not answered in time."""
         with self._lock:

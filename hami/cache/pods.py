@@ -165,6 +165,12 @@ class PodCache:
             self._reservations.prune(seen, started)
             self._nodes.clear_foreign_before(started)
 
+    def reset(self) -> None:
+        """Accepts every version of each pod from now on, deleted ones included."""
+        with self._lock:
+            self._tombstones.clear()
+            self._records = {uid: msgspec.structs.replace(record, version=0) for uid, record in self._records.items()}
+
     def expire(self) -> None:
         """Ends reservations of other schedulers that were not bound in time."""
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hami.codec.objects import parse_resource_version
 from hami.model import QuotaLimits
@@ -40,6 +41,12 @@ class QuotaCache:
             for quota in self.all():
                 if quota.uid not in seen:
                     self.remove(quota)
+
+    def reset(self) -> None:
+        """Accepts every version of each quota from now on."""
+        with self._lock:
+            for quotas in self._quotas.values():
+                quotas.update({uid: replace(quota, resource_version="0") for uid, quota in quotas.items()})
 
     def of(self, namespace: str) -> Mapping[str, QuotaLimits]:
         """Returns the quotas of *namespace* by uid."""

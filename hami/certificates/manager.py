@@ -21,14 +21,16 @@ from hami.certificates.revision import (
 from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.kube.cluster import Cluster
+from hami.kube.retry import CONFLICT_WAIT, Backoff
 from hami.runtime.files import write_atomically
 from hami.runtime.once import OncePerKey
-from hami.runtime.periodic import PeriodicTask
+from hami.runtime.tasks import Task
 
 log = logging.getLogger(__name__)
 
-MAX_SYNC_SECONDS = 10.0  # longest interval between two syncs
-RETRY_SECONDS = 1.0
+MAX_SYNC_S = 10.0  # longest interval between two syncs
+RETRY_S = 1.0
+CONFLICTS = 10  # in a row, after which the process gives up to prepare a certificate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +50,14 @@ class CertificateSettings:
     lifetimes: Lifetimes = Lifetimes()
 
 
-class CertificateManager(PeriodicTask):
+class CertificateManager(Task):
     """Syncs Secret, webhook configuration and file every few seconds. Only a replica that *leads* writes to the
     cluster, except for `prepare`."""
 
     def __init__(self, cluster: Cluster, leads: Callable[[], bool], settings: CertificateSettings, *,
                  now: Callable[[], datetime]) -> None:
-        super().__init__(RETRY_SECONDS)
-        self._sync_seconds = min(MAX_SYNC_SECONDS, settings.lifetimes.overlap.total_seconds() / 4)
+        super().__init__("certificates")
+        self._sync_s = min(MAX_SYNC_S, settings.lifetimes.overlap.total_seconds() / 4)
         self._cluster = cluster
         self._leads = leads
         self._settings = settings
@@ -67,13 +69,8 @@ class CertificateManager(PeriodicTask):
         """Whether the API server trusts the serving certificate, or no evidence says otherwise. Once true, it stays
         true."""
 
-    def run(self) -> None:
-        """Syncs at once, then periodically until stopped."""
-        self.tick()
-        super().run()
-
-    def tick(self) -> None:
-        """Syncs once. A failure is logged once while it stays the same; the next tick retries."""
+    def step(self) -> float:
+        """Syncs once. A failure is logged once while it stays the same; the next step retries."""
         try:
             self.sync()
             self._failures.clear("sync")
@@ -81,9 +78,7 @@ class CertificateManager(PeriodicTask):
             log.info("another replica wrote first, retrying", extra={"error": error})
         except HamiError as error:
             self._report_failure(error)
-        except Exception:
-            log.exception("certificate sync failed")
-        self._interval = self._sync_seconds if self.is_trusted else RETRY_SECONDS
+        return self._sync_s if self.is_trusted else RETRY_S
 
     def expiry(self) -> float | None:
         """Returns when the serving certificate expires (Unix seconds); None before the first sync."""
@@ -114,8 +109,10 @@ class CertificateManager(PeriodicTask):
         """Returns once a certificate can be served. Creates one if needed, even if another replica leads.
 
         While the API server does not answer, a certificate stored by an earlier run is enough. *wait* sleeps that many
-        seconds between attempts. Raises: HamiError when the file cannot be written.
+        seconds between attempts. Raises: HamiError when the file cannot be written; Conflict when each attempt to
+        create a certificate conflicts with another write.
         """
+        conflicts, backoff = 0, Backoff(CONFLICT_WAIT)
         while True:
             try:
                 secret = self._secret()
@@ -123,14 +120,16 @@ class CertificateManager(PeriodicTask):
                     secret = self._revise(secret, *self._configuration(), None)
                 self._store(secret)
                 return
-            except Conflict:
-                continue  # another replica has created one
+            except Conflict as error:  # another replica has created one
+                if (conflicts := conflicts + 1) == CONFLICTS:
+                    raise
+                wait(backoff.next(error))
             except ClusterError as error:
                 self._report_failure(error)
                 content = self._settings.file.read_bytes() if self._settings.file.exists() else b""
                 if usable_until({CERTIFICATE: content, KEY: content}, self._now()) is not None:
                     return
-                wait(RETRY_SECONDS)
+                wait(max(RETRY_S, error.retry_after_s))
 
     def _secret(self) -> SecretRecord:
         """Returns the Secret, without data and version if it does not exist."""
@@ -143,8 +142,8 @@ class CertificateManager(PeriodicTask):
         settings = self._settings
         if not settings.previous_secret:
             return {}
-        found = self._cluster.secret(settings.namespace, settings.previous_secret)
-        return found.data if found else {}
+        secret = self._cluster.secret(settings.namespace, settings.previous_secret)
+        return secret.data if secret else {}
 
     def _configuration(self) -> tuple[WebhookConfiguration | None, ClusterError | None]:
         """Returns the webhook configuration, or the error that prevents reading it. Certificates are renewed even

@@ -116,7 +116,7 @@ def revise(data: Mapping[str, bytes], *, names: Collection[str], default: Collec
     older = [certificate for certificate in trusted if certificate != signer.certificate]
     needed = (serving, _serving(previous or {}))
     kept = [certificate for certificate in older if now < _issued_at(signer.certificate) + lifetimes.serving
-            or any(_has_signed(certificate, one) for one in needed)]
+            or any(_has_signed(certificate, served) for served in needed)]
     if len(kept) < len(authorities) - 1:
         reasons.append("removed an old CA: no valid certificate depends on it")
     if not reasons:
@@ -137,7 +137,8 @@ def _signer(data: Mapping[str, bytes], trusted: Iterable[x509.Certificate],
     key = _key(data.get(CA_KEY, b""))
     if key is None:
         return None, f"{CA_KEY} is missing or cannot be read"
-    certificate = next((one for one in trusted if one.public_key() == key.public_key() and _is_valid(one, now)), None)
+    certificate = next((candidate for candidate in trusted
+                        if candidate.public_key() == key.public_key() and _is_valid(candidate, now)), None)
     if certificate is None:
         return None, f"{CA_CERTIFICATES} has no valid certificate for {CA_KEY}"
     if _is_due(certificate, now):
@@ -212,10 +213,10 @@ def _names(certificate: x509.Certificate | None) -> set[str]:
     if certificate is None:
         return set()
     try:
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, ValueError):
         return set()
-    return {*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))}
+    return {*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))}
 
 
 def _issued_at(certificate: x509.Certificate) -> datetime:
@@ -270,7 +271,7 @@ def _private_key(pem: bytes) -> PrivateKeyTypes | None:
 
 
 def _pem(certificates: Iterable[x509.Certificate]) -> bytes:
-    return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in certificates)
+    return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
 
 
 def _key_pem(key: _Key) -> bytes:

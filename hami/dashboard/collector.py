@@ -4,7 +4,6 @@ not place a pod. Pages never wait for it."""
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -16,7 +15,7 @@ from hami.dashboard.scheduling_condition import SchedulingCondition
 from hami.dashboard.use import NodeUse, parse_use
 from hami.errors import HamiError
 from hami.model import PodRef
-from hami.runtime.watchdog import beat, beat_before_wait
+from hami.runtime.tasks import Task
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -31,19 +30,20 @@ USE_TIMES, MAX_NODES = PollTimes(interval=15.0, shown=60.0, viewed=90.0), 512
 CONDITION_TIMES, MAX_PODS = PollTimes(interval=10.0, shown=60.0, viewed=90.0), 256
 
 
-class Collector:
-    """The polled values of the pages. `run` polls them until `stop`."""
+class Collector(Task):
+    """The polled values of the pages."""
 
     def __init__(self, page: Callable[[str], str] | None, condition: Callable[[PodRef], SchedulingCondition], *,
                  clock: Callable[[], float], now: Callable[[], datetime]) -> None:
         """*page*: returns the metrics page of a node's monitor; ``None``: no monitor is polled. *condition*: returns
         that of a pod. Both raise HamiError, and run in threads."""
+        super().__init__("polls")
         self._page = page
         self._condition = condition
         self._now = now
         self._uses = PolledValues[str, NodeUse](USE_TIMES, MAX_NODES, clock=clock)
         self._conditions = PolledValues[PodRef, SchedulingCondition](CONDITION_TIMES, MAX_PODS, clock=clock)
-        self._stopped = threading.Event()
+        self._pool = ThreadPoolExecutor(CONCURRENCY, "dashboard-polls")
 
     def use(self, node: str) -> NodeUse | None:
         """Returns the latest use of the cards of *node*, which is being viewed; ``None`` if it is not known."""
@@ -57,17 +57,14 @@ class Collector:
         """Returns how often any of these values has changed."""
         return self._uses.changes + self._conditions.changes
 
-    def run(self) -> None:
-        """Polls what is viewed, until `stop`."""
-        with ThreadPoolExecutor(CONCURRENCY, "dashboard-polls") as pool:
-            while not self._stopped.is_set():
-                self.poll_due(pool)
-                beat_before_wait(PAUSE_S)
-                self._stopped.wait(PAUSE_S)
+    def step(self) -> float:
+        """Polls what is viewed."""
+        self.poll_due(self._pool)
+        return PAUSE_S
 
-    def stop(self) -> None:
-        """Ends `run`, after the polls in progress."""
-        self._stopped.set()
+    def finish(self) -> None:
+        """Waits for the polls in progress."""
+        self._pool.shutdown()
 
     def poll_due(self, pool: ThreadPoolExecutor) -> None:
         """Polls everything that is due, a few values at a time."""
@@ -80,9 +77,9 @@ class Collector:
         """Polls the *values* that are due. They are fetched in threads, and parsed here one after the other."""
         due = values.due()
         for start in range(0, len(due), CONCURRENCY):
-            if self._stopped.is_set():
+            if self.is_stopping():
                 return
-            beat()
+            self.beat()
             batch = due[start:start + CONCURRENCY]
             for key, poll in zip(batch, [pool.submit(fetch, key) for key in batch], strict=True):
                 try:

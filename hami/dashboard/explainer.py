@@ -20,7 +20,6 @@ from hami.errors import HamiError
 from hami.inspect.explain import NodeShortage, Suggestion, WaitingReport, explain_pod
 from hami.inspect.world import World
 from hami.model import Pod
-from hami.runtime.watchdog import beat, beat_before_wait
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +83,8 @@ class Explainer:
                 self._changed.notify()
             return known.explanation if known is not None else None
 
-    def answer_all(self) -> None:
-        """Answers the waiting questions, the oldest first, with a pause after each."""
+    def answer_all(self, beat: Callable[[], None] = lambda: None) -> None:
+        """Answers the waiting questions, the oldest first, with a pause after each. *beat* is called before each."""
         while (question := self._take()) is not None:
             beat()
             (key, pod), version, begun = question, self._live.cache.version(), self._clock()
@@ -100,7 +99,6 @@ class Explainer:
 
     def wait(self, seconds: float) -> bool:
         """Waits for a question, at most so many seconds. Returns whether to go on."""
-        beat_before_wait(seconds)
         with self._changed:
             self._changed.wait_for(lambda: self._is_stopped or bool(self._wanted), seconds)
             return not self._is_stopped

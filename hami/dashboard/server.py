@@ -20,6 +20,7 @@ from hami.dashboard.scheduling_condition import read_condition
 from hami.dashboard.views import Views
 from hami.kube.api import Api
 from hami.kube.reviews import Reviews
+from hami.runtime.tasks import PeriodicTask, Task
 from hami.web.apps import AppServer, TlsContexts
 
 REFRESH_S = 2.0
@@ -31,35 +32,29 @@ class DashboardServer:
 
     def __init__(self, server: AppServer, live: LiveCluster, explainer: Explainer, collector: Collector,
                  unready_reason: Callable[[], str], prepare: Callable[[], None] = lambda: None) -> None:
-        """*prepare* is called once, at the beginning of `run`."""
+        """*prepare* is called once, before anything is computed."""
         self._server = server
         self._live = live
         self._explainer = explainer
-        self._collector = collector
         self._unready_reason = unready_reason
         self._prepare = prepare
+        self._is_prepared = False
+        self._task = PeriodicTask("dashboard", self.compute, 0.0)
+        self.tasks: tuple[Task, ...] = (self._task, collector)
+        """What computes and what polls."""
 
     def start(self) -> None:
         """Serves."""
         self._server.start()
 
-    def run(self) -> None:
-        """Computes until `stop`: answers, and the rows of nodes that have changed, so that no viewer waits for many."""
-        self._prepare()
-        while self._explainer.wait(REFRESH_S):
-            if not self._unready_reason():
-                self._live.node_rows()
-                self._explainer.answer_all()
-
-    def collect(self) -> None:
-        """Polls what is viewed and not in the cache, until `stop`."""
-        self._collector.run()
-
-    def stop(self) -> None:
-        """Stops listening, computing and polling."""
-        self._server.stop()
-        self._explainer.stop()
-        self._collector.stop()
+    def compute(self) -> None:
+        """Computes answers, and the rows of nodes that have changed, so that no viewer waits for many."""
+        if not self._is_prepared:
+            self._prepare()
+            self._is_prepared = True
+        if self._explainer.wait(REFRESH_S) and not self._unready_reason():
+            self._live.node_rows()
+            self._explainer.answer_all(self._task.beat)
 
 
 def dashboard_server(listener: socket.socket, cache: Cache, api: Api, tls: TlsContexts | None, *,

@@ -88,7 +88,8 @@ class CardSource(Protocol):
 
     def cards(self) -> Sequence[Card]: ...
 
-    def watch_health(self, report: HealthReport, stopped: threading.Event) -> None:
+    def watch_health(self, report: HealthReport, stopped: threading.Event,
+                     beat: Callable[[], None] = lambda: None) -> None:
         """Reports changes of the cards' health. Returns when *stopped*."""
 
     @property

@@ -45,7 +45,6 @@ from hami.model import MigProfile, Partition
 from hami.quantity import INT32_MAX
 from hami.runtime.files import write_atomically
 from hami.runtime.options import read_text
-from hami.runtime.watchdog import beat
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +165,8 @@ class MockCards:
         cards = [entry.card for entry in entries]
         return [replace(card, mig=card.mig or card.uuid in enabled, profiles=self.allowed(card)) for card in cards]
 
-    def watch_health(self, report: HealthReport, stopped: threading.Event) -> None:
+    def watch_health(self, report: HealthReport, stopped: threading.Event,
+                     beat: Callable[[], None] = lambda: None) -> None:
         """Reports each change of a card's health; at first, the unhealthy cards."""
         reported: dict[str, str] = {}
         while not stopped.is_set():

@@ -59,9 +59,10 @@ class NvmlCards:
         linked = {uuid: handle for _, uuid, handle in handles if uuid in uuids}
         return [replace(card, links=self._links.scores(card.uuid, linked)) for card in cards]
 
-    def watch_health(self, report: HealthReport, stopped: threading.Event) -> None:
+    def watch_health(self, report: HealthReport, stopped: threading.Event,
+                     beat: Callable[[], None] = lambda: None) -> None:
         """Reports cards that become unhealthy. Returns when *stopped*, or if health cannot be watched at all."""
-        self._health.run(report, stopped)
+        self._health.run(report, stopped, beat)
 
     def _card(self, index: int, uuid: str, handle: Any) -> Card | None:
         """Returns the card; None for one that cannot compute."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +15,6 @@ from hami.devices.cards import HealthReport
 from hami.devices.health import XidRules
 from hami.devices.nvml_library import card_handles, decode, is_unsupported
 from hami.runtime.once import OncePerKey
-from hami.runtime.watchdog import beat
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class XidWatch:
         self._reported = OncePerKey()
         self._skipped = OncePerKey()
 
-    def run(self, report: HealthReport, stopped: threading.Event) -> None:
+    def run(self, report: HealthReport, stopped: threading.Event, beat: Callable[[], None] = lambda: None) -> None:
         """Watches until *stopped*, or returns at once if nothing can or need be watched."""
         if self._rules.is_off:
             log.info("health not watched: all XIDs are ignored")
@@ -54,7 +54,7 @@ class XidWatch:
                 self._reported.keep_only(())
                 stopped.wait(RETRY_SECONDS)
             else:
-                self._receive(events, is_complete, report, stopped)
+                self._receive(events, is_complete, report, stopped, beat)
             finally:
                 if events is not None:
                     with suppress(self._nvml.NVMLError):
@@ -85,7 +85,8 @@ class XidWatch:
         if self._reported.is_new(uuid, current):
             report(uuid, current)
 
-    def _receive(self, events: Any, is_complete: bool, report: HealthReport, stopped: threading.Event) -> None:
+    def _receive(self, events: Any, is_complete: bool, report: HealthReport, stopped: threading.Event,
+                 beat: Callable[[], None]) -> None:
         """Handles events until *stopped*, or until a new registration is due: after an error, or to add cards."""
         nvml = self._nvml
         remaining_ms = RETRY_SECONDS * 1000

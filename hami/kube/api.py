@@ -28,14 +28,18 @@ from urllib3.connection import HTTPConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ProtocolError
 
 from hami.errors import ClusterError, Conflict, Gone, NotFound
-from hami.runtime.watchdog import beat
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 
 CREDENTIALS_S = 1.0
-"""The client is asked for the current credentials once in so many seconds: that takes a sixth of the time of a call."""
+"""Seconds between two requests to the client for current credentials, which take a sixth of the time of a call."""
+
+DEFAULT_RETRY_AFTER_S = 1.0
+"""Seconds to wait after 429, too many requests, if the response names none."""
+MAX_RETRY_AFTER_S = 30.0
+"""Longer waits that a response asks for are cut to this many seconds."""
 
 _USER_AGENT = "hami"
 _READ_AHEAD = 65_536
@@ -102,7 +106,6 @@ class Api:
 
         *preload_content*: whether its body is read already.
         """
-        beat()
         seconds = self._timeout if timeout is None else timeout
         until = time.monotonic() + seconds
         headers = self._headers()
@@ -118,7 +121,7 @@ class Api:
             data = response.data
         except (HTTPError, OSError) as error:
             raise _unreachable(f"{method} {path}", error) from error
-        raise _refusal(f"{method} {path}", response.status, data)
+        raise _refusal(f"{method} {path}", response, data)
 
     def _headers(self) -> dict[str, str]:
         """Returns the headers of a call, with current credentials."""
@@ -248,7 +251,7 @@ def context_namespace(kubeconfig: str = "", context: str = "") -> str:
         return "default"
     try:
         contexts, current = list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
-        chosen = next((one for one in contexts if one["name"] == context), None) if context else current
+        chosen = next((entry for entry in contexts if entry["name"] == context), None) if context else current
     except (ConfigException, OSError, yaml.YAMLError, TypeError) as error:
         raise _unconfigured(path, error) from error
     return str((chosen or {}).get("context", {}).get("namespace") or "default")
@@ -282,11 +285,14 @@ def _unreachable(call: str, error: Exception) -> ClusterError:
     return ClusterError(f"{call}: {type(error).__name__}: {error}")
 
 
-def _refusal(call: str, status: int, body: bytes) -> ClusterError:
-    """Returns the error for a response with *status* ≥ 400, with the message of the Status in *body*, if any."""
+def _refusal(call: str, response: urllib3.BaseHTTPResponse, body: bytes) -> ClusterError:
+    """Returns the error for a *response* with a status ≥ 400, with the message of the Status in *body*, if any."""
+    status = response.status
     try:
         message = API_STATUS.decode(body).message
     except (msgspec.DecodeError, UnicodeDecodeError):
         message = None
     text = message or body[:200].decode(errors="replace") or "no message"
-    return _KINDS.get(status, ClusterError)(f"{call}: {status}: {text}", status)
+    pause = response.headers.get("Retry-After", "")  # the API server writes whole seconds
+    seconds = float(pause) if pause.isascii() and pause.isdigit() else DEFAULT_RETRY_AFTER_S if status == 429 else 0.0
+    return _KINDS.get(status, ClusterError)(f"{call}: {status}: {text}", status, min(seconds, MAX_RETRY_AFTER_S))

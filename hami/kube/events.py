@@ -23,7 +23,7 @@ from hami.kube.retry import EVENT_WAIT, Backoff
 from hami.model import PodRef
 from hami.runtime.clock import utc_now
 from hami.runtime.once import OncePerKey
-from hami.runtime.watchdog import beat, beat_before_wait
+from hami.runtime.tasks import Task
 
 log = logging.getLogger(__name__)
 
@@ -95,12 +95,14 @@ class _TokenBucket:
         self._tokens -= 1
 
 
-class EventRecorder:
-    """Accepts events from any thread and writes them in the thread that calls `run`."""
+class EventRecorder(Task):
+    """Accepts events from any thread and writes them in the task's own, until `stop`: then waiting events are lost (see
+    `drain`)."""
 
     def __init__(self, cluster: Cluster, component: str, limits: EventLimits = EventLimits(), *,
                  clock: Callable[[], float] = time.monotonic, now: Callable[[], datetime] = utc_now) -> None:
         """*component*: the source of the events."""
+        super().__init__("events")
         self._cluster = cluster
         self._component = component
         self._capacity = limits.capacity
@@ -114,7 +116,6 @@ class EventRecorder:
         self._waiting: dict[EventType, OrderedDict[_EventKey, _MergedEvent]] = {
             "Warning": OrderedDict(), "Normal": OrderedDict()}
         self._is_writing = False
-        self._stopping = False
         self._all_tokens = _TokenBucket(limits.rate, limits.burst, clock())  # from here on: the writing thread's
         self._normal_tokens = _TokenBucket(limits.normal_rate, limits.normal_burst, clock())
         self._recent: OrderedDict[_EventKey, _MergedEvent] = OrderedDict()  # as last written
@@ -140,27 +141,14 @@ class EventRecorder:
                 idle = not self._is_anything_waiting()
                 queue[key] = _MergedEvent(key, first=now, last=now)
                 if idle:  # otherwise the writer is awake; waking it for each event would cost more than the event
-                    self._changed.notify_all()
-
-    def run(self) -> None:
-        """Writes recorded events until `stop`. Never raises."""
-        delay = 0.0
-        while not self._wait(delay):
-            beat()
-            delay = self.write_next()
-
-    def stop(self) -> None:
-        """Ends `run`. Waiting events are lost (see `drain`)."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
+                    self.wake()
 
     def drain(self, timeout: float) -> bool:
         """Waits at most *timeout* seconds until all events are written or dropped. Reports whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._is_anything_waiting() and not self._is_writing, timeout)
 
-    def write_next(self) -> float:
+    def step(self) -> float:
         """Writes one event if one is due. Returns the seconds until the next is due; inf if none waits."""
         if (delay := self._delay()) > 0:
             return delay
@@ -187,16 +175,6 @@ class EventRecorder:
                 self._is_writing = False
                 self._changed.notify_all()
         return self._delay() if self._is_anything_waiting() else math.inf
-
-    def _wait(self, seconds: float) -> bool:
-        """Waits for that time, or for an event if it is inf. Reports whether to stop."""
-        beat_before_wait(seconds)
-        with self._changed:
-            if math.isinf(seconds):
-                self._changed.wait_for(lambda: self._stopping or self._is_anything_waiting())
-            else:
-                self._changed.wait_for(lambda: self._stopping, seconds)
-            return self._stopping
 
     def _delay(self) -> float:
         """Returns the seconds until the next event may be written, because of rates and failures."""
@@ -236,7 +214,7 @@ class EventRecorder:
     def _fail(self, event: _MergedEvent, error: ClusterError) -> None:
         """Retries the event later after a temporary error; drops it after others."""
         if error.is_temporary:
-            self._resume_at = self._clock() + self._backoff.next()
+            self._resume_at = self._clock() + self._backoff.next(error)
         if self._reported.is_new(error.status):
             log.warning("events are not written", extra={
                 "subject": str(event.key.subject), "reason": event.key.reason, "error": str(error),

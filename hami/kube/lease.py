@@ -22,13 +22,15 @@ from hami.errors import Conflict, NotFound
 from hami.kube.cluster import Cluster, LeaseRecord
 from hami.runtime.clock import utc_now
 from hami.runtime.once import OncePerKey
-from hami.runtime.watchdog import beat, beat_before_wait
+from hami.runtime.tasks import Task
 
 log = logging.getLogger(__name__)
 
 HANDOVER_KEY = "hami.io/handover-to"
 """Annotation of the Lease: identity of the candidate that requests the leadership."""
 
+IDLE_S = 3.0
+"""A leader that has not been needed for so many seconds hands the leadership over when it is requested."""
 SETTLE_S = 0.5
 """Seconds in which a write of the last leader may still arrive after its lease has expired: it was sent in time, and
 the API server hung before it carried it out."""
@@ -42,7 +44,7 @@ _READS_REQUESTING = 4  # the same for a candidate that has requested the leaders
 class LeaseTimes:
     """*duration*: seconds after which others may take a lease that is not renewed. *renew*: seconds for which a renewal
     makes this replica the leader, from when it was sent. *retry*: seconds between renewals, and more than a request
-    may take; a candidate reads the lease twice as often. The order is retry < renew < duration."""
+    may take; a candidate reads the lease twice as often. The order is retry < renew < duration. In seconds."""
 
     duration: float = 10.0
     renew: float = 7.0
@@ -52,54 +54,48 @@ class LeaseTimes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A participant in the election on a Lease. *identity*: of this process only, also after a restart. *has_ended*:
-    reports whether the process of an identity has certainly ended, so that its lease is free at once."""
+    reports whether the process of an identity has certainly ended, so that its lease is free at once. *is_writing*:
+    reports whether a write that only the leader may make could still arrive: the lease is not given away then."""
 
     namespace: str
     lease: str
     identity: str
     has_ended: Callable[[str], bool] = lambda identity: False
-
-
-@dataclass(frozen=True, slots=True)
-class LeaderCallbacks:
-    """Called in the election's thread, where they must return soon, because no renewal happens meanwhile.
-
-    *on_stopped* is called when the leadership has ended, never before *on_started*. *is_writing*: reports whether a
-    write that only the leader may make could still arrive. The lease is not given away then.
-    """
-
-    on_started: Callable[[], object]
-    on_stopped: Callable[[], object]
-    may_hand_over: Callable[[], bool] = lambda: False
     is_writing: Callable[[], bool] = lambda: False
 
 
-class Election:
-    """Takes part in an election in the thread that calls `run`. All other methods may be called by any thread."""
+class Election(Task):
+    """Takes part in an election until `stop`, then releases the lease if it is held.
 
-    def __init__(self, cluster: Cluster, candidate: Candidate, callbacks: LeaderCallbacks, *,
-                 times: LeaseTimes = LeaseTimes(), clock: Callable[[], float] = time.monotonic,
-                 now: Callable[[], datetime] = utc_now) -> None:
+    The caller of `stop` finishes its writes first: otherwise the lease is not released.
+    """
+
+    def __init__(self, cluster: Cluster, candidate: Candidate, *, times: LeaseTimes = LeaseTimes(),
+                 clock: Callable[[], float] = time.monotonic, now: Callable[[], datetime] = utc_now) -> None:
         """*now* is only written to the lease."""
+        super().__init__("election")
+        self.changed = threading.Condition()
+        """Notified when a term has begun, been renewed or ended. Not held across I/O."""
+        self.term = 0
+        """How often this replica's leadership has begun or ended."""
         self._cluster = cluster
         self._candidate = candidate
         self._identity = candidate.identity
-        self._callbacks = callbacks
+        self._is_writing = candidate.is_writing
         self._times = times
         self._duration_s = math.ceil(times.duration)
         self._clock = clock
         self._now = now
-        self._stopping = threading.Event()
-        self._wake = threading.Event()
         self._until = 0.0  # this replica leads before this time
         self._settles_at = 0.0  # when the writes of the last leader have arrived
-        self._leading = False  # on_started has been called, and on_stopped not yet
+        self._leading = False  # as last told by `term`
         self._held: LeaseRecord | None = None  # the lease as last written, while this replica leads
         self._seen: tuple[str, str, int] | None = None  # the last state of the lease, and when it was first seen
         self._seen_since = 0.0
         self._free_at = math.inf  # when the observed lease expires
         self._unsure = False  # a write that would make this replica the leader had no answer
-        self._requested_at = -math.inf  # when request_handover was called
+        self._requested_at = -math.inf  # when a candidate needed the leadership
+        self._needed_at = -math.inf  # when it was needed last
         self._reported = OncePerKey()
 
     def is_leader(self) -> bool:
@@ -114,28 +110,15 @@ class Election:
         """Returns the time, by the clock, from which on no write of the last leader arrives any more."""
         return self._settles_at
 
-    def request_handover(self) -> None:
-        """Requests the leadership from the leader, which may refuse. To be repeated while it is needed."""
-        now = self._clock()
-        if now < self._until or now - self._requested_at < self._times.retry:
-            return
-        self._requested_at = now
-        self._wake.set()
+    def need(self) -> None:
+        """Records that the leadership is needed, by a verb. To be repeated while it is.
 
-    def run(self) -> None:
-        """Takes part until `stop`, then releases the lease if it is held. Never raises."""
-        while not self._stopping.is_set():
-            self._wake.clear()
-            beat()
-            delay = self.step()
-            if not self._stopping.is_set():
-                self._wake.wait(delay)
-        self._release()
-
-    def stop(self) -> None:
-        """Ends `run`. The caller finishes its writes first: otherwise the lease is not released."""
-        self._stopping.set()
-        self._wake.set()
+        A leader keeps it for some time then; a candidate requests it from the leader, which may refuse.
+        """
+        self._needed_at = now = self._clock()
+        if now >= self._until and now - self._requested_at >= self._times.retry:
+            self._requested_at = now
+            self.wake()
 
     def step(self) -> float:
         """Reads or renews the lease once. Returns the seconds until the next step. Never raises."""
@@ -146,15 +129,27 @@ class Election:
             else:
                 self._run_for(self._read())
             self._reported.clear("error")
-        except Exception as error:  # the outermost loop: it goes on after any error
+        except Exception as error:  # the term may end at any error
             self._report(error)
         self._notify()
-        return self._pause(began)
+        return self._delay(began)
+
+    def finish(self) -> None:
+        """Releases the lease if this replica holds it or may hold it, so that a successor need not wait."""
+        holds = self._held is not None or self._unsure
+        self._until = 0.0
+        self._notify()
+        if not holds:
+            return
+        try:
+            self._free(self._read())
+        except Exception as error:  # the thread ends, and the lease will expire
+            self._report(error)
 
     def _read(self) -> LeaseRecord | None:
         return self._cluster.lease(self._candidate.namespace, self._candidate.lease, timeout=self._timeout())
 
-    def _pause(self, began: float) -> float:
+    def _delay(self, began: float) -> float:
         """Returns the seconds to the next step: at regular intervals, and when our term or another's lease ends."""
         now = self._clock()
         if self._leading:
@@ -169,18 +164,17 @@ class Election:
         return max(_MIN_TIMEOUT_S, min(limit, self._until - self._clock())) if self._leading else limit
 
     def _notify(self) -> None:
-        """Calls back if the leadership has begun or ended."""
+        """Tells others whether the leadership has begun or ended."""
         leads = self.is_leader()
         if not leads:
             self._held = None
-        if leads != self._leading:
-            self._leading = leads
-            log.info("started leading" if leads else "stopped leading",
-                     extra={"lease": self._candidate.lease, "identity": self._identity})
-            try:
-                (self._callbacks.on_started if leads else self._callbacks.on_stopped)()
-            except Exception:  # the election goes on
-                log.exception("callback of the election failed", extra={"lease": self._candidate.lease})
+        with self.changed:
+            if leads != self._leading:
+                self._leading = leads
+                self.term += 1
+                log.info("started leading" if leads else "stopped leading",
+                         extra={"lease": self._candidate.lease, "identity": self._identity})
+            self.changed.notify_all()
 
     def _renew_held(self, held: LeaseRecord) -> None:
         """Renews the lease, or hands it over. Reads it after a conflict, which a lost answer can cause."""
@@ -200,9 +194,10 @@ class Election:
                 self._write(seen)
 
     def _hands_over(self, held: LeaseRecord) -> bool:
-        """Hands the lease over if it is requested and the callback allows it. Reports whether it did."""
+        """Hands the lease over if it is requested and no longer needed here. Reports whether it did."""
         successor = held.annotations.get(HANDOVER_KEY, "")
-        if successor in ("", self._identity) or self._callbacks.is_writing() or not self._callbacks.may_hand_over():
+        is_needed = self._clock() - self._needed_at <= IDLE_S
+        if successor in ("", self._identity) or self._is_writing() or is_needed:
             return False
         self._lose(f"handed over to {successor}")
         self._notify()  # before the write, after which the successor may lead
@@ -272,25 +267,13 @@ class Election:
         self._until = 0.0
         self._held = None
 
-    def _release(self) -> None:
-        """Releases the lease if this replica holds it or may hold it, so that a successor need not wait."""
-        holds = self._held is not None or self._unsure
-        self._until = 0.0
-        self._notify()
-        if not holds:
-            return
-        try:
-            self._free(self._read())
-        except Exception as error:  # the thread ends, and the lease will expire
-            self._report(error)
-
     def _free(self, held: LeaseRecord | None) -> None:
         """Clears the holder of *held*, the lease as last known. Another holder's lease is not changed.
 
         Must be called when the term has ended: a write that begins later does not find a leader, and one that has begun
         before keeps the lease from being freed. Then it expires, or is taken again.
         """
-        if self._callbacks.is_writing():
+        if self._is_writing():
             log.warning("lease not released, a write of the leader may still arrive",
                         extra={"lease": self._candidate.lease, "identity": self._identity})
         elif held is not None and held.holder == self._identity:
@@ -310,20 +293,9 @@ class Election:
 class AlwaysLeader:
     """The elector of a single replica (``--leader-elect=false``), which always leads."""
 
-    def __init__(self, callbacks: LeaderCallbacks) -> None:
-        self._callbacks = callbacks
-        self._stopping = threading.Event()
-
-    def run(self) -> None:
-        """Calls *on_started*, waits for `stop`, then calls *on_stopped*."""
-        self._callbacks.on_started()
-        beat_before_wait()
-        self._stopping.wait()
-        self._callbacks.on_stopped()
-
-    def stop(self) -> None:
-        """Ends `run`."""
-        self._stopping.set()
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.term = 1
 
     def is_leader(self) -> bool:
         """Returns true."""
@@ -337,7 +309,7 @@ class AlwaysLeader:
         """Returns 0: there is no other leader."""
         return 0.0
 
-    def request_handover(self) -> None:
+    def need(self) -> None:
         """Does nothing."""
 
 

@@ -5,6 +5,7 @@ The reflector reads the same pages, but goes on watching.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Protocol
@@ -12,8 +13,9 @@ from typing import Protocol
 import msgspec
 
 from hami.codec.documents import decode
-from hami.errors import Gone
-from hami.runtime.watchdog import WatchedThread
+from hami.errors import ClusterError, Gone
+from hami.kube.retry import brief_retry
+from hami.runtime.tasks import Task
 
 PAGE_SIZE = 500
 """The most objects in one response to a list."""
@@ -81,7 +83,7 @@ def parse_page(name: str, data: bytes) -> ListPage:
 
 
 def parse_meta(raw: msgspec.Raw) -> ObjectMeta:
-    """Returns the metadata of an object that may not be readable otherwise; empty if it is not either."""
+    """Decodes the metadata only; empty if even that is invalid."""
     try:
         return _META.decode(raw).metadata
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -91,10 +93,15 @@ def parse_meta(raw: msgspec.Raw) -> ObjectMeta:
 def read_pages(request: Requester, name: str, path: str, query: Mapping[str, str]) -> Iterator[ListPage]:
     """Yields the pages of one consistent read. Each is requested while the caller works on the one before.
 
-    *name*: of the resource, for errors. Raises: ClusterError; MalformedInput if a page cannot be read.
+    A page that the server was too busy to send is requested again: a new list would cost it more. *name*: of the
+    resource, for errors. Raises: ClusterError; MalformedInput if a page cannot be read.
     """
+    patient = brief_retry(_is_busy, time.sleep).wraps(request)
+
     def start(token: str) -> Future[bytes]:
-        return _in_background(lambda: request("GET", path, query=page_query(query, token)))
+        call = _Call(lambda: patient("GET", path, query=page_query(query, token)))
+        call.start()
+        return call.answer
 
     coming: Future[bytes] | None = start("")
     while coming is not None:
@@ -104,19 +111,25 @@ def read_pages(request: Requester, name: str, path: str, query: Mapping[str, str
         yield page
 
 
-def _in_background(call: Callable[[], bytes]) -> Future[bytes]:
-    """Makes a call in a daemon thread. Whoever gives up waiting for it, and the end of the process, need not wait for
-    an API server that does not answer; a ThreadPoolExecutor would."""
-    done: Future[bytes] = Future()
+def _is_busy(error: BaseException) -> bool:
+    return isinstance(error, ClusterError) and error.status == 429
 
-    def run() -> None:
+
+class _Call(Task):
+    """One call in a daemon thread. Whoever gives up waiting for it, and the end of the process, need not wait for an
+    API server that does not answer; a ThreadPoolExecutor would."""
+
+    def __init__(self, call: Callable[[], bytes]) -> None:
+        super().__init__("page")
+        self._call = call
+        self.answer: Future[bytes] = Future()
+
+    def step(self) -> None:
+        """Makes the call."""
         try:
-            done.set_result(call())
+            self.answer.set_result(self._call())
         except BaseException as error:  # the caller raises it
-            done.set_exception(error)
-
-    WatchedThread("page", run).start()
-    return done
+            self.answer.set_exception(error)
 
 
 def read_list(request: Requester, name: str, path: str, query: Mapping[str, str],

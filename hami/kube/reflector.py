@@ -1,7 +1,10 @@
-"""Lists and watches one resource and passes each object to a sink, which is where the caches come from.
+"""Lists and watches one resource and passes each object to a sink. The caches are sinks.
 
 Each object is decoded by itself, so one that cannot be read does not hide the others. The reflector keeps no copy of
 the objects. A watch that is late, drops an event or repeats one makes the sink late; the next list corrects it.
+
+When etcd is restored from a backup, resource versions go back, and a watch that continues from a later version shows
+nothing. So the version is compared before each watch that continues an earlier one, and with each list.
 """
 
 from __future__ import annotations
@@ -13,17 +16,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from hami.codec.documents import decode
 from hami.errors import ClusterError, Gone, MalformedInput
 from hami.kube.api import API_STATUS, Api, Stream
-from hami.kube.pages import ObjectMeta, parse_meta, read_pages
+from hami.kube.pages import ObjectMeta, parse_meta, parse_page, read_pages
 from hami.kube.retry import WATCH_WAIT, Backoff
 from hami.runtime.once import OncePerKey
-from hami.runtime.watchdog import beat, beat_before_wait
+from hami.runtime.tasks import Task
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +39,12 @@ SILENCE_S = 90.0
 """Seconds without data after which the server is considered hung. It sends a bookmark about every 60 s."""
 SHORT_S = 1.0
 """A watch that ends sooner and without an event is a failure, so that it is not repeated without a pause."""
+STOP_S = 0.5
+"""Seconds between two looks whether to stop, while another list is awaited."""
 
 
 class Sink(Protocol[In]):
-    """Receives the objects, in the thread that runs the reflector. Calls may be repeated."""
+    """Receives the objects, in the reflector's thread. Calls may be repeated."""
 
     def upsert(self, item: In) -> None:
         """Takes *item*, which exists in this state."""
@@ -50,6 +55,10 @@ class Sink(Protocol[In]):
     def prune(self, seen: set[str], started: float) -> None:
         """Ends a list. An object whose key is not in *seen* did not exist at *started* (by the clock) or has gone
         since."""
+
+    def reset(self) -> None:
+        """Accepts every version of each object from now on, deleted ones included: versions have gone back. A complete
+        list follows, until which the sink keeps what it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,54 +84,116 @@ class _Event(msgspec.Struct):
 _EVENT = msgspec.json.Decoder(_Event)
 
 
-class Reflector(Generic[T]):
-    """Keeps a sink up to date with one resource of the API server, in the thread that calls `run`."""
+class _Delivery(Generic[T]):
+    """Decodes objects and passes them to a sink. Logs once that an object cannot be read."""
+
+    def __init__(self, resource: WatchedResource[T], sink: Sink[T]) -> None:
+        self._resource = resource
+        self._sink = sink
+        self._unreadable = OncePerKey()
+
+    def listed(self, raw: msgspec.Raw) -> str:
+        """Passes on an object of a list. Returns its key."""
+        try:
+            item = self._resource.parse(bytes(raw))
+        except MalformedInput as error:
+            return self._report(parse_meta(raw), error)
+        self._sink.upsert(item)
+        return self._resource.key(item)
+
+    def end_list(self, seen: set[str], started: float) -> None:
+        """Passes on the end of a list, of which *seen* are the keys."""
+        self._sink.prune(seen, started)
+        self._unreadable.keep_only(seen)
+
+    def event(self, line: bytes) -> msgspec.Raw:
+        """Passes on one event of a watch and returns its object. Raises: Gone or MalformedInput if a list is needed."""
+        name = self._resource.name
+        event = decode(f"event of {name}", _EVENT, line)
+        if event.type == "ERROR":  # its object is a Status
+            status = decode(f"error in the watch of {name}", API_STATUS, event.object)
+            raise Gone(f"watch of {name}: {status.message}", status.code)
+        if event.type != "BOOKMARK":  # its object has only a version
+            self._change(event.type, event.object)
+        return event.object
+
+    def _change(self, kind: str, raw: msgspec.Raw) -> None:
+        try:
+            item = self._resource.parse(bytes(raw))
+        except MalformedInput as error:
+            meta = parse_meta(raw)
+            if not meta.name:
+                raise
+            self._report(meta, error)
+            if kind == "DELETED":  # the sink needs an item for `remove`, but not for `prune`
+                raise Gone(f"{self._resource.name} {meta.path} was deleted in a state that cannot be read") from error
+            return
+        if kind == "DELETED":
+            self._unreadable.clear(self._resource.key(item))
+            self._sink.remove(item)
+        elif kind in ("ADDED", "MODIFIED"):
+            self._sink.upsert(item)
+
+    def _report(self, meta: ObjectMeta, error: MalformedInput) -> str:
+        if self._unreadable.is_new(meta.key):
+            log.error("object cannot be read",
+                      extra={"resource": self._resource.name, "object": meta.path, "error": str(error)})
+        return meta.key
+
+
+class Reflector(Task, Generic[T]):
+    """Keeps a sink up to date with one resource of the API server."""
 
     def __init__(self, api: Api, resource: WatchedResource[T], sink: Sink[T], *,
-                 clock: Callable[[], float] = time.monotonic, wait: Callable[[float], object] | None = None) -> None:
-        """*wait*: sleeps before the next attempt; the default is woken by `stop` and `relist`."""
+                 clock: Callable[[], float] = time.monotonic, after: Reflector[Any] | None = None) -> None:
+        """*after*: a reflector whose first list must be complete before this one begins."""
+        super().__init__(resource.name)
         self.synced = threading.Event()
-        """Set once the first complete list has been passed on."""
+        """Set once the first complete list has been passed on. Not set while all is read again after a restore."""
         self._api = api
         self._resource = resource
         self._sink = sink
+        self._delivery = _Delivery(resource, sink)
         self._clock = clock
+        self._after = after
         self._version = ""  # to watch from; empty: a list is due
+        self._latest = 0  # the latest version that the API server has shown
         self._last_contact = -math.inf
         self._backoff = Backoff(WATCH_WAIT)
-        self._reported = OncePerKey()  # objects that cannot be parsed
-        self._stopping = threading.Event()
-        self._wake = threading.Event()
-        self._wait = wait or self._wake.wait
         self._changed = threading.Condition()  # guards the four below; not held across I/O
         self._stream: Stream | None = None
         self._lists_requested = 0  # by callers of relist
         self._lists_completed = 0  # of those requested
         self._last_error = "the reflector does not run"
 
-    def run(self) -> None:
-        """Lists, then watches, until `stop`. Never raises."""
-        while not self._stopping.is_set():
-            beat()
-            try:
-                self._wake.clear()
-                if not self._version or self._is_list_requested():
-                    self._list()
-                else:
-                    self._watch()
-            except (ClusterError, MalformedInput) as error:
-                if isinstance(error, (Gone, MalformedInput)):
-                    self._version = ""
-                self._back_off(error, logging.INFO if isinstance(error, Gone) else logging.WARNING)
-            except Exception as error:  # the sink may have missed an object
-                log.exception("reflector failed, lists again", extra={"resource": self._resource.name})
+    def step(self) -> float:
+        """Lists if a list is due, then watches until the watch ends. Returns the seconds to wait after a failure."""
+        if self._after is not None and not self._after.synced.wait(STOP_S):
+            return 0.0
+        try:
+            if not self._version or self._is_list_requested():
+                self._list()
+            else:
+                self._check_version()
+            if not self._is_interrupted():
+                self._watch()
+            return 0.0
+        except (ClusterError, MalformedInput) as error:
+            if isinstance(error, (Gone, MalformedInput)):
                 self._version = ""
-                self._back_off(error, logging.DEBUG)
+            return self._back_off(error, logging.INFO if isinstance(error, Gone) else logging.WARNING)
+        except Exception as error:  # the sink may have missed an object
+            log.exception("reflector failed, lists again", extra={"resource": self.name})
+            self._version = ""
+            return self._back_off(error, logging.DEBUG)
 
-    def stop(self) -> None:
-        """Ends `run` promptly, from any thread."""
-        self._stopping.set()
-        self._interrupt()
+    def wake(self) -> None:
+        """Ends a wait or the watch, and makes the callers of `relist` check again."""
+        super().wake()
+        with self._changed:
+            self._changed.notify_all()
+            if self._stream is not None:
+                self._stream.close()
 
     def age(self) -> float:
         """Returns the seconds since the last page, event, bookmark or regular end of a watch; inf before the first."""
@@ -136,37 +207,26 @@ class Reflector(Generic[T]):
         with self._changed:
             self._lists_requested += 1
             number = self._lists_requested
-            self._interrupt()
-            done = self._changed.wait_for(
-                lambda: self._lists_completed >= number or self._stopping.is_set(), timeout)
+            self.wake()
+            done = self._changed.wait_for(lambda: self._lists_completed >= number or self.is_stopping(), timeout)
             if self._lists_completed < number:
                 reason = f"no answer within {timeout:g} s: {self._last_error}" if not done else "stopped"
-                raise ClusterError(f"no list of {self._resource.name}: {reason}")
-
-    def _interrupt(self) -> None:
-        """Returns the running thread to its loop, and makes the callers of `relist` check again."""
-        self._wake.set()
-        with self._changed:
-            self._changed.notify_all()
-            if self._stream is not None:
-                self._stream.close()
+                raise ClusterError(f"no list of {self.name}: {reason}")
 
     def _is_list_requested(self) -> bool:
         return self._lists_completed < self._lists_requested
 
     def _is_interrupted(self) -> bool:
         """Reports whether the watch must end: the reflector stops, or a list is requested."""
-        return self._stopping.is_set() or self._is_list_requested()
+        return self.is_stopping() or self._is_list_requested()
 
-    def _back_off(self, error: Exception, level: int) -> None:
-        """Waits before the next attempt."""
+    def _back_off(self, error: Exception, level: int) -> float:
+        """Logs *error*. Returns the seconds until the next attempt."""
         with self._changed:
             self._last_error = str(error) or type(error).__name__
-        delay = self._backoff.next()
-        log.log(level, "watch interrupted",
-                extra={"resource": self._resource.name, "error": str(error), "retry_s": delay})
-        if not (self._stopping.is_set() or self._wake.is_set()):
-            self._wait(delay)
+        delay = self._backoff.next(error)
+        log.log(level, "watch interrupted", extra={"resource": self.name, "error": str(error), "retry_s": delay})
+        return delay
 
     def _list(self) -> None:
         """Passes on all objects, page by page, from one consistent read; then prunes the others.
@@ -178,36 +238,44 @@ class Reflector(Generic[T]):
         self._version = ""
         started, seen, version = self._clock(), set[str](), ""
         resource = self._resource
-        for page in read_pages(self._api.request, resource.name, resource.path, resource.query):
-            beat()
+        for page in self.each(read_pages(self._api.request, resource.name, resource.path, resource.query)):
             self._last_contact = self._clock()
-            for raw in page.items or ():
-                if self._stopping.is_set():
-                    return
-                self._take_listed(raw, seen)
+            if not version and self._is_earlier(page.metadata.resource_version):
+                log.error("versions have gone back: etcd has been restored, everything is read again",
+                          extra={"resource": self.name})
+                self.synced.clear()
+                self._latest = 0
+                self._sink.reset()
             version = page.metadata.resource_version
+            for raw in page.items or ():
+                if self.is_stopping():
+                    return
+                seen.add(self._delivery.listed(raw))
             time.sleep(0)  # lets other threads run: a list takes long compared with a filter
-        self._complete(seen, started, version, number)
-
-    def _take_listed(self, raw: msgspec.Raw, seen: set[str]) -> None:
-        try:
-            item = self._resource.parse(bytes(raw))
-        except MalformedInput as error:
-            seen.add(self._report(parse_meta(raw), error))
-            return
-        seen.add(self._resource.key(item))
-        self._sink.upsert(item)
-
-    def _complete(self, seen: set[str], started: float, version: str, number: int) -> None:
-        self._sink.prune(seen, started)
-        self._reported.keep_only(seen)
-        self._version = version
+        self._delivery.end_list(seen, started)
+        self._advance(version)
         with self._changed:
             self._lists_completed = max(self._lists_completed, number)
             self._changed.notify_all()
         if not self.synced.is_set():
-            log.info("listed", extra={"resource": self._resource.name, "objects": len(seen)})
+            log.info("listed", extra={"resource": self.name, "objects": len(seen)})
         self.synced.set()
+
+    def _check_version(self) -> None:
+        """Raises: Gone if the API server is at an earlier version than the watch; ClusterError; MalformedInput."""
+        # without selectors, which could make etcd read many objects to find one
+        data = self._api.request("GET", self._resource.path, query={"limit": "1"})
+        if self._is_earlier(version := parse_page(self.name, data).metadata.resource_version):
+            raise Gone(f"{self.name} are at version {version}, before {self._latest}")
+
+    def _is_earlier(self, version: str) -> bool:
+        return version.isdecimal() and int(version) < self._latest
+
+    def _advance(self, version: str) -> None:
+        """Continues from *version*."""
+        self._version = version
+        if version.isdecimal():
+            self._latest = max(self._latest, int(version))
 
     def _watch(self) -> None:
         """Passes on the changes after ``_version`` until the watch ends. A regular end does not cause a list."""
@@ -223,11 +291,11 @@ class Reflector(Generic[T]):
                 return
             with stream:
                 self._last_contact = self._clock()
-                beat_before_wait(SILENCE_S)
+                self.beat(SILENCE_S)
                 for line in stream:
-                    beat_before_wait(SILENCE_S)
+                    self.beat(SILENCE_S)
                     self._last_contact = self._clock()
-                    event = self._take_event(line)
+                    event = self._delivery.event(line)
                     if latest is None:
                         self._backoff.reset()
                     latest = event
@@ -239,45 +307,10 @@ class Reflector(Generic[T]):
             raise
         finally:
             if latest is not None:
-                self._version = parse_meta(latest).resource_version or self._version
+                self._advance(parse_meta(latest).resource_version or self._version)
             with self._changed:
                 self._stream = None
         if not self._is_interrupted():
             self._last_contact = self._clock()
             if latest is None and self._last_contact - opened < SHORT_S:
                 raise ClusterError("the watch ended at once, without an event")
-
-    def _take_event(self, line: bytes) -> msgspec.Raw:
-        """Passes on one event of the watch and returns its object. Raises: Gone or MalformedInput if a new list is
-        needed."""
-        event = decode(f"event of {self._resource.name}", _EVENT, line)
-        if event.type == "ERROR":  # its object is a Status
-            status = decode(f"error in the watch of {self._resource.name}", API_STATUS, event.object)
-            raise Gone(f"watch of {self._resource.name}: {status.message}", status.code)
-        if event.type != "BOOKMARK":  # its object has only a version
-            self._take_change(event.type, event.object)
-        return event.object
-
-    def _take_change(self, kind: str, raw: msgspec.Raw) -> None:
-        try:
-            item = self._resource.parse(bytes(raw))
-        except MalformedInput as error:
-            meta = parse_meta(raw)
-            if not meta.name:
-                raise
-            self._report(meta, error)
-            if kind == "DELETED":  # the sink needs an item for `remove`, but not for `prune`
-                raise Gone(f"{self._resource.name} {meta.path} was deleted in a state that cannot be read") from error
-            return
-        if kind == "DELETED":
-            self._reported.clear(self._resource.key(item))
-            self._sink.remove(item)
-        elif kind in ("ADDED", "MODIFIED"):
-            self._sink.upsert(item)
-
-    def _report(self, meta: ObjectMeta, error: MalformedInput) -> str:
-        """Logs once that an object cannot be read. Returns its key."""
-        if self._reported.is_new(meta.key):
-            log.error("object cannot be read",
-                      extra={"resource": self._resource.name, "object": meta.path, "error": str(error)})
-        return meta.key

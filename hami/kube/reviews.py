@@ -14,33 +14,27 @@ _TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
-class _User(msgspec.Struct, omit_defaults=True):
+class _User(msgspec.Struct):
     username: str = ""
     uid: str = ""
     groups: list[str] | None = None
     extra: dict[str, list[str]] | None = None
 
 
-class _TokenStatus(msgspec.Struct):
+class _ReviewStatus(msgspec.Struct):
+    """*authenticated*, *user*: of a TokenReview. *allowed*, *denied*: of a SubjectAccessReview."""
+
     authenticated: bool = False
     user: _User | None = None
-
-
-class _TokenReview(msgspec.Struct):
-    status: _TokenStatus | None = None
-
-
-class _AccessStatus(msgspec.Struct):
     allowed: bool = False
     denied: bool = False
 
 
-class _AccessReview(msgspec.Struct):
-    status: _AccessStatus | None = None
+class _AuthReview(msgspec.Struct):
+    status: _ReviewStatus | None = None
 
 
-_TOKEN_REVIEW = msgspec.json.Decoder(_TokenReview)
-_ACCESS_REVIEW = msgspec.json.Decoder(_AccessReview)
+_REVIEW = msgspec.json.Decoder(_AuthReview)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +55,9 @@ class Reviews:
 
     def identity(self, token: str) -> Identity | None:
         """Returns the user of *token*; ``None`` if the API server does not accept it."""
-        review = decode("TokenReview", _TOKEN_REVIEW, self._create(_TOKEN_REVIEWS, "authentication.k8s.io/v1",
-                                                                   "TokenReview", {"token": token}))
-        if review.status is None or not review.status.authenticated or review.status.user is None:
+        status = self._create(_TOKEN_REVIEWS, "authentication.k8s.io/v1", "TokenReview", {"token": token})
+        if not status.authenticated or (user := status.user) is None:
             return None
-        user = review.status.user
         extra = {key: tuple(values) for key, values in (user.extra or {}).items()}
         return Identity(user.username, user.uid, tuple(user.groups or ()), extra)
 
@@ -73,10 +65,9 @@ class Reviews:
         """Reports whether *who* may list the pods of *namespace*; of all namespaces if it is empty."""
         spec = {"user": who.username, "uid": who.uid, "groups": who.groups, "extra": who.extra,
                 "resourceAttributes": {"verb": "list", "resource": "pods", "namespace": namespace}}
-        review = decode("SubjectAccessReview", _ACCESS_REVIEW, self._create(
-            _ACCESS_REVIEWS, "authorization.k8s.io/v1", "SubjectAccessReview", spec))
-        return review.status is not None and review.status.allowed and not review.status.denied
+        status = self._create(_ACCESS_REVIEWS, "authorization.k8s.io/v1", "SubjectAccessReview", spec)
+        return status.allowed and not status.denied
 
-    def _create(self, path: str, version: str, kind: str, spec: Mapping[str, object]) -> bytes:
+    def _create(self, path: str, version: str, kind: str, spec: Mapping[str, object]) -> _ReviewStatus:
         body = msgspec.json.encode({"apiVersion": version, "kind": kind, "spec": spec})
-        return self._api.request("POST", path, body=body)
+        return decode(kind, _REVIEW, self._api.request("POST", path, body=body)).status or _ReviewStatus()

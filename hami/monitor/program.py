@@ -28,7 +28,7 @@ from hami.monitor.table import render_json, render_table
 from hami.node.pods import NodePods
 from hami.runtime.interpreter import freeze_gc
 from hami.runtime.signals import listen
-from hami.runtime.watchdog import WatchedThread, beat, beat_before_wait, problems
+from hami.runtime.tasks import PeriodicTask, Task, problems
 from hami.vendors.catalog import vendors
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family, build_info
@@ -72,38 +72,34 @@ class MonitorProgram:
         health.follow(self.unready_reason, self.hung_reason)
         self._exporter = Exporter(registry, settings.metrics_bind_address, self._families,
                                   pages={"/readyz": health.readyz, "/healthz": health.healthz})
-        self._changed = threading.Event()
-        self._stopped = threading.Event()
-        self._threads: list[WatchedThread] = []
+        self._changed = threading.Event()  # set between a change of a pod and the round that it causes
+        self._round_task = PeriodicTask("rounds", self._run, settings.interval)
+        self._tasks: tuple[Task, ...] = (self._pods.task, self._round_task)
 
     def start(self) -> None:
         """Serves, and runs rounds. Raises: HamiError if the address cannot be listened on."""
         self._exporter.start()
-        for name, run in (("pods", self._pods.run), ("rounds", self._run)):
-            thread = WatchedThread(name, run)
-            self._threads.append(thread)
-            thread.start()
+        for task in self._tasks:
+            task.start()
 
     def stop(self) -> None:
         """Stops all parts. Containers that wait go on."""
-        self._stopped.set()
-        self._changed.set()
-        self._pods.stop()
+        for task in self._tasks:
+            task.stop()
         self._exporter.stop()
-        for thread in self._threads:
-            thread.join(JOIN_S)
+        for task in self._tasks:
+            task.join(JOIN_S)
         self._rounds.release()
 
     def run_once(self) -> NodeReport:
         """Waits for the pods of the node and returns one round. Raises: HamiError if they do not come."""
-        watch = WatchedThread("pods", self._pods.run)
-        watch.start()
+        self._pods.task.start()
         try:
             if not self._pods.wait_synced(SYNC_S):
                 raise HamiError(f"the API server has not listed the pods of {self._settings.node} in {SYNC_S:g} s")
             return self._round()
         finally:
-            self._pods.stop()
+            self._pods.task.stop()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -119,26 +115,21 @@ class MonitorProgram:
 
     def hung_reason(self) -> str:
         """Returns which threads have died or hang; empty if none."""
-        return problems(tuple(self._threads))
+        return problems(self._tasks)
 
     def _families(self) -> list[Family]:
         return [build_info(), *families(self._report, legacy=self._settings.legacy_metrics)]
 
     def _on_pod(self, pod: Pod) -> None:
         self._changed.set()
+        self._round_task.wake()
 
     def _run(self) -> None:
-        """Runs a round at each interval, and soon after a pod has changed: one that ends frees others."""
-        while not self._stopped.is_set():
-            beat()
-            try:
-                self._report = self._round()
-            except Exception:
-                log.exception("round failed")
-            beat_before_wait(self._settings.interval)
-            if self._changed.wait(self._settings.interval):
-                self._stopped.wait(min(SETTLE_S, self._settings.interval))
-                self._changed.clear()
+        """Runs a round: one at each interval, and one soon after a pod has changed: a pod that ends frees others."""
+        if self._changed.is_set():
+            self._round_task.pause(min(SETTLE_S, self._settings.interval))
+            self._changed.clear()
+        self._report = self._round()
 
     def _round(self) -> NodeReport:
         begun = time.monotonic()

@@ -9,16 +9,17 @@ from hami.codec.pods import NodePod, parse_node_pod
 from hami.kube.api import Api
 from hami.kube.reflector import Reflector, WatchedResource
 from hami.model import Pod
+from hami.runtime.tasks import Task
 
 SYNC_S = 10.0
 """Seconds to wait for the first list; the kubelet gives a container 30 s to be prepared."""
 
 
 class NodePods:
-    """Watches the pods that are bound to one node. Threads may share it; one of them calls `run`."""
+    """The pods that are bound to one node. Threads may share it."""
 
     def __init__(self, api: Api, node: str, on_pod: Callable[[Pod], None] = lambda pod: None) -> None:
-        """*on_pod*: receives each new state of a pod, in the thread that calls `run`; must be quick."""
+        """*on_pod*: receives each new state of a pod, in the thread of the watch; must be quick."""
         self._on_pod = on_pod
         self._lock = threading.Lock()  # guards _pods; never held across I/O
         self._pods: dict[str, NodePod] = {}  # by uid
@@ -27,13 +28,10 @@ class NodePods:
                                  key=lambda item: item.pod.ref.uid, query={"fieldSelector": f"spec.nodeName={node}"}),
             self)
 
-    def run(self) -> None:
-        """Watches until `stop`. Never raises."""
-        self._reflector.run()
-
-    def stop(self) -> None:
-        """Ends `run` promptly, from any thread."""
-        self._reflector.stop()
+    @property
+    def task(self) -> Task:
+        """The watch."""
+        return self._reflector
 
     def pods(self) -> list[Pod] | None:
         """Returns the pods last reported; ``None`` before the first list is complete."""
@@ -79,3 +77,6 @@ class NodePods:
         """Forgets all pods that a complete list does not have, from the reflector."""
         with self._lock:
             self._pods = {uid: item for uid, item in self._pods.items() if uid in seen}
+
+    def reset(self) -> None:
+        """Does nothing: each new state is taken, whatever its version."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from hami.devices.config import PluginConfig
 from hami.errors import HamiError
 from hami.plugin.server import PluginServer, SocketIdentity, register, socket_identity, socket_path
 from hami.runtime.once import OncePerKey
-from hami.runtime.watchdog import HUNG_S, beat
+from hami.runtime.tasks import HUNG_S, Task
 
 log = logging.getLogger(__name__)
 
@@ -60,15 +59,18 @@ def next_step(*, kubelet: SocketIdentity | None, registered: SocketIdentity | No
     return Step.REGISTER if kubelet != registered or disconnected else Step.DONE
 
 
-class KubeletRegistration:
-    """Registers one resource with the kubelet; `run` in a thread of its own."""
+class KubeletRegistration(Task):
+    """Keeps one resource registered with the kubelet until `stop`, then removes its socket."""
 
     def __init__(self, config: PluginConfig, make_server: Callable[[Path, Callable[[], None]], PluginServer], *,
-                 clock: Callable[[], float]) -> None:
+                 clock: Callable[[], float], name: str = "kubelet",
+                 is_ready: Callable[[float], bool] = lambda seconds: True) -> None:
         """*make_server*: makes a server, not yet started, from its path and a listener for lost connections.
+        *is_ready*: reports whether to begin, after at most so many seconds.
 
         Raises: HamiError if the path is too long.
         """
+        super().__init__(name)
         self._config = config
         self._path = socket_path(config)
         self._kubelet = Path(config.kubelet_socket)
@@ -80,28 +82,22 @@ class KubeletRegistration:
         self._disconnected = False
         self._probed_at = self._answered_at = 0.0
         self._completed_calls = 0
-        self._stopped = threading.Event()
-        self._wake = threading.Event()
+        self._is_ready = is_ready
+        self._has_begun = False
         self._reported = OncePerKey()
         self.unready_reason = "not registered with the kubelet yet"
         """Why the kubelet cannot call this plugin; empty if it can. A replaced plugin reports ready."""
 
-    def run(self) -> None:
-        """Keeps the plugin registered until `stop`, then removes its socket."""
-        try:
-            while not self._stopped.is_set():
-                beat()
-                self._wake.clear()
-                if self._stopped.is_set() or self.try_tick() is Step.SERVE:
-                    continue
-                self._wake.wait(INTERVAL_S)
-        finally:
-            self._close()
+    def step(self) -> float:
+        """Takes the next step, once it may begin."""
+        if not self._has_begun and not self._is_ready(INTERVAL_S):
+            return 0.0
+        self._has_begun = True
+        return 0.0 if self.try_tick() is Step.SERVE else INTERVAL_S
 
-    def stop(self) -> None:
-        """Ends `run` soon."""
-        self._stopped.set()
-        self._wake.set()
+    def finish(self) -> None:
+        """Stops serving."""
+        self._close()
 
     def is_replaced(self) -> bool:
         """Reports whether another process serves the plugin's socket."""
@@ -193,7 +189,7 @@ class KubeletRegistration:
 
     def _on_disconnect(self) -> None:
         self._disconnected = True
-        self._wake.set()
+        self.wake()
 
     def _is_disconnected(self) -> bool:
         if self._server is not None and self._server.streams:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import signal
@@ -48,7 +49,7 @@ from hami.plugin.start_time import StartTimeAllocator, needs_completion
 from hami.plugin.static_mig import InstanceResource, StaticMig
 from hami.runtime.interpreter import freeze_gc, set_switch_interval
 from hami.runtime.signals import STOP_SIGNALS, listen
-from hami.runtime.watchdog import WatchedThread, beat, beat_before_wait, problems
+from hami.runtime.tasks import PeriodicTask, Task, problems
 from hami.vendors.catalog import vendors
 from hami.web.health import Health
 
@@ -64,7 +65,8 @@ CLEANUP_MIG_S = 10.0
 """Seconds between cleanups; shorter with MIG, where unused instances take room from other pods."""
 REGIONS_S = 1.0
 """Seconds between two looks at the size of files to which containers may write."""
-RETRY_HEALTH_S = 5.0
+CALLS_S = 900.0
+"""Seconds for work that calls the API server once for each container, which may hang."""
 JOIN_S = 3.0
 DRAIN_S = 1.0
 LAST_WRITES_S = 5.0
@@ -121,11 +123,14 @@ class DevicePluginProgram:
         self._registrations: list[KubeletRegistration] = []
         self._card_registration = None
         if config.kubelet_socket:
-            self._card_registration = KubeletRegistration(config, self._card_server, clock=time.monotonic)
+            self._card_registration = KubeletRegistration(config, self._card_server, clock=time.monotonic,
+                                                          is_ready=self._may_serve_cards)
             self._registrations.append(self._card_registration)
         self._lock = threading.Lock()  # guards _registrations; never held while a registration runs
         self._stopped = threading.Event()
-        self._threads: list[WatchedThread] = []
+        self._health = PeriodicTask("health", self._watch_health, math.inf)
+        self._cleanup_due = 0.0
+        self._tasks: list[Task] = []
 
     def start(self) -> None:
         """Reads the cards, prepares the node, then serves. Raises: HamiError if one of the first two fails."""
@@ -143,16 +148,17 @@ class DevicePluginProgram:
         log.info("cards found", extra={
             "node": settings.config.node, "mode": settings.config.operating_mode,
             "cards": [card.uuid for card in self._inventory.cards()]})
-        threads: dict[str, Callable[[], None]] = {
-            "events": self._events.run, "health": self._watch_health, "node": self._registrar.run,
-            "kubelet": self._serve_cards, "cleanup": self._clean_up,
-            "sweep": partial(self._repeat, self._sweep_node, CLEANUP_S, "sweep failed"),
-            "regions": partial(self._repeat, self._guard.shrink, REGIONS_S,
-                               "sizes of shared regions cannot be checked")}
         if self._node_pods is not None:
-            self._start_thread("pods", self._node_pods.run)
-        for name, run in threads.items():
-            self._start_thread(name, run)
+            self._start_task(self._node_pods.task)
+        for task in (self._events, self._health, self._registrar,
+                     PeriodicTask("cleanup", self._clean_up, 0.0, limit_s=CALLS_S),
+                     PeriodicTask("sweep", self._sweep_node, CLEANUP_S, limit_s=CALLS_S),
+                     PeriodicTask("regions", self._guard.shrink, REGIONS_S, limit_s=CALLS_S)):
+            self._start_task(task)
+        if self._card_registration is not None:
+            self._start_task(self._card_registration)
+        else:
+            log.info("no kubelet socket: the cards are only registered with the node")
 
     def unready_reason(self) -> str:
         """Returns why the kubelet cannot call the plugin; empty if it can.
@@ -168,35 +174,31 @@ class DevicePluginProgram:
         """Returns which threads have died or hang, and which of the plugin's own servers are silent; empty if none."""
         with self._lock:
             registrations = list(self._registrations)
-        reasons = [problems(tuple(self._threads)), *(one.hung_reason() for one in registrations)]
+        reasons = [problems(tuple(self._tasks)), *(one.hung_reason() for one in registrations)]
         return "; ".join(filter(None, reasons))
 
     def stop(self, *, last: bool) -> None:
         """Stops serving, then everything else. The *last* time the node is no longer lock-free, and unregistered if the
         settings say so, unless another process has replaced this one."""
         self._stopped.set()
-        self._deferred.wake()
-        if self._node_pods is not None:
-            self._node_pods.stop()
         with self._lock:
             is_replaced = any(one.is_replaced() for one in self._registrations)
-            for one in self._registrations:
-                one.stop()
-        self._registrar.stop()
+            tasks = [task for task in self._tasks if task is not self._events]
+        for task in tasks:
+            task.stop()
+        self._deferred.wake()
         self._inventory.close()
         if self._static_mig is not None:
             self._static_mig.close()
-        for thread in self._threads:
-            if thread.name != "events":
-                thread.join(JOIN_S)
+        for task in tasks:
+            task.join(JOIN_S)
         deadline = time.monotonic() + LAST_WRITES_S
         self._deferred.flush(lambda: deadline - time.monotonic())
         if last and not is_replaced:
             self._registrar.leave(unregister=self._settings.config.unregister_on_stop)
         self._events.drain(DRAIN_S)
         self._events.stop()
-        for thread in self._threads:
-            thread.join(JOIN_S)
+        self._events.join(JOIN_S)
 
     def _card_server(self, path: Path, on_disconnect: Callable[[], None]) -> PluginServer:
         is_needed = self._is_start_time or bool(self._start_time.is_recorded())  # containers of an earlier mode
@@ -226,17 +228,13 @@ class DevicePluginProgram:
             for resource in self._static_mig.update_cards(cards):
                 self._serve_instances(resource)
 
-    def _serve_cards(self) -> None:
-        """Serves once there is a card: otherwise the kubelet would list the resource with capacity 0."""
-        if self._card_registration is None:
-            log.info("no kubelet socket: the cards are only registered with the node")
-            return
-        beat_before_wait()
-        if self._inventory.wait_until(lambda snapshot: bool(snapshot.cards)) is None:
-            return
-        if not self._is_start_time:
-            self._registrar.wait_registered()  # a predecessor that was killed may have left the node lock-free
-        self._card_registration.run()
+    def _may_serve_cards(self, seconds: float) -> bool:
+        """Reports whether there is a card, after at most so many seconds: otherwise the kubelet would list the resource
+        with capacity 0. Without start-time allocation, the node must be registered, too: a predecessor that was killed
+        may have left it lock-free."""
+        snapshot = self._inventory.wait_until(lambda snapshot: bool(snapshot.cards), seconds)
+        has_cards = snapshot is not None and bool(snapshot.cards)
+        return has_cards and (self._is_start_time or self._registrar.wait_registered(seconds))
 
     def _serve_instances(self, resource: InstanceResource) -> None:
         """Serves a resource of MIG instances in a thread of its own. Raises: HamiError for a name that is too long."""
@@ -248,7 +246,7 @@ class DevicePluginProgram:
             config = replace(config, resource=resource.resource, socket_name="")
         registration = KubeletRegistration(config, lambda path, on_disconnect: PluginServer(
             path, config, resource.inventory, resource, ids=lambda card, config: (card.uuid,),
-            on_disconnect=on_disconnect), clock=time.monotonic)
+            on_disconnect=on_disconnect), clock=time.monotonic, name=resource.resource)
         with self._lock:
             if self._stopped.is_set():
                 return
@@ -256,12 +254,11 @@ class DevicePluginProgram:
                 self._card_registration.stop()  # the instances take over the resource and the socket of the cards
                 self._registrations.remove(self._card_registration)
             self._registrations.append(registration)
-        self._start_thread(resource.resource, registration.run)
+            self._start_task(registration)
 
-    def _start_thread(self, name: str, run: Callable[[], None]) -> None:
-        thread = WatchedThread(name, run)
-        self._threads.append(thread)
-        thread.start()
+    def _start_task(self, task: Task) -> None:
+        self._tasks.append(task)
+        task.start()
 
     def _report(self, card: str, reason: str) -> None:
         self._inventory.report(card, reason)
@@ -269,40 +266,16 @@ class DevicePluginProgram:
             self._static_mig.report(card, reason)
 
     def _watch_health(self) -> None:
-        while not self._stopped.is_set():
-            beat()
-            try:
-                self._source.watch_health(self._report, self._stopped)
-                return
-            except Exception:
-                log.exception("health watch failed, retrying")
-            self._stopped.wait(RETRY_HEALTH_S)
+        self._source.watch_health(self._report, self._stopped, self._health.beat)
 
     def _clean_up(self) -> None:
-        """Flushes deferred writes as they are queued, and cleans up the node at intervals."""
-        interval = CLEANUP_MIG_S if self._mig is not None else CLEANUP_S
-        due = time.monotonic()
-        while not self._stopped.is_set():
-            beat()
-            try:
-                if time.monotonic() >= due:
-                    due = time.monotonic() + interval
-                    self._clean_up_node()
-                else:
-                    self._deferred.flush()
-            except Exception:
-                log.exception("cleanup failed")
-            self._deferred.wait(RETRY_WRITES_S)
-
-    def _repeat(self, work: Callable[[], object], interval: float, failure: str) -> None:
-        """Does *work* every *interval* seconds, in a thread of its own: how long it takes is up to containers."""
-        while not self._stopped.is_set():
-            beat()
-            try:
-                work()
-            except Exception:
-                log.exception(failure)
-            self._stopped.wait(interval)
+        """Flushes deferred writes, or cleans up the node if that is due, then waits for the next write."""
+        if time.monotonic() >= self._cleanup_due:
+            self._cleanup_due = time.monotonic() + (CLEANUP_MIG_S if self._mig is not None else CLEANUP_S)
+            self._clean_up_node()
+        else:
+            self._deferred.flush()
+        self._deferred.wait(RETRY_WRITES_S)
 
 
 def clean_up_node(node: str, mig: DynamicMig | None, allocator: Allocator, deferred: DeferredWrites) -> None:
@@ -394,7 +367,8 @@ class _NoCards:
     def cards(self) -> Sequence[Card]:
         return ()
 
-    def watch_health(self, report: Callable[[str, str], None], stopped: threading.Event) -> None:
+    def watch_health(self, report: Callable[[str, str], None], stopped: threading.Event,
+                     beat: Callable[[], None] = lambda: None) -> None:
         """Returns at once: there is nothing to watch."""
 
     @property

@@ -14,7 +14,7 @@ from hami.devices.registration import annotation_changes, lock_free_changes, nod
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.runtime.once import OncePerKey
-from hami.runtime.watchdog import beat
+from hami.runtime.tasks import Task
 from hami.vendors.inventory import PAIR_SCORES
 from hami.vendors.spec import Vendor
 
@@ -28,7 +28,7 @@ RETRY_S = 5.0
 """Seconds until the next attempt after a failure."""
 
 
-class NodeRegistrar:
+class NodeRegistrar(Task):
     """Writes only what has changed, compared to the node as it is: annotations that somebody removed are restored."""
 
     def __init__(self, cluster: Cluster, source: CardSource, inventory: DeviceInventory, config: PluginConfig,
@@ -37,6 +37,7 @@ class NodeRegistrar:
                  is_lock_free: Callable[[], bool] | None = None) -> None:
         """*on_cards*: called with the cards before they are offered to anybody; may raise HamiError. *is_lock_free*:
         reports whether the kubelet allocates without a node lock by now; ``None`` if it never will."""
+        super().__init__("node")
         self._cluster = cluster
         self._source = source
         self._inventory = inventory
@@ -45,33 +46,28 @@ class NodeRegistrar:
         self._now = now
         self._on_cards = on_cards
         self._is_lock_free = is_lock_free
-        self._stopped = threading.Event()
-        self._has_registered = threading.Event()  # also set by the end of `run`
+        self._has_registered = threading.Event()
         self._read_lock = threading.Lock()  # one read of the cards at a time, driver and file I/O included
         self._reported = OncePerKey()
 
-    def run(self) -> None:
-        """Reads and registers, immediately when the health of a card changes, until `stop`."""
+    def step(self) -> float:
+        """Reads and registers, then waits until it is due again, or until the health of a card changes."""
         node = self._config.node
-        while not self._stopped.is_set():
-            beat()
-            try:
-                self.read()
-                registered = self.register()
-                self._reported.clear(node)
-                is_complete = self._is_lock_free is None or self._is_lock_free()
-                self._inventory.wait_until(lambda snapshot: snapshot is not registered,
-                                           INTERVAL_S if is_complete else LOCK_FREE_S)
-                continue
-            except HamiError as error:
-                if self._reported.is_new(node, str(error)):
-                    log.warning("node registration failed", extra={"node": node, "error": error})
-            except Exception:
-                log.exception("node registration failed")
-            self._stopped.wait(RETRY_S)
+        try:
+            self.read()
+            registered = self.register()
+        except HamiError as error:
+            if self._reported.is_new(node, str(error)):
+                log.warning("node registration failed", extra={"node": node, "error": error})
+            return RETRY_S
+        self._reported.clear(node)
+        is_complete = self._is_lock_free is None or self._is_lock_free()
+        self._inventory.wait_until(lambda snapshot: snapshot is not registered,
+                                   INTERVAL_S if is_complete else LOCK_FREE_S)
+        return 0.0
 
     def read(self) -> None:
-        """Reads the cards once, in any thread; `run` registers the changes.
+        """Reads the cards once, in any thread; `step` registers the changes.
 
         Raises: HamiError if the source cannot be read or the cards cannot be offered.
         """
@@ -108,14 +104,9 @@ class NodeRegistrar:
         self._has_registered.set()
         return snapshot
 
-    def wait_registered(self) -> None:
-        """Waits until the node's annotations are right for the first time, or until `stop`."""
-        self._has_registered.wait()
-
-    def stop(self) -> None:
-        """Ends `run` soon, once the inventory is closed."""
-        self._stopped.set()
-        self._has_registered.set()
+    def wait_registered(self, seconds: float) -> bool:
+        """Reports whether the node's annotations have been right once, after at most so many seconds."""
+        return self._has_registered.wait(seconds)
 
     def leave(self, *, unregister: bool) -> None:
         """Removes the annotations that this plugin alone may promise, in one attempt, since it ends: its successor may

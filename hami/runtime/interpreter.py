@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 
-SWITCH_INTERVAL_SECONDS = 0.0005
+from hami.runtime.tasks import Task
+
+SWITCH_INTERVAL_S = 0.0005
 YOUNG_OBJECTS = 50_000  # that are allocated between two collections; Python's default is 700
+WAIT_S = 1.0  # between two looks whether the process ends, while caches are filled
 
 
 def set_switch_interval() -> None:
     """Makes a computing thread yield to others after 0.5 ms. With Python's default of 5 ms, a busy thread adds 20 ms to
     each filter request."""
-    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def collect_rarely(young: int = YOUNG_OBJECTS) -> None:
@@ -32,3 +36,19 @@ def freeze_gc() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+
+
+class FreezeGc(Task):
+    """Calls `freeze_gc` once, when the caches have been filled. *is_filled*: reports whether they have, after at most
+    so many seconds."""
+
+    def __init__(self, is_filled: Callable[[float], bool]) -> None:
+        super().__init__("gc")
+        self._is_filled = is_filled
+
+    def step(self) -> float | None:
+        """Waits for a while, or calls it."""
+        if not self._is_filled(WAIT_S):
+            return 0.0
+        freeze_gc()
+        return None

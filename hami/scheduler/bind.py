@@ -19,7 +19,7 @@ from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
 from hami.kube.api import is_unsent
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
-from hami.kube.retry import brief_retry
+from hami.kube.retry import attempts_within, brief_retry
 from hami.model import PodRef
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.node_lock import KeepsLocks, NodeLocks
@@ -55,7 +55,7 @@ class Binder:
         self._leadership = leadership
         self._clock = clock
         self._lock_timeout_s = lock_timeout_s
-        self._retry_unsent = brief_retry(is_unsent, sleep)
+        self._retry_unsent = brief_retry(is_unsent, sleep, attempts_within(BINDING_TIMEOUT_S))
 
     def bind(self, ref: PodRef, node: str) -> None:
         """Binds the pod to *node* with the devices reserved for it.
@@ -103,7 +103,7 @@ class Binder:
         reservations.finish_binding(reservation)
 
     def _write(self, reservation: Reservation, until: float) -> None:
-        """Writes the Binding in one attempt, after a last check of what is known, and not later than *until*."""
+        """Writes the Binding in one attempt, after a last check of the cache, and not later than *until*."""
         self._read_foreign_pods(reservation.node)
         if self._cache.is_bound(reservation.ref.uid, reservation.node):
             return  # by an earlier attempt that had no answer

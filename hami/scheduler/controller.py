@@ -1,4 +1,4 @@
-"""The controller: carries out what ``reconcile`` decides, and the duties that come with time. It never places a pod."""
+"""The controller: repairs pods as ``reconcile`` decides, and does the periodic duties. It never places a pod."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.model import Pod, PodRef
 from hami.runtime.once import OncePerKey
-from hami.runtime.periodic import PeriodicTask
+from hami.runtime.tasks import Task
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.reconcile import Move, pod_moves
@@ -35,12 +35,12 @@ of HAMi is replaced by ours under the same name, this label tells their pods apa
 ROLE = "hami.io/scheduler-role"
 
 
-class Controller(PeriodicTask):
-    """One loop for all duties."""
+class Controller(Task):
+    """One task for all duties."""
 
     def __init__(self, cluster: Cluster, cache: Cache, locks: NodeLocks, events: EventRecorder, leadership: Leadership,
                  settings: Settings, *, clock: Callable[[], float], now: Callable[[], datetime]) -> None:
-        super().__init__(PERIOD_S)
+        super().__init__("controller")
         self._cluster = cluster
         self._cache = cache
         self._locks = locks
@@ -53,9 +53,9 @@ class Controller(PeriodicTask):
         self._round = 0
         self.handshakes_requested = 0
 
-    def tick(self) -> None:
+    def step(self) -> float:
         """Runs one round. A duty that fails is logged and tried again in the next round; the others still run."""
-        for duty in self._duties():
+        for duty in self.each(self._duties()):
             try:
                 duty()
             except ClusterError as error:
@@ -63,10 +63,11 @@ class Controller(PeriodicTask):
             except Exception:
                 log.exception("controller duty failed", extra={"duty": duty.__name__.strip("_")})
         self._round += 1
+        return PERIOD_S
 
     def _duties(self) -> Iterator[Callable[[], None]]:
         """Yields the duties of every replica, then the leader's; leadership may end between any two of them."""
-        yield from (self._expire, self._resolve_unknown_bindings, self._report_edits)
+        yield from (self._expire, self._resolve_unknown_bindings, self._report_edits, self._locks.forget_unused)
         for duty in (self._remind_kube_scheduler, self._request_reports, self._reconcile_pods, self._release_locks,
                      self._report_problems, self._label_replicas):
             if self._leadership.leads():
@@ -77,7 +78,7 @@ class Controller(PeriodicTask):
             log.warning("reservation expired", extra={"pod": reservation.ref, "node": reservation.node})
 
     def _resolve_unknown_bindings(self) -> None:
-        for reservation in self._cache.reservations.unknown_bindings():
+        for reservation in self.each(self._cache.reservations.unknown_bindings()):
             with _one_may_fail("resolve_unknown_binding"):
                 pod = self._cluster.pod(reservation.ref.namespace, reservation.ref.name)
                 if pod is not None:
@@ -106,18 +107,18 @@ class Controller(PeriodicTask):
 
     def _request_reports(self) -> None:
         """Asks device plugins to report."""
-        for node, vendor in self._cache.nodes.reports_due()[:HANDSHAKES_PER_ROUND]:
-            if (known := self._cache.nodes.lock_of(node)) is None:
+        for node, vendor in self.each(self._cache.nodes.reports_due()[:HANDSHAKES_PER_ROUND]):
+            if (current := self._cache.nodes.lock_of(node)) is None:
                 continue
             with _one_may_fail("request_report"):
-                # Only if the node is as we know it: the answer would hide a lock that has come and gone meanwhile.
+                # only if the node is as the cache has it: the answer would hide a lock that was set and removed
                 request = {vendor.handshake: render_request(self._now())}
-                answer = self._cluster.annotate_node(node, request, str(known[1]))
+                answer = self._cluster.annotate_node(node, request, str(current[1]))
                 self.handshakes_requested += 1
                 self._cache.nodes.upsert(answer)
 
     def _reconcile_pods(self) -> None:
-        for record in self._cache.pods.unsettled():
+        for record in self.each(self._cache.pods.unsettled()):
             for move in pod_moves(record, self._cache.vendors, self._settings, self._clock()):
                 with _one_may_fail("reconcile_pod"):
                     self._carry_out(move)
@@ -136,7 +137,7 @@ class Controller(PeriodicTask):
 
     def _release_locks(self) -> None:
         """Releases locks whose holders no longer need them."""
-        for node, key, text in self._cache.nodes.locks():
+        for node, key, text in self.each(self._cache.nodes.locks()):
             with _one_may_fail("release_lock"):
                 if self._locks.release_unneeded(node, key):
                     log.warning("node lock released, its holder is done", extra={"node": node, "lock": text})
@@ -151,7 +152,7 @@ class Controller(PeriodicTask):
             return
         pods = self._cluster.pods_labeled(self._settings.pod_namespace, SCHEDULER_PODS)
         ours = [_release(pod) for pod in pods if pod.ref.name == self._settings.pod_name]
-        for pod in pods:
+        for pod in self.each(pods):
             role = "leader" if pod.ref.name == self._settings.pod_name else "follower"
             if _release(pod) in ours and pod.labels.get(ROLE) != role:
                 with _one_may_fail("label_replica"):
@@ -168,14 +169,14 @@ class Controller(PeriodicTask):
 def _one_may_fail(duty: str) -> Iterator[None]:
     """Logs a failure, so that it does not stop the items that follow.
 
-    Raises: ClusterError when the API server does not answer, as the others would fail the same way.
+    Raises: ClusterError when the API server does not answer or is too busy: the others would fail the same way.
     """
     try:
         yield
     except (NotFound, Conflict):
-        pass  # deleted or changed meanwhile: the next round sees what has become of it
+        pass  # deleted or changed meanwhile: the next round sees the new state
     except HamiError as error:
-        if isinstance(error, ClusterError) and error.status is None:
+        if isinstance(error, ClusterError) and error.status in (None, 429):
             raise
         log.warning("request failed", extra={"duty": duty, "error": error})
 

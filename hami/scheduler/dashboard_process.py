@@ -8,16 +8,16 @@ bound yet, it learns through a pipe. It ends when the pipe is closed.
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import socket
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from hami.cache.reservations import Reservations
-from hami.runtime.watchdog import beat_before_wait
+from hami.runtime.tasks import Task
 from hami.scheduler.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -28,36 +28,30 @@ RESTART_S = 5.0  # until a process that has ended is started again
 END_S = 2.0  # for the process to end by itself
 
 
-class DashboardProcess:
+class DashboardProcess(Task):
     """Keeps the dashboard's process running, and tells it the reservations."""
 
     def __init__(self, settings: Settings, listener: socket.socket, reservations: Reservations, *,
                  command: tuple[str, ...] = COMMAND, restart_s: float = RESTART_S) -> None:
         """*listener*: the address of the pages; clients wait until the process serves them. *command*: its arguments
         are the file descriptors of the pipe and of *listener*."""
+        super().__init__("dashboard", limit_s=math.inf)  # no deadline: the dashboard is optional
         self._settings = settings
         self._listener = listener
         self._reservations = reservations
         self._command = command
         self._restart_s = restart_s
-        self._stopped = threading.Event()
 
-    def run(self) -> None:
-        """Keeps the process running until `stop`."""
-        beat_before_wait()  # for as long as it likes: without pages, pods are placed all the same
-        while not self._stopped.is_set():
-            try:
-                status = self._run_once()
-            except OSError as error:
-                log.error("the dashboard cannot be started and is tried again", extra={"error": str(error)})
-            else:
-                if not self._stopped.is_set():
-                    log.error("the dashboard has ended and is started again", extra={"status": status})
-            self._stopped.wait(self._restart_s)
-
-    def stop(self) -> None:
-        """Ends `run` and the process."""
-        self._stopped.set()
+    def step(self) -> float:
+        """Runs the process until it ends. Returns the seconds until it is started again."""
+        try:
+            status = self._run_once()
+        except OSError as error:
+            log.error("the dashboard cannot be started and is tried again", extra={"error": str(error)})
+        else:
+            if not self.is_stopping():
+                log.error("the dashboard has ended and is started again", extra={"status": status})
+        return self._restart_s
 
     def _run_once(self) -> int:
         """Starts the process. Returns its exit status when it has ended. Raises: OSError if it cannot be started."""
@@ -79,7 +73,7 @@ class DashboardProcess:
         has changed than is kept."""
         pipe.send(self._settings)
         self._reservations.start_following()
-        while (process.poll() is None and not self._stopped.wait(POLL_S)
+        while (process.poll() is None and not self.pause(POLL_S)
                and (changes := self._reservations.take_changes()) is not None):
             if any(changes):
                 pipe.send(changes)

@@ -18,9 +18,9 @@ from hami.errors import HamiError
 from hami.kube.api import Api
 from hami.runtime import logs
 from hami.runtime.clock import utc_now
-from hami.runtime.interpreter import collect_rarely, freeze_gc, set_switch_interval
+from hami.runtime.interpreter import FreezeGc, collect_rarely, set_switch_interval
 from hami.runtime.signals import STOP_SIGNALS
-from hami.runtime.watchdog import WatchedThread, beat_before_wait, problems
+from hami.runtime.tasks import problems
 from hami.scheduler.settings import Settings, is_loopback
 from hami.scheduler.watches import watched_cache
 from hami.web.tls import TlsContext
@@ -41,9 +41,7 @@ class DashboardProgram:
         self._cache, self._watches = watched_cache(settings, api)
         self._server = dashboard_server(listener, self._cache, api, _tls(settings), now=utc_now,
                                         monitors=_monitors(settings, api), unready_reason=self._unready_reason)
-        loops = {**self._watches.loops(), "dashboard": self._server.run, "questions": self._server.collect,
-                 "memory": self._freeze}
-        self._threads = [WatchedThread(name, run) for name, run in loops.items()]
+        self._tasks = (*self._watches.tasks, *self._server.tasks, FreezeGc(self._watches.is_synced))
 
     def run(self, pipe: Connection) -> int:
         """Serves while its threads work, and follows the reservations that *pipe* tells. Returns the exit status.
@@ -51,9 +49,9 @@ class DashboardProgram:
         Raises: EOFError when the pipe is closed.
         """
         self._server.start()
-        for thread in self._threads:
-            thread.start()
-        while not (reason := problems(self._threads)):
+        for task in self._tasks:
+            task.start()
+        while not (reason := problems(self._tasks)):
             if pipe.poll(TICK_S):
                 changes: ReservationChanges = pipe.recv()
                 self._cache.follow(*changes)
@@ -64,11 +62,6 @@ class DashboardProgram:
     def _unready_reason(self) -> str:
         """Returns why the cluster cannot be shown yet; empty if it can."""
         return "" if self._watches.is_synced() else "the cluster is still being read"
-
-    def _freeze(self) -> None:
-        beat_before_wait()
-        self._watches.is_synced(None)
-        freeze_gc()
 
 
 def _monitors(settings: Settings, api: Api) -> Monitors | None:

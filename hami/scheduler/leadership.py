@@ -8,69 +8,62 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable
 
 from hami.errors import ClusterError
 from hami.kube.lease import Elector
-from hami.runtime.watchdog import beat_before_wait
+from hami.runtime.tasks import Task
 
 log = logging.getLogger(__name__)
 
 CATCH_UP_S = 300.0  # longer than it takes, or fails
 RETRY_S = 0.5  # between attempts to catch up
-POLL_S = 0.05  # between looks of those who wait until this replica leads
-IDLE_S = 3.0  # without a verb for this long, the leadership may be handed over
+REQUEST_S = 2.0  # between requests for the leadership, of a verb that waits for it
 
 
-class Leadership:
-    """An election that counts from when *catch_up* has succeeded.
+class Leadership(Task):
+    """An election whose terms count from when *catch_up* has succeeded. *clock* is the election's."""
 
-    *elect* makes the election, which calls :meth:`started` and :meth:`stopped` and asks :meth:`is_idle`. *clock* is the
-    election's.
-    """
-
-    def __init__(self, elect: Callable[[Leadership], Elector], catch_up: Callable[[], None], *,
-                 clock: Callable[[], float]) -> None:
+    def __init__(self, election: Elector, catch_up: Callable[[], None], *, clock: Callable[[], float]) -> None:
+        super().__init__("leadership", limit_s=CATCH_UP_S)
+        self._election = election
         self._catch_up = catch_up
         self._clock = clock
         self._since = math.inf
-        self._term = 0
-        self._caught_up = -1
-        self._wake = threading.Event()
-        self._stopping = False
-        self._last_verb = -IDLE_S
-        self.election = elect(self)
+        self._caught_up = 0  # the election's term for which that is done
 
-    def started(self) -> None:
-        """Begins a term."""
-        self._term += 1
-        self._wake.set()
+    def step(self) -> float:
+        """Waits for the beginning of a term and catches up. Returns the seconds until it is tried again."""
+        election = self._election
+        self.beat(math.inf)
+        with election.changed:
+            election.changed.wait_for(lambda: self.is_stopping() or self._is_behind())
+            term = election.term
+        self.beat()
+        if self.is_stopping():
+            return 0.0
+        if (early_s := election.settles_at() - self._clock()) > 0:
+            return early_s
+        try:
+            self._catch_up()
+        except ClusterError as error:
+            log.warning("cluster not read yet, will retry", extra={"error": error})
+            return RETRY_S
+        with election.changed:
+            self._since, self._caught_up = self._clock(), term
+            election.changed.notify_all()
+        log.info("acting as leader")
+        return 0.0
 
-    def stopped(self) -> None:
-        """Ends the term."""
-        self._term += 1
-
-    def run(self) -> None:
-        """Catches up at the beginning of each term, until stopped."""
-        while not self._stopping:
-            beat_before_wait()
-            self._wake.wait()
-            self._wake.clear()
-            term = self._term
-            while not self._stopping and self._caught_up != term == self._term:
-                beat_before_wait(CATCH_UP_S)
-                if not self._try_to_catch_up(term):
-                    self._wake.wait(RETRY_S)
-
-    def stop(self) -> None:
-        """Ends :meth:`run`."""
-        self._stopping = True
-        self._wake.set()
+    def wake(self) -> None:
+        """Ends all waits, also those of verbs if the task stops."""
+        super().wake()
+        with self._election.changed:
+            self._election.changed.notify_all()
 
     def leads_until(self) -> float:
         """Returns the time on the clock until which this replica certainly leads; a past time if it does not."""
-        return self.election.leads_until() if self._caught_up == self._term else 0.0
+        return self._election.leads_until() if self._caught_up == self._election.term else 0.0
 
     def leads(self) -> bool:
         """Reports whether this replica leads now."""
@@ -78,32 +71,22 @@ class Leadership:
 
     def wait_until_leading(self, timeout: float) -> bool:
         """Reports whether this replica leads. If not, asks for the leadership and waits at most *timeout* seconds."""
-        self._last_verb = begun = self._clock()
-        while not self.leads():
-            if self._stopping or self._clock() - begun >= timeout:
-                return False
-            self.election.request_handover()
-            threading.Event().wait(POLL_S)
+        deadline = self._clock() + timeout
+        self._election.need()
+        if self.leads():
+            return True
+        with self._election.changed:
+            while not self.leads():
+                left_s = deadline - self._clock()
+                if self.is_stopping() or left_s <= 0:
+                    return False
+                self._election.need()
+                self._election.changed.wait(min(left_s, REQUEST_S))
         return True
 
     def since(self) -> float:
         """Returns when this replica began to act in its latest term, on the clock."""
         return self._since
 
-    def is_idle(self) -> bool:
-        """Reports whether no verb has come recently, so that another replica may have the leadership."""
-        return self._clock() - self._last_verb > IDLE_S
-
-    def _try_to_catch_up(self, term: int) -> bool:
-        """Reports whether it worked. An expired lease may still be renewed in the same term, so it is no error."""
-        if not self.election.settles_at() <= self._clock() < self.election.leads_until():
-            return False
-        try:
-            self._catch_up()
-        except ClusterError as error:
-            log.warning("cluster not read yet, will retry", extra={"error": error})
-            return False
-        self._since = self._clock()
-        self._caught_up = term
-        log.info("acting as leader")
-        return True
+    def _is_behind(self) -> bool:
+        return self._caught_up != self._election.term and self._election.is_leader()

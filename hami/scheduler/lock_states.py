@@ -1,14 +1,17 @@
-"""Binds that wait for node locks, and what this process remembers about each lock."""
+"""The queues of binds for node locks, and what this process remembers about each lock."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+PLACE_S = 60.0
+"""Seconds for which a pod whose bind has waited in vain keeps its place: kube-scheduler tries it again meanwhile."""
 
 
 class LockId(NamedTuple):
@@ -19,23 +22,34 @@ class LockId(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
+class Waiter:
+    """A thread in the queue for a lock; it stays there while it uses the lock. *number*: its place. *news*: set when it
+    should look at the lock again. *is_waiting*: it is a bind without the lock."""
+
+    number: int
+    news: threading.Event = field(default_factory=threading.Event)
+    is_waiting: bool = True
+    since: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True, eq=False)
 class LockState:
     """The state of one lock in this process.
 
-    *local* is held by the thread of this process that works on the lock, also across I/O. *changed* is set when that
-    thread should look at the lock again. *leftover*: the text of a lock that this process may have failed to release.
-    *written*: the text that we wrote last, and the uid of its pod. *kept*: the text of a lock that a later bind of the
+    *queue*: the first in it works on the lock, also across I/O. *places*: numbers of pods whose bind has waited in
+    vain, and when it gave up. *leftover*: the text of a lock that this process may have failed to release. *written*:
+    the text that this process wrote last, and the uid of its pod. *kept*: the text of a lock that a later bind of the
     same pod has taken over: it may be the text that an earlier one wrote within the same second.
     """
 
-    local: threading.Lock = field(default_factory=threading.Lock)
-    changed: threading.Event = field(default_factory=threading.Event)
+    queue: list[Waiter] = field(default_factory=list)
+    places: dict[str, tuple[int, float]] = field(default_factory=dict)
     leftover: str = ""
     written: tuple[str, str] = ("", "")
     kept: str = ""
     _noted: dict[str, tuple[str, float]] = field(default_factory=dict)
 
-    def since(self, fact: str, text: str, clock: float) -> float:
+    def note_since(self, fact: str, text: str, clock: float) -> float:
         """Returns when *fact* was first noted about the lock *text*, which is now unless it was noted before."""
         noted = self._noted.get(fact)
         if noted is None or noted[0] != text:
@@ -52,52 +66,100 @@ class LockState:
 
 
 class LockStates:
-    """The states of all locks, and the binds that wait for them.
+    """The states of all locks, and the queues for them.
 
-    *on_wait* is called with the seconds that a bind has waited for a lock. *_mutex* guards the states and the numbers.
-    It may be taken while the cache's lock is held; nothing is called while it is held.
+    *on_wait* is called with the seconds that a bind has waited for a lock. *_mutex* guards the states, the queues and
+    the places. It may be taken while the cache's lock is held; nothing is called while it is held.
     """
 
-    def __init__(self, on_wait: Callable[[float], None]) -> None:
+    def __init__(self, on_wait: Callable[[float], None], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._on_wait = on_wait
+        self._clock = clock
         self._mutex = threading.Lock()
-        self._states: defaultdict[str, defaultdict[str, LockState]] = defaultdict(lambda: defaultdict(LockState))
-        self._waiting = Counter[str]()
+        self._states: dict[str, dict[str, LockState]] = {}
+        self._numbers = itertools.count(1)
         self.closed = False
 
-    def state(self, lock: LockId) -> LockState:
-        """Returns the state of *lock*."""
+    @contextlib.contextmanager
+    def queued(self, lock: LockId, uid: str) -> Iterator[tuple[LockState, Waiter]]:
+        """Queues a bind of the pod *uid*: first come, first served. A pod that has waited in vain before returns to its
+        place, but never ahead of the thread that works on the lock."""
         with self._mutex:
-            return self._states[lock.node][lock.key]
+            state = self._states.setdefault(lock.node, {}).setdefault(lock.key, LockState())
+            number, _ = state.places.pop(uid, (0, 0.0))
+            waiter = Waiter(number or next(self._numbers))
+            later = (index for index, other in enumerate(state.queue) if index > 0 and other.number > waiter.number)
+            state.queue.insert(next(later, len(state.queue)), waiter)
+        try:
+            yield state, waiter
+        finally:
+            if waiter.is_waiting:
+                self._on_wait(time.monotonic() - waiter.since)
+            self._leave(state, waiter, uid)
+
+    def record_taken(self, waiter: Waiter) -> None:
+        """Records that the bind has the lock."""
+        waiter.is_waiting = False
+        self._on_wait(time.monotonic() - waiter.since)
 
     @contextlib.contextmanager
-    def join(self, node: str) -> Iterator[None]:
-        """Counts and times a bind that waits for *node*."""
-        begun = time.monotonic()
+    def unused(self, lock: LockId) -> Iterator[LockState | None]:
+        """Works on the lock if no bind does, while new binds wait; otherwise yields ``None``."""
+        waiter = Waiter(0, is_waiting=False)
         with self._mutex:
-            self._waiting[node] += 1
+            state = self._states.setdefault(lock.node, {}).setdefault(lock.key, LockState())
+            is_unused = not state.queue
+            if is_unused:
+                state.queue.append(waiter)
         try:
-            yield
+            yield state if is_unused else None
         finally:
-            with self._mutex:
-                self._waiting[node] -= 1
-            self._on_wait(time.monotonic() - begun)
+            if is_unused:
+                self._leave(state, waiter, "")
 
     def wake_node(self, node: str) -> None:
         """Makes the binds that work on the locks of *node* look at them again."""
         with self._mutex:
-            for state in self._states[node].values():
-                state.changed.set()
+            for state in self._states.get(node, {}).values():
+                for waiter in state.queue[:1]:
+                    waiter.news.set()
 
     def close(self) -> None:
         """Makes every bind that waits fail."""
         self.closed = True
         with self._mutex:
-            nodes = list(self._states)
-        for node in nodes:
-            self.wake_node(node)
+            for waiter in (waiter for states in self._states.values() for state in states.values()
+                           for waiter in state.queue):
+                waiter.news.set()
 
     def waiting(self) -> dict[str, int]:
         """Returns how many pods wait for each node."""
         with self._mutex:
-            return dict(+self._waiting)
+            counts = {node: sum(waiter.is_waiting for state in states.values() for waiter in state.queue)
+                      for node, states in self._states.items()}
+        return {node: count for node, count in counts.items() if count}
+
+    def forget_unused(self, read: Callable[[LockId], tuple[str | None, int] | None]) -> None:
+        """Forgets the states of locks that no pod holds or waits for. *read*: as :meth:`NodeCache.lock_of`."""
+        now = self._clock()
+        with self._mutex:
+            every = [(LockId(node, key), state) for node, states in self._states.items()
+                     for key, state in states.items()]
+            for _, state in every:
+                state.places = {uid: place for uid, place in state.places.items() if now - place[1] < PLACE_S}
+        for lock, state in every:
+            current = read(lock)
+            is_over = current is None or (current[0] is None and not state.leftover)
+            with self._mutex:
+                if is_over and not state.queue and not state.places:
+                    del self._states[lock.node][lock.key]
+                    if not self._states[lock.node]:
+                        del self._states[lock.node]
+
+    def _leave(self, state: LockState, waiter: Waiter, uid: str) -> None:
+        with self._mutex:
+            state.queue.remove(waiter)
+            if waiter.is_waiting:
+                state.places[uid] = waiter.number, self._clock()
+            for successor in state.queue[:1]:
+                successor.news.set()

@@ -49,7 +49,7 @@ class MetricSources(Collector):
         waiting = list(self.waiting().values())
         yield _gauge("reservations", "Pods with reserved devices that are not bound yet", self.reserved())
         yield _gauge("node_lock_waiting_pods", "Pods waiting for a node lock", sum(waiting))
-        yield _gauge("node_lock_longest_line_pods", "Pods in the longest queue for a node lock",
+        yield _gauge("node_lock_longest_queue_pods", "Pods in the longest queue for a node lock",
                      max(waiting, default=0))
         yield _labeled(GaugeMetricFamily, "cache_age_seconds", "Time since the API server's last answer by resource",
                        ("resource",), {(name,): age() for name, age in self.ages.items()})

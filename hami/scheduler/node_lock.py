@@ -4,30 +4,33 @@ A lock is an annotation of the node that device plugins read. Other schedulers u
 Each vendor names the key of its lock. Most use ``hami.io/mutex.lock``, whose value names the pod that holds it. The
 value of a vendor's own key is only a time; such a lock ends when it is removed or expires.
 
-One bind of this process at a time works on a lock: it waits until the node watch shows the lock free, and takes it with
-one compare-and-swap. A lock is taken over only when its holder has finished, is gone, or has been revoked. To
-revoke a pod is to clear its to-allocate annotations, so that no device plugin can allocate them any more.
+Binds of this process queue for each lock. The first in the queue waits until the node watch shows the lock free, and
+takes it with one compare-and-swap. A lock is taken over only when its holder has finished, is gone, or has been revoked
+(`lock_judgement`). To revoke a pod is to clear its to-allocate annotations, so that no device plugin can allocate them
+any more.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
 
 from hami.cache.binding import failed_allocation
 from hami.cache.cache import Cache
+from hami.cache.pods import PodRecord
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
-from hami.codec.states import names_pod, parse_lock, render_lock
+from hami.codec.states import NodeLock, names_pod, parse_lock, render_lock
 from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NodeLocked, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
-from hami.model import BindPhase, Pod, PodRef
-from hami.scheduler.lock_states import LockId, LockState, LockStates
+from hami.model import PodRef
+from hami.scheduler.lock_judgement import (
+    GoneHolder, Judgement, Keep, LockFacts, NoHolder, PodHolder, Replace, Revoke, judge,
+)
+from hami.scheduler.lock_states import LockId, LockState, LockStates, Waiter
 
 log = logging.getLogger(__name__)
 
@@ -36,45 +39,12 @@ ATTEMPTS = 5  # conflicts in a row, each followed by a fresh look at the node
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # names that a namespace or a pod can have
 
-
-# Seconds after which a lock may be taken over.
-UNBOUND_S = 40.0  # the holder has not been bound (a bind gives up long before)
-INHERITED_S = 2.0  # the same for a lock older than this replica's term: its writer can send no Binding any more
-FINISHED_S = 5.0  # the holder has finished, and its device plugin should have released the lock
-VENDOR_ALLOCATION_S = 120.0  # the age of a vendor's own lock. Source: HAMi v2.10, cambricon/device.go
-DELETED_S = 10.0
-"""The holder was deleted after it was bound and before its device plugin answered. Its kubelet may still call Allocate
-for it, and a plugin that trusts the lock would then serve the next holder's devices to that call, and be one pod off
-from there on. A kubelet hears of a deletion within a second; the rest is for a slow one."""
+VENDOR_ALLOCATION_S = 120.0
+"""Seconds after which a vendor's own lock may be taken over. Source: HAMi v2.10, cambricon/device.go."""
 
 
 class KeepsLocks(HamiError):
     """The bind failed, and the pod is bound all the same or may be. Its device plugin needs the locks then."""
-
-
-class _Need(enum.Enum):
-    """Whether the holder still needs its lock."""
-
-    NEEDED = "needed"
-    DONE = "done"
-    OVERDUE = "overdue"  # the holder has to be revoked first
-
-
-@dataclass(frozen=True, slots=True)
-class _FoundLock:
-    """Seconds since a lock was written (*age*) and since this process looked at it first.
-
-    *inherited_for*: for how long this replica has led and seen the lock; 0 if the lock may be from its own term or its
-    own process.
-    *allocation_timeout*: the age after which its holder has not been allocated its devices in time.
-    """
-
-    lock: LockId
-    text: str
-    age: float
-    seen_for: float
-    inherited_for: float
-    allocation_timeout: float
 
 
 class NodeLocks:
@@ -116,24 +86,23 @@ class NodeLocks:
     def release_unneeded(self, node: str, key: str = NODE_LOCK) -> bool:
         """Releases the lock if its holder no longer needs it. Reports whether it was released."""
         lock = LockId(node, key)
-        local = self._states.state(lock).local
-        if not local.acquire(blocking=False):
-            return False  # the thread that works on the lock takes it over or leaves it as it is
-        try:
-            known = self._nodes.lock_of(node, key)
-            if known is None or known[0] is None or not self._is_free(lock, known[0]):
-                return False
-            self._remove(lock, known[1])
-            return True
-        finally:
-            local.release()
+        with self._states.unused(lock) as state:
+            text, version = self._nodes.lock_of(*lock) or (None, 0)
+            if state is None or text is None:
+                return False  # a bind in the queue takes the lock over or leaves it as it is
+            if is_free := self._carry_out(lock, self._judge(lock, text, state)):
+                self._remove(lock, version)
+            return is_free
+
+    def forget_unused(self) -> None:
+        """Forgets the states of locks that no pod holds or waits for."""
+        self._states.forget_unused(lambda lock: self._nodes.lock_of(*lock))
 
     @contextlib.contextmanager
     def _held(self, lock: LockId, ref: PodRef, deadline: float, is_wanted: Callable[[], bool]) -> Iterator[None]:
-        state = self._states.state(lock)
-        with contextlib.ExitStack() as stack:
-            with self._states.join(lock.node):
-                releasable = self._wait(lock, state, ref, deadline, is_wanted, stack)
+        with self._states.queued(lock, ref.uid) as (state, waiter):
+            releasable = self._wait(lock, state, waiter, ref, deadline, is_wanted)
+            self._states.record_taken(waiter)
             try:
                 yield
             except KeepsLocks:
@@ -142,47 +111,42 @@ class NodeLocks:
                 self._release(lock, state, releasable)
                 raise
 
-    def _wait(self, lock: LockId, state: LockState, ref: PodRef, deadline: float, is_wanted: Callable[[], bool],
-              stack: contextlib.ExitStack) -> str:
-        """Takes the lock, and leaves the local one to *stack*. Returns the text that may be released, as `_try`."""
-        has_local, wait = False, 0.0
+    def _wait(self, lock: LockId, state: LockState, waiter: Waiter, ref: PodRef, deadline: float,
+              is_wanted: Callable[[], bool]) -> str:
+        """Takes the lock. Returns the text that may be released, as `_try`."""
         while True:
-            if has_local:
-                state.changed.wait(wait)
-                state.changed.clear()  # before looking: news that comes meanwhile makes us look again
-            elif has_local := state.local.acquire(timeout=wait):
-                stack.callback(state.local.release)
+            waiter.news.clear()  # before looking: news that arrives meanwhile causes another look
             if self._states.closed:
                 raise NodeLocked(f"scheduler shutting down while waiting for node {lock.node} to be unlocked")
             if not is_wanted():
                 raise NodeLocked(f"pod {ref} was filtered again or deleted while it waited for node {lock.node}")
-            if (releasable := self._try(lock, state, ref, has_local)) is not None:
+            if (releasable := self._try(lock, state, ref, is_first=state.queue[0] is waiter)) is not None:
                 return releasable
             wait = min(deadline - self._clock(), RECHECK_S)
             if wait <= 0:
-                known = self._nodes.lock_of(*lock)
-                held_by = f" (held by {known[0]})" if known is not None and known[0] else ""
-                if self._comes_later(lock):
-                    held_by = " (a pod that was bound without a lock has not been allocated its devices)"
-                raise NodeLocked(
-                    f"timed out waiting for node {lock.node} to be unlocked{held_by}: node lock contention")
+                raise NodeLocked(f"timed out waiting for node {lock.node} to be unlocked{self._obstacle(lock)}: "
+                                 "node lock contention")
+            waiter.news.wait(wait)
 
-    def _try(self, lock: LockId, state: LockState, ref: PodRef, has_local: bool) -> str | None:
-        """Takes the lock if it names the pod already, or it is free and this thread works on it (*has_local*).
+    def _obstacle(self, lock: LockId) -> str:
+        if self._comes_later(lock):
+            return " (a pod that was bound without a lock has not been allocated its devices)"
+        text, _ = self._nodes.lock_of(*lock) or (None, 0)
+        return f" (held by {text})" if text else ""
 
-        Returns the text of the lock, if a failure of this bind may release it. If it named the pod, a Binding may be on
-        its way, from another process or an earlier attempt of ours: only what becomes of the pod can end that lock, and
-        the result is empty.
+    def _try(self, lock: LockId, state: LockState, ref: PodRef, *, is_first: bool) -> str | None:
+        """Takes the lock if it names the pod already, or if it may be taken and the bind is first in the queue.
+
+        Returns the text of the lock, if a failure of this bind may release it. If the lock named the pod already, a
+        Binding may be on its way, from another process or an earlier attempt of this one: only the fate of the pod can
+        end that lock, and the result is empty.
         """
         for _ in range(ATTEMPTS):
-            known = self._nodes.lock_of(*lock) or self._read(lock)
-            if known is None:
-                raise NotFound(f'node "{lock.node}" not found', 404)
-            text, version = known
-            again = text is not None and names_pod(text, ref) and not self._is_orphaned(lock, text)
-            if not again and not (has_local and (text is None or self._is_free(lock, text))):
-                return None
-            if self._comes_later(lock):
+            text, version = self._nodes.lock_of(*lock) or self._read(lock)
+            again = text is not None and names_pod(text, ref) and not self._is_orphaned(text, state)
+            may_take = again or (is_first and (
+                text is None or self._carry_out(lock, self._judge(lock, text, state))))
+            if not may_take or self._comes_later(lock):
                 return None
             ours = render_lock(self._now(), *((ref.namespace, ref.name) if lock.key == NODE_LOCK else ()))
             releasable = "" if again else ours
@@ -208,115 +172,109 @@ class NodeLocks:
 
     def _release(self, lock: LockId, state: LockState, text: str) -> None:
         """Removes the lock if it still reads *text*. After a failure, :meth:`release_unneeded` tries it again."""
-        known = self._nodes.lock_of(*lock)
+        current, version = self._nodes.lock_of(*lock) or (None, 0)
         try:
-            if known is not None and known[0] and known[0] == text != state.kept:
-                self._remove(lock, known[1])
+            if text and current == text != state.kept:
+                self._remove(lock, version)
         except NotFound:
             pass
         except ClusterError as error:
             log.warning("node lock not released, will retry", extra={"node": lock.node, "error": error})
             state.record_leftover(text)
 
-    def _read(self, lock: LockId) -> tuple[str | None, int] | None:
-        """Reads the node from the API server. Returns as :meth:`NodeCache.lock_of`."""
-        fresh = self._cluster.node(lock.node)
-        if fresh is None:
-            return None
-        self._nodes.upsert_unwatched(fresh)
-        return self._nodes.lock_of(*lock)
+    def _read(self, lock: LockId) -> tuple[str | None, int]:
+        """Reads the node from the API server. Returns as :meth:`NodeCache.lock_of`. Raises: ClusterError."""
+        if (node := self._cluster.node(lock.node)) is not None:
+            self._nodes.upsert_unwatched(node)
+            if (current := self._nodes.lock_of(*lock)) is not None:
+                return current
+        raise NotFound(f'node "{lock.node}" not found', 404)
 
     def _remove(self, lock: LockId, version: int) -> None:
         """Removes the lock if the node is still at *version*. Raises: ClusterError."""
         self._nodes.upsert_answer(self._cluster.annotate_node(lock.node, {lock.key: None}, str(version)))
 
-    # Whether a lock may be taken over
-
-    def _is_free(self, lock: LockId, text: str) -> bool:
-        """Reports whether the lock *text* may be replaced. Revokes its holder if necessary."""
-        state = self._states.state(lock)
-        if text == state.leftover:
-            return True
-        if self._is_orphaned(lock, text):
-            return not self._pods.was_allocating(state.written[1]) or self._is_holder_long_gone(lock, text)
+    def _judge(self, lock: LockId, text: str, state: LockState) -> Judgement:
+        """Judges the lock *text*: by the cache, and if it need not be kept, by what the API server says, since the
+        watch may be late. Raises: ClusterError."""
+        parsed: NodeLock | None
         try:
             parsed = parse_lock(text)
             if parsed.holder is not None and not all(map(_NAME.fullmatch, parsed.holder)):
                 raise MalformedInput(lock.key, text, "names no pod")
         except MalformedInput as error:
             log.warning("node lock unreadable, taking it over", extra={"node": lock.node, "error": error})
-            return True
-        clock, leading_since, sighting = self._clock(), self._leading_since(), self._nodes.lock_sighting(*lock, text)
-        age, seen_for = sighting.proven_age(parsed.at.timestamp(), clock), clock - state.since("seen", text, clock)
-        # a Binding of ours, also one from an earlier term of this process, may still be on its way
-        is_inherited = sighting.at <= leading_since and text != state.written[0]
-        found = _FoundLock(lock, text, age, seen_for, min(seen_for, clock - leading_since) if is_inherited else 0.0,
-                           self._allocation_timeout if lock.key == NODE_LOCK else VENDOR_ALLOCATION_S)
-        if parsed.holder is not None:
-            return self._is_holder_done(found, *parsed.holder)
-        return age > found.allocation_timeout or self._is_abandoned(found)
+            parsed = None
+        facts = self._facts(lock, text, state, parsed)
+        if parsed is None or facts.is_leftover:
+            return judge(facts, NoHolder(is_awaited=False))
+        if self._is_orphaned(text, state):
+            return judge(facts, self._gone(text, state, self._pods.was_allocating(state.written[1])))
+        if parsed.holder is None:
+            judgement = judge(facts, NoHolder(is_awaited=lock.key == NODE_LOCK))
+            return judgement if isinstance(judgement, Keep) else judge(facts, NoHolder(self._is_awaited(lock)))
+        record = self._pods.named(*parsed.holder)
+        if record is not None and isinstance(judgement := judge(facts, _recorded_holder(record)), Keep):
+            return judgement
+        pod = self._cluster.pod(*parsed.holder)
+        if pod is None:
+            return judge(facts, self._gone(text, state))
+        self._pods.upsert(pod)
+        return judge(facts, PodHolder(
+            ref=pod.ref, version=pod.resource_version, node=pod.node_name,
+            bind_phase=pod.annotations.get(BIND_PHASE, ""), is_terminated=pod.is_terminated,
+            has_devices=any(key in pod.annotations for key in self._revoked)))
 
-    def _is_orphaned(self, lock: LockId, text: str) -> bool:
-        """Reports whether we wrote *text* for a pod that is deleted; a later pod of its name does not hold the lock."""
-        written, uid = self._states.state(lock).written
+    def _facts(self, lock: LockId, text: str, state: LockState, parsed: NodeLock | None) -> LockFacts:
+        """Returns the facts about the lock, and notes that it has been seen."""
+        clock, leading_since, sighting = self._clock(), self._leading_since(), self._nodes.lock_sighting(*lock, text)
+        seen_for_s = clock - state.note_since("seen", text, clock)
+        # otherwise a Binding of this process, also one from an earlier term, may still be on its way
+        is_inherited = sighting.at <= leading_since and text != state.written[0]
+        return LockFacts(
+            node=lock.node, age_s=sighting.proven_age(parsed.at.timestamp(), clock) if parsed is not None else 0.0,
+            seen_for_s=seen_for_s, inherited_for_s=min(seen_for_s, clock - leading_since) if is_inherited else 0.0,
+            allocation_timeout_s=self._allocation_timeout if lock.key == NODE_LOCK else VENDOR_ALLOCATION_S,
+            is_leftover=text == state.leftover, is_readable=parsed is not None)
+
+    def _gone(self, text: str, state: LockState, was_allocating: bool | None = None) -> GoneHolder:
+        """Returns the deleted holder of *text*, and notes when the deletion was found."""
+        clock = self._clock()
+        return GoneHolder(clock - state.note_since("holder gone", text, clock), was_allocating)
+
+    def _is_orphaned(self, text: str, state: LockState) -> bool:
+        """Reports whether this process wrote *text* for a pod that is deleted. A later pod of its name does not hold
+        the lock."""
+        written, uid = state.written
         return written == text and self._pods.is_deleted(uid)
 
-    def _is_abandoned(self, found: _FoundLock) -> bool:
-        """Reports whether a bare lock is from an earlier term and no pod on the node waits for the vendor's agent.
+    def _is_awaited(self, lock: LockId) -> bool:
+        """Reports whether a pod on the node waits for the agent of the lock's vendor. Raises: ClusterError."""
+        allocated = [vendor.allocated for vendor in self._vendors if vendor.lock == lock.key]
+        return any(pod.phase == "Pending" and any(key in pod.annotations for key in allocated)
+                   for pod in self._cluster.pods_on(lock.node))
 
-        Whoever wrote it was killed before it bound its pod, and will send no Binding.
+    def _carry_out(self, lock: LockId, judgement: Judgement) -> bool:
+        """Revokes the holder if that is the *judgement*. Reports whether the lock may be replaced now.
+
+        It may not if the holder has changed since it was read. Raises: ClusterError.
         """
-        if found.lock.key == NODE_LOCK or found.inherited_for <= INHERITED_S:
-            return False
-        allocated = [vendor.allocated for vendor in self._vendors if vendor.lock == found.lock.key]
-        return not any(pod.phase == "Pending" and any(key in pod.annotations for key in allocated)
-                       for pod in self._cluster.pods_on(found.lock.node))
-
-    def _is_holder_done(self, found: _FoundLock, namespace: str, name: str) -> bool:
-        """Reports whether the holder no longer needs the lock, or has been revoked.
-
-        The API server is asked before a lock is taken over: the watch may be late.
-        """
-        known = self._pods.named(namespace, name)
-        if known is not None and _need(found, known.node, known.bind_phase, known.terminated) is _Need.NEEDED:
-            return False
-        pod = self._cluster.pod(namespace, name)
-        if pod is None:
-            return found.age > found.allocation_timeout or self._is_holder_long_gone(found.lock, found.text)
-        self._pods.upsert(pod)
-        need = _need(found, pod.node_name, pod.annotations.get(BIND_PHASE, ""), pod.is_terminated)
-        return need is _Need.DONE or (need is _Need.OVERDUE and self._revoke(found.lock.node, pod))
-
-    def _revoke(self, node: str, holder: Pod) -> bool:
-        """Clears the holder's devices to allocate, so that its lock may be taken over.
-
-        Reports whether that is done; it is not if the holder has changed since it was read.
-        """
-        if not holder.node_name and not any(key in holder.annotations for key in self._revoked):
-            return True  # never bound, and without anything that a device plugin could hand out
+        if not isinstance(judgement, Revoke):
+            return isinstance(judgement, Replace)
+        pod = judgement.pod
         try:
-            answer = self._cluster.annotate_pod(holder.ref, self._revoked, resource_version=holder.resource_version)
+            answer = self._cluster.annotate_pod(pod, self._revoked, resource_version=judgement.version)
         except NotFound:
             return True
         except Conflict:
             return False
         self._pods.upsert(answer)
-        log.warning("allocation revoked, node lock expired", extra={"node": node, "pod": holder.ref})
-        self._events.record(holder.ref, "Warning", "AllocationRevoked",
-                            f"the device plugin of node {node} did not allocate the devices in time")
+        log.warning("allocation revoked, node lock expired", extra={"node": lock.node, "pod": pod})
+        self._events.record(pod, "Warning", "AllocationRevoked",
+                            f"the device plugin of node {lock.node} did not allocate the devices in time")
         return True
 
-    def _is_holder_long_gone(self, lock: LockId, text: str) -> bool:
-        """Reports whether the holder of *text* was found deleted long enough ago. No kubelet asks for it any more."""
-        clock = self._clock()
-        return clock - self._states.state(lock).since("holder gone", text, clock) > DELETED_S
 
-
-def _need(found: _FoundLock, bound_to: str, phase: str, terminated: bool) -> _Need:
-    if terminated or bound_to not in ("", found.lock.node):
-        return _Need.DONE
-    if bound_to and phase in (BindPhase.SUCCESS, BindPhase.FAILED):
-        return _Need.DONE if found.seen_for > FINISHED_S else _Need.NEEDED
-    if not bound_to and found.inherited_for > INHERITED_S:
-        return _Need.OVERDUE
-    return _Need.OVERDUE if found.age > (found.allocation_timeout if bound_to else UNBOUND_S) else _Need.NEEDED
+def _recorded_holder(record: PodRecord) -> PodHolder:
+    return PodHolder(ref=record.ref, version=str(record.version), node=record.node, bind_phase=record.bind_phase,
+                     is_terminated=record.terminated)

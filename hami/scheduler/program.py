@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from functools import partial
 from wsgiref.types import WSGIApplication
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from hami.errors import ClusterError
+from hami.cache.cache import Cache
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventLimits, EventRecorder
 from hami.kube.identity import has_ended, make_identity
-from hami.kube.lease import AlwaysLeader, Candidate, Election, Elector, LeaderCallbacks
+from hami.kube.lease import AlwaysLeader, Candidate, Election
 from hami.runtime.clock import utc_now
-from hami.runtime.interpreter import collect_rarely, freeze_gc, set_switch_interval
-from hami.runtime.watchdog import WatchedThread, beat_before_wait, problems
+from hami.runtime.interpreter import FreezeGc, collect_rarely, set_switch_interval
+from hami.runtime.tasks import Task, problems
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.bind import Binder
@@ -31,7 +32,7 @@ from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.settings import Settings
-from hami.scheduler.watches import RELIST_TIMEOUT_S, watched_cache
+from hami.scheduler.watches import watched_cache
 from hami.web.bodies import BodyBudget
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family, build_info
@@ -61,7 +62,10 @@ class SchedulerProgram:
         self._cluster = Cluster(api)
         self._lock_states = LockStates(self._metrics.lock_wait)
         self._cache, self._watches = watched_cache(settings, api, on_lock_change=self._lock_states.wake_node)
-        self._leadership = Leadership(self._elect, self._catch_up, clock=clock)
+        self._elector = AlwaysLeader() if not settings.leader_elect else Election(
+            self._cluster, _candidate(settings, self._cache))
+        catch_up = partial(self._watches.catch_up, relist=settings.leader_elect)
+        self._leadership = Leadership(self._elector, catch_up, clock=clock)
 
         # Events
         rate = min(settings.kube_qps or EVENTS_PER_SECOND, EVENTS_PER_SECOND)
@@ -90,18 +94,15 @@ class SchedulerProgram:
         self._dashboard = None
         if dashboard is not None:
             self._dashboard = DashboardProcess(settings, dashboard, self._cache.reservations)
-        loops = {**self._watches.loops(), "events": self._events.run, "election": self._leadership.election.run,
-                 "leadership": self._leadership.run, "controller": self._run_controller}
-        if self._certificates is not None:
-            loops["certificates"] = self._certificates.run
-        if self._dashboard is not None:
-            loops["dashboard"] = self._dashboard.run
-        self._threads = [WatchedThread(name, run) for name, run in loops.items()]
+        # In the order in which they are stopped: the election releases its lease when nothing is written any more.
+        tasks = (FreezeGc(self._watches.is_synced), self._dashboard, self._controller, self._certificates,
+                 self._leadership, *self._watches.tasks, self._elector, self._events)
+        self._tasks = [task for task in tasks if isinstance(task, Task)]
 
     def app(self) -> WSGIApplication:
         """Returns the WSGI application."""
         return BodyBudget(create_app(self._verbs, self._watches.is_synced, self._unready_reason, self._metrics.observe,
-                                     threads=self._settings.threads, hung_reason=lambda: problems(self._threads)),
+                                     threads=self._settings.threads, hung_reason=lambda: problems(self._tasks)),
                           BODY_BUDGET)
 
     def start(self) -> None:
@@ -111,59 +112,27 @@ class SchedulerProgram:
         if self._certificates is not None:
             self._certificates.prepare(time.sleep)
         self._exporter.start()
-        for thread in self._threads:
-            thread.start()
+        for task in self._tasks:
+            task.start()
 
     def stop(self) -> None:
         """Stops. Waiting binds fail and Bindings that are being written finish before the leadership is released."""
         self._lock_states.close()
         if not self._binder.drain(DRAIN_TIMEOUT_S):
             log.warning("stopping while a Binding is being written")
-        self._controller.stop()
-        if self._certificates is not None:
-            self._certificates.stop()
-        self._leadership.stop()
-        self._watches.stop()
-        self._leadership.election.stop()
-        self._events.drain(JOIN_TIMEOUT_S)
-        self._events.stop()
+        for task in self._tasks:
+            if task is self._events:
+                self._events.drain(JOIN_TIMEOUT_S)
+            task.stop()
         self._exporter.stop()
-        if self._dashboard is not None:
-            self._dashboard.stop()
-        for thread in self._threads:
-            thread.join(JOIN_TIMEOUT_S)
-
-    def _elect(self, leadership: Leadership) -> Elector:
-        settings = self._settings
-        callbacks = LeaderCallbacks(
-            leadership.started, leadership.stopped,
-            may_hand_over=leadership.is_idle, is_writing=self._cache.reservations.are_binding)
-        if not settings.leader_elect:
-            return AlwaysLeader(callbacks)
-        return Election(self._cluster, Candidate(
-            namespace=settings.leader_elect_resource_namespace or settings.pod_namespace,
-            lease=f"{settings.leader_elect_resource_name or 'hami-scheduler'}-extender",
-            identity=make_identity(settings.pod_name),
-            has_ended=lambda identity: has_ended(identity, settings.pod_name)), callbacks)
-
-    def _catch_up(self) -> None:
-        """Reads the cluster at the beginning of a term. Raises: ClusterError."""
-        if not self._watches.is_synced(RELIST_TIMEOUT_S):
-            raise ClusterError("the caches have not been filled yet")
-        if self._settings.leader_elect:
-            self._watches.relist()
-
-    def _run_controller(self) -> None:
-        beat_before_wait()
-        self._watches.is_synced(None)
-        freeze_gc()
-        self._controller.run()
+        for task in self._tasks:
+            task.join(JOIN_TIMEOUT_S)
 
     def _metric_sources(self) -> MetricSources:
         cache = self._cache
         return MetricSources(
             reserved=cache.reservations.unbound, waiting=self._lock_states.waiting, ages=self._watches.ages(),
-            leads=self._leadership.election.is_leader, unreadable_inventories=cache.nodes.problems,
+            leads=self._elector.is_leader, unreadable_inventories=cache.nodes.problems,
             unreadable_pods=cache.pods.unreadable,
             events={"dropped": lambda: self._events.dropped, "written": lambda: self._events.written},
             handshakes=lambda: self._controller.handshakes_requested,
@@ -183,3 +152,11 @@ class SchedulerProgram:
         if self._certificates is not None and not self._certificates.is_trusted:
             return f"the API server does not trust the certificate of {self._settings.self_signed_webhook} yet"
         return None
+
+
+def _candidate(settings: Settings, cache: Cache) -> Candidate:
+    return Candidate(
+        namespace=settings.leader_elect_resource_namespace or settings.pod_namespace,
+        lease=f"{settings.leader_elect_resource_name or 'hami-scheduler'}-extender",
+        identity=make_identity(settings.pod_name), has_ended=partial(has_ended, pod=settings.pod_name),
+        is_writing=cache.reservations.are_binding)

@@ -24,9 +24,9 @@ SELF_SIGNED_FILE = "tls.pem"
 NODE_POLICIES = ("binpack", "spread")
 DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
 
-DAY = 86_400.0  # seconds
+DAY_S = 86_400.0
 REQUEST_TIMEOUT_S = 10.0  # of calls to the API server
-MIN_LIFETIME = 20.0  # seconds; shorter ones would expire before the API server knows the CA
+MIN_LIFETIME_S = 20.0  # shorter ones would expire before the API server knows the CA
 
 _SWITCHES = {"vnpus": "enable_ascend", "iluvatars": "enable_iluvatar"}  # flags that enable a section
 
@@ -60,8 +60,8 @@ class Settings:
     self_signed_cert_secret: str = "hami-scheduler-self-signed"
     self_signed_webhook: str = "hami-webhook"
     self_signed_previous_secret: str = ""
-    self_signed_cert_lifetime: float = 90 * DAY
-    self_signed_ca_lifetime: float = 3650 * DAY
+    self_signed_cert_lifetime: float = 90 * DAY_S
+    self_signed_ca_lifetime: float = 3650 * DAY_S
 
     scheduler_name: str = "hami-scheduler"
     node_scheduler_policy: str = "binpack"
@@ -127,8 +127,8 @@ def read_settings(given: Mapping[str, object], environ: Mapping[str, str], *, fa
 
 
 def _check(settings: Settings) -> None:
-    if not MIN_LIFETIME <= settings.self_signed_cert_lifetime <= settings.self_signed_ca_lifetime:
-        raise HamiError(f"--self-signed-cert-lifetime: expected {MIN_LIFETIME:g}s or more, and no more than "
+    if not MIN_LIFETIME_S <= settings.self_signed_cert_lifetime <= settings.self_signed_ca_lifetime:
+        raise HamiError(f"--self-signed-cert-lifetime: expected {MIN_LIFETIME_S:g}s or more, and no more than "
                         "--self-signed-ca-lifetime")
     if bool(settings.cert_file) != bool(settings.key_file):
         given, missing = ("--cert_file", "--key_file") if settings.cert_file else ("--key_file", "--cert_file")

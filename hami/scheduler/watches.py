@@ -9,10 +9,10 @@ from typing import Any
 from hami.cache.cache import Cache, Policies
 from hami.codec.objects import parse_node, parse_quota
 from hami.codec.pods import parse_pod
+from hami.errors import ClusterError
 from hami.kube.api import Api
 from hami.kube.reflector import Reflector, WatchedResource
 from hami.runtime.clock import utc_now
-from hami.runtime.watchdog import beat_before_wait
 from hami.scheduler.settings import Settings
 from hami.vendors.entry_points import catalog
 
@@ -21,59 +21,46 @@ RELIST_TIMEOUT_S = 30.0
 
 
 class Watches:
-    """Three reflectors, each in a thread of its own, that fill *cache*.
+    """Three reflectors that fill *cache*. Nodes are listed before pods, which hold devices of nodes.
 
     *node_selector*: a label selector, which the API server evaluates; empty for all nodes.
     """
 
     def __init__(self, api: Api, cache: Cache, *, node_selector: str) -> None:
         selector = {"labelSelector": node_selector} if node_selector else {}
-        self._reflectors: dict[str, Reflector[Any]] = {
-            "nodes": Reflector(api, WatchedResource(
-                name="nodes", path="/api/v1/nodes", parse=parse_node, key=lambda node: node.name, query=selector),
-                cache.nodes),
-            "pods": Reflector(api, WatchedResource(
-                name="pods", path="/api/v1/pods", parse=parse_pod, key=lambda pod: pod.ref.uid), cache.pods),
-            "resourcequotas": Reflector(api, WatchedResource(
-                name="quotas", path="/api/v1/resourcequotas", parse=parse_quota, key=lambda quota: quota.uid),
-                cache.quotas),
-        }
+        nodes = Reflector(api, WatchedResource(
+            name="nodes", path="/api/v1/nodes", parse=parse_node, key=lambda node: node.name, query=selector),
+            cache.nodes)
+        pods = Reflector(api, WatchedResource(
+            name="pods", path="/api/v1/pods", parse=parse_pod, key=lambda pod: pod.ref.uid), cache.pods, after=nodes)
+        quotas = Reflector(api, WatchedResource(
+            name="resourcequotas", path="/api/v1/resourcequotas", parse=parse_quota, key=lambda quota: quota.uid),
+            cache.quotas)
+        self.tasks: tuple[Reflector[Any], ...] = (nodes, pods, quotas)
 
-    def loops(self) -> Mapping[str, Callable[[], None]]:
-        """Returns what to run in threads, by name. Nodes are listed before pods, which hold devices of nodes."""
-        return {name: reflector.run for name, reflector in self._reflectors.items()} | {"pods": self._watch_pods}
+    def catch_up(self, *, relist: bool) -> None:
+        """Returns when the cache has been filled. *relist*: reads nodes and pods again. Raises: ClusterError."""
+        if not self.is_synced(RELIST_TIMEOUT_S):
+            raise ClusterError("the caches have not been filled yet")
+        for reflector in self.tasks[:2] if relist else ():
+            reflector.relist(RELIST_TIMEOUT_S)
 
-    def stop(self) -> None:
-        """Ends the loops."""
-        for reflector in self._reflectors.values():
-            reflector.stop()
-
-    def relist(self) -> None:
-        """Reads nodes and pods again with consistent lists. Raises: ClusterError."""
-        for name in ("nodes", "pods"):
-            self._reflectors[name].relist(RELIST_TIMEOUT_S)
-
-    def is_synced(self, timeout: float | None = 0.0) -> bool:
+    def is_synced(self, timeout: float = 0.0) -> bool:
         """Reports whether the cache has been filled. Waits for that at most *timeout* seconds for each resource."""
-        return all(reflector.synced.wait(timeout) for reflector in self._reflectors.values())
+        return all(reflector.synced.wait(timeout) for reflector in self.tasks)
 
     def ages(self) -> Mapping[str, Callable[[], float]]:
         """Returns functions that return the seconds since the API server's last answer, by resource."""
-        return {name: reflector.age for name, reflector in self._reflectors.items()}
+        return {reflector.name: reflector.age for reflector in self.tasks}
 
     def unready_reason(self) -> str | None:
         """Returns why the cache cannot be relied on; ``None`` if it can."""
-        for name, reflector in self._reflectors.items():
+        for reflector in self.tasks:
             if not reflector.synced.is_set():
-                return f"{name} have not been read yet"
+                return f"{reflector.name} have not been read yet"
             if reflector.age() > STALE_S:
-                return f"no answer of the API server about {name} for {reflector.age():.0f} s"
+                return f"no answer of the API server about {reflector.name} for {reflector.age():.0f} s"
         return None
-
-    def _watch_pods(self) -> None:
-        beat_before_wait()
-        self._reflectors["nodes"].synced.wait()
-        self._reflectors["pods"].run()
 
 
 def watched_cache(settings: Settings, api: Api, *,

@@ -52,10 +52,10 @@ def test_the_controller_reminds_when_the_watch_shows_room_after_a_refusal(world,
     running(world, replica)
     world.delete_pod("default", "first")
     refused(world, replica)  # the watch is late
-    replica.controller.tick()
+    replica.controller.step()
     assert ROOM not in world.nodes["n1"].annotations
     replica.watch()
-    replica.controller.tick()
+    replica.controller.step()
     assert ROOM in world.nodes["n1"].annotations
 
 

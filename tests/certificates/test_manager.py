@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from hami.certificates.manager import RETRY_SECONDS, CertificateManager, CertificateSettings
+from hami.certificates.manager import CONFLICTS, RETRY_S, CertificateManager, CertificateSettings
 from hami.certificates.revision import CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY, Lifetimes
 from hami.codec.trust import SecretRecord, Webhook, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
@@ -108,10 +108,10 @@ def test_the_first_replica_creates_the_certificate_without_leading(world):
 def test_the_empty_secret_of_the_manifests_is_filled(world):
     world.ship()
     first, second = world.replica("a", leads=False), world.replica("b", leads=False)
-    first.tick()
+    first.step()
     assert not first.is_trusted and not first.file.exists()
     start_both_at_once(world, first, second)
-    assert world.writes() == ["update_secret", "update_secret"] and first.waits == []
+    assert world.writes() == ["update_secret", "update_secret"] and len(first.waits) == 1
 
 
 @pytest.mark.parametrize("leads", [False, True])
@@ -127,7 +127,7 @@ def test_a_missing_secret_that_may_not_be_created_is_named(world, caplog, leads)
     replica.prepare(apply_the_manifests)
     assert [record.error.args[0] for record in caplog.records if record.levelno >= logging.WARNING] == [
         "Secret hami/self-signed is missing and may not be created: apply the manifests again"]
-    assert replica.waits == [RETRY_SECONDS] * 2 and replica.served() == served(world.data)
+    assert replica.waits == [RETRY_S] * 2 and replica.served() == served(world.data)
 
 
 def test_the_stored_file_can_be_served_and_is_readable_by_its_owner_only(world):
@@ -144,7 +144,7 @@ def test_a_follower_waits_for_the_leader_if_the_secret_has_no_ca(world, caplog):
     secret = world.fake.secrets[SECRET]
     world.fake.put_secret(replace(secret, data={key: secret.data[key] for key in (CERTIFICATE, KEY)}))
     follower = world.replica("b", leads=False)
-    follower.tick()
+    follower.step()
     assert not follower.is_trusted and follower.served() == served(secret.data) and caplog.text == ""
 
 
@@ -182,7 +182,7 @@ def test_followers_use_the_leaders_certificate_and_write_nothing(world):
 def test_two_replicas_that_start_at_the_same_time_share_one_ca(world):
     first, second = world.replica("a", leads=False), world.replica("b", leads=False)
     start_both_at_once(world, first, second)
-    assert world.writes() == ["create_secret", "create_secret"] and first.waits == []
+    assert world.writes() == ["create_secret", "create_secret"] and len(first.waits) == 1
 
 
 def test_two_replicas_that_both_lead_create_one_certificate(world):
@@ -306,15 +306,15 @@ def test_no_replica_is_trusted_before_the_bundle_is_published(world):
     leader, follower = world.replica("a", leads=False), world.replica("b", leads=False)
     leader.prepare(leader.waits.append)
     for replica in (leader, follower):
-        replica.tick()
+        replica.step()
         assert not replica.is_trusted
     leader.leads = True
-    leader.tick()
+    leader.step()
     assert leader.is_trusted and not follower.is_trusted
-    follower.tick()
+    follower.step()
     assert follower.is_trusted
     world.fake.put_webhook(replace(world.fake.webhooks["hook"], webhooks=(SERVICE,)))
-    follower.tick()
+    follower.step()
     assert follower.is_trusted  # becoming unready would not help
 
 
@@ -323,9 +323,9 @@ def test_a_missing_or_unreadable_webhook_configuration_does_not_block_readiness(
     world.replica().sync()
     unreadable, absent = world.replica("b", leads), world.replica("c", leads)
     world.fake.fail("webhook_configuration", ClusterError("forbidden", 403))
-    unreadable.tick()
+    unreadable.step()
     del world.fake.webhooks["hook"]
-    absent.tick()
+    absent.step()
     assert unreadable.is_trusted and absent.is_trusted
 
 
@@ -333,7 +333,7 @@ def test_a_start_waits_for_the_api_server(world):
     replica = world.replica(leads=False)
     world.fake.fail("secret", no_answer(), times=2)
     replica.prepare(replica.waits.append)
-    assert replica.waits == [RETRY_SECONDS] * 2 and replica.served() == served(world.data)
+    assert replica.waits == [RETRY_S] * 2 and replica.served() == served(world.data)
 
 
 def test_a_restart_without_an_api_server_serves_the_stored_certificate(world):
@@ -374,7 +374,7 @@ def test_a_failure_is_logged_once_and_retried(world, caplog):
     replica = world.replica()
     world.fake.fail("secret", ClusterError("forbidden", 403), times=3)
     for _ in range(4):
-        replica.tick()
+        replica.step()
     assert [record.message for record in caplog.records] == [
         "certificate sync failed", "certificates revised", "CA bundle published"]
     assert replica.served() == served(world.data)
@@ -383,23 +383,19 @@ def test_a_failure_is_logged_once_and_retried(world, caplog):
 def test_a_conflict_is_not_logged_as_a_failure(world, caplog):
     replica = world.replica()
     world.fake.fail("write_secret", Conflict("exists", 409))
-    replica.tick()
-    replica.tick()
+    replica.step()
+    replica.step()
     assert replica.served() == served(world.data)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_run_syncs_at_once_and_ends_when_stopped(world):
+def test_a_replica_whose_writes_always_conflict_waits_longer_and_longer_and_gives_up(world):
     replica = world.replica()
-    replica.stop()
-    replica.run()
-    assert replica.served() == served(world.data)
-
-
-def test_an_unexpected_exception_does_not_end_the_loop(world, caplog):
-    world.fake.fail("secret", RuntimeError("bug"))
-    world.replica().tick()
-    assert caplog.records[-1].exc_info
+    world.fake.fail("write_secret", Conflict("exists", 409), times=1000)
+    with pytest.raises(Conflict):
+        replica.prepare(replica.waits.append)
+    assert len(replica.waits) == CONFLICTS - 1 and all(0 < wait <= RETRY_S for wait in replica.waits)
+    assert len(world.fake.calls_of("write_secret")) == CONFLICTS
 
 
 def test_keys_are_not_shown_in_logs_or_errors(world):
@@ -528,5 +524,5 @@ def test_a_predecessor_is_not_given_up_while_the_configuration_cannot_be_read(wo
     world.fake.fail("webhook_configuration", no_answer(), times=2)
     replica = world.replica(leads=False)
     replica.prepare(replica.waits.append)
-    assert replica.waits == [RETRY_SECONDS] * 2
+    assert replica.waits == [RETRY_S] * 2
     assert replica.served() == before.data[CERTIFICATE] + before.data[KEY]

@@ -119,11 +119,12 @@ def test_pods_that_ask_for_the_same_have_one_answer():
 def test_the_thread_computes_until_it_is_stopped():
     stage = Stage([node("n1")], [pending("w", gpu=1, gpumem=90_000)])
     server = DashboardServer(None, stage.live, stage.explainer, stage.collector, str)
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.tasks[0].run)
     thread.start()
     while not stage.explainer.answered:
         stage.ask("/pending")
     assert stage.live._rows
+    server.tasks[0].stop()
     stage.explainer.stop()
     thread.join(20)
     assert not thread.is_alive()

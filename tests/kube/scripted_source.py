@@ -62,16 +62,20 @@ class ScriptedSource:
     """Answers each list with the next of *pages* and each watch with the next of *watches*.
 
     A page that is an exception is raised, one that is callable makes the page. When either runs out, ``on_end`` is
-    called (a test stops its reflector there) and the call fails.
+    called (a test stops its reflector there) and the call fails. A check of the version is answered with ``version``.
     """
 
     def __init__(self, pages, watches=()):
         self.pages, self.watches = list(pages), list(watches)
         self.lists, self.watched, self.waits = [], [], []
         self.on_end = lambda: None
+        self.version, self.checks = 10_000, 0
 
     def request(self, method, path, *, query=None):
         assert method == "GET"
+        if query == {"limit": "1"}:
+            self.checks += 1
+            return json.dumps(page(version=self.version)).encode()
         self.lists.append(dict(query))
         answer = self._next(self.pages)
         answer = answer() if callable(answer) else answer
@@ -108,3 +112,6 @@ class RecordingSink:
     def prune(self, seen, started):
         self.calls.append(("prune", tuple(sorted(seen)), started))
         self.state = {name: version for name, version in self.state.items() if name in seen}
+
+    def reset(self):
+        self.calls.append(("reset",))

@@ -23,7 +23,7 @@ RESET = object()
 
 
 class Server(ThreadingHTTPServer):
-    """Answers each request with the next of ``answers``: (status, body) or (status, chunks of a watch)."""
+    """Answers each request with the next of ``answers``: (status, body) or (status, chunks of a watch), and headers."""
 
     daemon_threads = True
 
@@ -43,8 +43,10 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self):
         length = int(self.headers.get("Content-Length") or 0)
         self.server.requests.append((self.command, self.path, dict(self.headers), self.rfile.read(length)))
-        status, body = self.server.answers.pop(0)
+        status, body, *headers = self.server.answers.pop(0)
         self.send_response(status)
+        for header in headers:
+            self.send_header(*header)
         if isinstance(body, bytes):
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -130,6 +132,16 @@ def test_a_refusal_says_what_the_status_says(server, status, kind):
     with pytest.raises(ClusterError, match=f"GET /x: {status}: because") as caught:
         api(server).request("GET", "/x")
     assert type(caught.value) is kind and caught.value.status == status
+
+
+@pytest.mark.parametrize(("status", "header", "seconds"), [
+    (429, "7", 7.0), (429, None, 1.0), (429, "", 1.0), (429, "-7", 1.0), (429, "Wed, 21 Oct 2026 07:28:00 GMT", 1.0),
+    (429, "86400", 30.0), (503, "2", 2.0), (503, None, 0.0), (409, None, 0.0)])
+def test_a_server_says_how_long_to_wait(server, status, header, seconds):
+    server.answers.append((status, b"{}", *([("Retry-After", header)] if header is not None else [])))
+    with pytest.raises(ClusterError) as caught:
+        api(server).request("GET", "/x")
+    assert caught.value.retry_after_s == seconds
 
 
 def silent_server():
@@ -323,16 +335,17 @@ def test_a_reflector_over_real_sockets(server):
     def lines(*events):
         return b"".join(line + b"\n" for line in events)
 
+    check = 200, json.dumps(page(version=150)).encode()
     server.answers += [
         (200, json.dumps(page(obj("a", 1), token="t")).encode()), (200, json.dumps(page(obj("b", 2))).encode()),
         (200, [lines(event("ADDED", obj("c", 101))), lines(event("DELETED", obj("a", 102)))[:30], RESET]),
-        (200, [lines(event("DELETED", obj("a", 102)), bookmark(110))]),
+        check, (200, [lines(event("DELETED", obj("a", 102)), bookmark(110))]), check,
         (410, b'{"message": "expired"}'),
         (200, json.dumps(page(obj("d", 5), version=200)).encode()),
         (200, [lines(event("ADDED", obj("e", 201))), server.over.wait])]
     things = WatchedResource(name="things", path="/things", parse=lambda raw: json.loads(raw)["metadata"],
                              key=lambda item: item["name"])
-    reflector = Reflector(api(server), things, Sink(), wait=lambda seconds: None)
+    reflector = Reflector(api(server), things, Sink())
     thread = threading.Thread(target=reflector.run)
     thread.start()
     assert done.wait(10)
@@ -340,7 +353,7 @@ def test_a_reflector_over_real_sockets(server):
     thread.join(10)
     assert not thread.is_alive() and state == {"d": "5", "e": "201"}
     versions = [path.partition("resourceVersion=")[2].partition("&")[0] for _, path, _, _ in server.requests]
-    assert versions == ["", "", "100", "101", "110", "", "200"]
+    assert versions == ["", "", "100", "", "101", "", "110", "", "200"]
 
 
 def _kubeconfig(folder, server, user):

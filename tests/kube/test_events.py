@@ -26,7 +26,7 @@ class Bench:
         """Write until nothing waits, letting the clock run; the seconds it took."""
         began = self.now
         for _ in range(limit):
-            if math.isinf(delay := self.recorder.write_next()):
+            if math.isinf(delay := self.recorder.step()):
                 return self.now - began
             self.now += delay
         raise AssertionError("there is no end")
@@ -150,7 +150,7 @@ def test_warnings_do_not_wait_for_the_rate_of_normal_events():
     for type, message in (("Normal", "n1"), ("Normal", "n2"), ("Warning", "w1"), ("Warning", "w2")):
         bench.recorder.record(POD, type, "R", message)
     while len(bench.events) < 3:
-        assert bench.recorder.write_next() == 0.0 or len(bench.events) == 3
+        assert bench.recorder.step() == 0.0 or len(bench.events) == 3
     assert [event["message"] for event in bench.events] == ["w1", "w2", "n1"]
     assert bench.write_all() == pytest.approx(10.0, abs=0.05)
 
@@ -173,7 +173,7 @@ def test_what_the_server_does_not_want_is_dropped_counted_and_logged_once(bench,
 def test_what_may_succeed_later_is_tried_later_and_merged_meanwhile(bench, error):
     bench.cluster.fail("create_event", error, times=3)
     bench.recorder.record(POD, "Normal", "R", "m")
-    assert bench.recorder.write_next() >= 1.0
+    assert bench.recorder.step() >= 1.0
     bench.recorder.record(POD, "Normal", "R", "m")
     assert bench.write_all() == 1 + 2 + 4
     assert bench.events[0]["count"] == 2 and bench.recorder.dropped == 0

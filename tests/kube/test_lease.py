@@ -10,7 +10,7 @@ import pytest
 
 from hami.errors import ClusterError, Conflict, MalformedInput
 from hami.kube.cluster import LeaseRecord
-from hami.kube.lease import HANDOVER_KEY, SETTLE_S, AlwaysLeader, Candidate, Election, LeaderCallbacks, LeaseTimes
+from hami.kube.lease import HANDOVER_KEY, IDLE_S, SETTLE_S, AlwaysLeader, Candidate, Election, LeaseTimes
 from tests.fake_cluster import FakeCluster, no_answer
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678, UTC)
@@ -22,20 +22,40 @@ class World:
 
     def __init__(self):
         self.now, self.cluster, self.candidates, self.log = 1000.0, FakeCluster(), {}, []
-        self.due = {}
+        self.due, self.needs = {}, {}
 
     def utc(self):
         return NOW + timedelta(seconds=self.now - 1000)
 
-    def join(self, identity, *, may_hand_over=lambda: False, is_writing=lambda: False,
-             has_ended=lambda identity: False, **options):
-        callbacks = LeaderCallbacks(lambda: self.log.append((identity, "started", self.now)),
-                                    lambda: self.log.append((identity, "stopped", self.now)), may_hand_over, is_writing)
+    def join(self, identity, *, is_needed=lambda: True, is_writing=lambda: False, has_ended=lambda identity: False,
+             **options):
         election = Election(self.cluster, Candidate(namespace="hami", lease="scheduler", identity=identity,
-                                                    has_ended=has_ended), callbacks,
+                                                    has_ended=has_ended, is_writing=is_writing),
                             clock=lambda: self.now, now=self.utc, **options)
-        self.candidates[identity], self.due[identity] = election, self.now
+        self.candidates[identity], self.due[identity], self.needs[identity] = election, self.now, is_needed
         return election
+
+    def step(self, identity):
+        """Returns the seconds until the next step; logs a term that has begun or ended."""
+        election = self.candidates[identity]
+        if election.is_leader() and self.needs[identity]():
+            election.need()
+        term = election.term
+        delay = election.step()
+        self.note(identity, term)
+        return delay
+
+    def note(self, identity, term):
+        for number in range(term + 1, self.candidates[identity].term + 1):
+            self.log.append((identity, "started" if number % 2 else "stopped", self.now))
+
+    def leave(self, identity):
+        """The process ends in order."""
+        election = self.candidates[identity]
+        term = election.term
+        election.stop()
+        election.run()
+        self.note(identity, term)
 
     def kill(self, identity):
         """The process is gone, without a word."""
@@ -46,7 +66,7 @@ class World:
         while self.due and min(self.due.values()) <= end:
             identity = min(self.due, key=self.due.get)
             self.now = max(self.now, self.due[identity])
-            self.due[identity] = self.now + max(0.001, self.candidates[identity].step())
+            self.due[identity] = self.now + max(0.001, self.step(identity))
             assert len(self.leaders()) <= 1
         self.now = max(self.now, end)
 
@@ -113,19 +133,17 @@ def test_a_released_lease_is_followed_at_once(world):
     world.run(0)
     world.join("b")
     world.run(10)
-    a.stop()
-    a.run()
+    world.leave("a")
     assert (world.lease.holder, world.lease.duration_s) == ("", 1) and not a.is_leader()
     world.kill("a")
     assert world.run_until_leader("b") < 3
 
 
 def test_release_looks_again_after_a_conflict_and_never_takes_from_others(world):
-    a = world.join("a")
+    world.join("a")
     world.run(0)
     world.cluster.put_lease(LeaseRecord(namespace="hami", name="scheduler", holder="b", duration_s=10))
-    a.stop()
-    a.run()
+    world.leave("a")
     assert world.lease.holder == "b"
 
 
@@ -134,8 +152,7 @@ def test_a_leader_that_stops_during_a_write_lets_its_lease_expire(world):
     world.run(0)
     world.join("b")
     world.run(10)
-    a.stop()
-    a.run()
+    world.leave("a")
     assert world.lease.holder == "a" and not a.is_leader() and world.log[-1][:2] == ("a", "stopped")
     world.kill("a")
     assert world.run_until_leader("b") > 8
@@ -146,8 +163,7 @@ def test_a_write_without_answer_is_released_too(world):
     world.cluster.fail("write_lease", no_answer(), after=True)
     world.run(0)
     assert not a.is_leader() and world.lease.holder == "a"
-    a.stop()
-    a.run()
+    world.leave("a")
     assert world.lease.holder == ""
 
 
@@ -218,7 +234,7 @@ def test_a_deleted_lease_ends_the_term(world):
     a = world.join("a")
     world.run(5)
     world.cluster.leases.clear()
-    a.step()
+    world.step("a")
     assert not a.is_leader() and world.log[-1][1] == "stopped"
     world.run(2)
     assert a.is_leader()
@@ -246,22 +262,23 @@ def test_trouble_is_logged_once_while_it_lasts(world, caplog):
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
 
-def test_a_callback_that_fails_does_not_end_the_election(caplog):
-    def fail():
-        raise ZeroDivisionError
+def test_who_waits_for_a_term_is_told_of_its_beginning_renewal_and_end(world):
+    a = world.join("a")
+    told = []
+    a.changed.notify_all = lambda: told.append((a.term, a.is_leader()))
+    for _ in range(2):
+        a.step()
+    world.leave("a")
+    assert told == [(1, True), (1, True), (2, False)]
 
-    election = Election(FakeCluster(), Candidate(namespace="n", lease="l", identity="a"), LeaderCallbacks(fail, fail))
-    election.step()
-    assert election.is_leader() and "callback of the election failed" in caplog.messages
 
-
-def hand_over_world(world, allowed=True, **callbacks):
+def hand_over_world(world, allowed=True, **options):
     """Leader a, standbys b and c; b asks."""
-    world.join("a", may_hand_over=lambda: allowed, **callbacks)
+    world.join("a", is_needed=lambda: not allowed, **options)
     world.run(0)
     world.join("b"), world.join("c")
     world.run(20.5)
-    world.candidates["b"].request_handover()
+    world.candidates["b"].need()
     world.wake("b")
 
 
@@ -278,6 +295,9 @@ def test_a_leader_may_refuse_and_goes_on(world):
     hand_over_world(world, allowed=False)
     world.run(60)
     assert world.leaders() == ["a"] and world.lease.annotations == {HANDOVER_KEY: "b"}
+    world.needs["a"] = lambda: False
+    world.run(IDLE_S + 3)
+    assert world.leaders() == ["b"]
 
 
 def test_a_leader_does_not_hand_over_during_a_write(world):
@@ -335,7 +355,7 @@ def test_a_hand_over_that_did_not_arrive_is_tried_again(world):
 def test_requests_in_quick_succession_are_one(world):
     hand_over_world(world, allowed=False)
     for _ in range(50):
-        world.candidates["b"].request_handover()
+        world.candidates["b"].need()
     before = len(world.cluster.calls_of("lease"))
     world.run(1.9)
     asked = [call for call in world.cluster.calls_of("write_lease") if call.lease.annotations.get(HANDOVER_KEY)]
@@ -346,7 +366,7 @@ def test_requests_in_quick_succession_are_one(world):
 def test_a_leader_asks_nobody(world):
     a = world.join("a")
     world.run(0)
-    a.request_handover()
+    a.need()
     world.run(10)
     assert world.lease.annotations == {} and a.is_leader()
 
@@ -368,13 +388,13 @@ def test_never_two_leaders_and_always_one_in_the_end(world, seed):
                 world.now += call.timeout * rng.random()
 
     for identity in "abc":
-        world.join(identity, may_hand_over=lambda: rng.random() < 0.5)
+        world.join(identity, is_needed=lambda: rng.random() < 0.5)
     world.cluster.on_call = mishap
     for _ in range(40):
         world.run(rng.uniform(0, 8))
         identity = rng.choice("abc")
         world.due[identity] = world.now + rng.choice([0, 0, 3, 15])
-        world.candidates[rng.choice("abc")].request_handover()
+        world.candidates[rng.choice("abc")].need()
     world.cluster.on_call = lambda call: None
     world.cluster.heal()
     world.run(30)
@@ -396,12 +416,12 @@ def test_run_waits_between_steps_and_a_request_wakes_it():
             asked.set()
 
     cluster.on_call = watch
-    election = Election(cluster, Candidate(namespace="n", lease="l", identity="b"), LeaderCallbacks(list, list),
+    election = Election(cluster, Candidate(namespace="n", lease="l", identity="b"),
                         times=LeaseTimes(duration=3000, renew=2000, retry=1000))
     thread = threading.Thread(target=election.run)
     thread.start()
     assert looked.wait(10)
-    election.request_handover()
+    election.need()
     assert asked.wait(10)
     election.stop()
     thread.join(10)
@@ -409,13 +429,9 @@ def test_run_waits_between_steps_and_a_request_wakes_it():
 
 
 def test_always_leader_leads_for_ever():
-    log = []
-    leader = AlwaysLeader(LeaderCallbacks(lambda: log.append("started"), lambda: log.append("stopped")))
-    leader.request_handover()
-    assert leader.is_leader() and leader.leads_until() == math.inf
-    leader.stop()
-    leader.run()
-    assert log == ["started", "stopped"]
+    leader = AlwaysLeader()
+    leader.need()
+    assert leader.is_leader() and leader.leads_until() == math.inf and leader.term == 1
 
 
 @pytest.mark.parametrize(("released", "settles"), [(True, False), (False, True)])
@@ -424,9 +440,8 @@ def test_only_a_leader_whose_predecessor_did_not_release_the_lease_waits_for_lat
     world.run(1)
     b = world.join("b")
     if released:
-        world.candidates["a"].stop()
-        world.candidates["a"].run()
+        world.leave("a")
     world.kill("a")
     world.run_until_leader("b")
     assert (b.settles_at() > world.now - 0.1 + SETTLE_S / 2) is settles
-    assert AlwaysLeader(LeaderCallbacks(print, print)).settles_at() == 0
+    assert AlwaysLeader().settles_at() == 0

@@ -37,12 +37,17 @@ def things(**more):
 def reflect(pages, watches=(), *, sink=None, resource=None, **options):
     """Run a reflector until its script is over; source and sink afterwards."""
     source, sink = ScriptedSource(pages, watches), sink or RecordingSink()
-    reflector = Reflector(source, resource or things(), sink,
-                          **{"wait": source.waits.append, "clock": itertools.count().__next__} | options)
-    source.on_end = reflector.stop
-    source.reflector = reflector
-    reflector.run()
+    reflector = Reflector(source, resource or things(), sink, **{"clock": itertools.count().__next__} | options)
+    run(reflector, source)
     return source, sink
+
+
+def run(reflector, source):
+    """Takes steps until the script is over, and notes the waits between them."""
+    source.on_end, source.reflector = reflector.stop, reflector
+    while not reflector.is_stopping():
+        if delay := reflector.step():
+            source.waits.append(delay)
 
 
 @pytest.fixture
@@ -52,12 +57,11 @@ def threaded():
 
     def start(pages, watches):
         source, sink = ScriptedSource(pages, watches), RecordingSink()
-        reflector = Reflector(source, things(), sink, wait=lambda seconds: None)
+        reflector = Reflector(source, things(), sink)
         source.on_end = reflector.stop
-        thread = threading.Thread(target=reflector.run)
-        thread.start()
-        started.append((reflector, thread))
-        return reflector, source, sink, thread
+        started.append((reflector, threading.Thread(target=run, args=(reflector, source))))
+        started[-1][1].start()
+        return reflector, source, sink, started[-1][1]
 
     yield start
     for reflector, thread in started:
@@ -160,11 +164,61 @@ def test_a_watch_that_cannot_be_opened_is_no_reason_to_list(watch):
     assert len(source.lists) == 1 and len(source.waits) == 1
 
 
+def test_a_page_that_the_server_is_too_busy_to_send_is_no_reason_to_start_again():
+    busy = ClusterError("429: too many requests", 429)
+    source, sink = reflect([busy, page(obj("a", 1), token="t"), busy, page(obj("b", 2))])
+    assert [query.get("continue") for query in source.lists] == [None, None, "t", "t"]
+    assert sink.state == {"a": 1, "b": 2} and source.waits == []
+
+
+def test_a_server_that_is_too_busy_for_a_watch_is_left_alone_as_long_as_it_asks():
+    source, _ = reflect([page()], [ClusterError("429: too many requests", 429, 20.0)])
+    assert len(source.waits) == 1 and source.waits[0] > 20
+
+
 def test_an_expired_continue_token_starts_the_list_again():
     source, sink = reflect([page(obj("a", 1), token="t"), GONE, page(obj("b", 2), version=200)])
     assert [query.get("continue") for query in source.lists] == [None, "t", None]
     assert sink.state == {"b": 2} and source.watched[0]["resourceVersion"] == "200"
     assert sink.calls[-1] == ("prune", ("b",), 2)  # counted from the start of the second attempt
+
+
+@pytest.mark.parametrize(("shown", "version", "is_reset"), [(120, 119, True), (120, 120, False), (None, 99, True)])
+def test_versions_that_went_back_are_noticed_at_the_next_watch_and_all_is_read_anew(shown, version, is_reset, caplog):
+    """As after a restore of etcd: a watch from a version of the future would show nothing."""
+    source, sink = ScriptedSource([page(obj("a", 1), obj("b", 1)), page(obj("b", 40), version=version)],
+                                  [[bookmark(shown)] if shown else [], [bookmark(9)]]), RecordingSink()
+    source.version = version
+    run(Reflector(source, things(), sink), source)
+    assert [call for call in sink.calls[3:] if call[0] != "prune"] == (
+        [("reset",), ("upsert", "b", 40)] if is_reset else [])
+    assert sink.state == ({"b": 40} if is_reset else {"a": 1, "b": 1})
+    assert any("etcd has been restored" in message for message in caplog.messages) is is_reset
+
+
+def test_versions_that_went_back_are_noticed_by_a_list():
+    source, sink = reflect([page(obj("a", 1)), page(obj("a", 7), version=50)], [GONE, [error(410)]])
+    assert sink.calls[2:4] == [("reset",), ("upsert", "a", 7)]
+    assert [query["resourceVersion"] for query in source.watched] == ["100", "50"]
+
+
+def test_a_reflector_is_not_synced_while_all_is_read_anew():
+    class Sink(RecordingSink):
+        def upsert(self, item):
+            super().upsert(item)
+            synced.append(reflector.synced.is_set())
+
+    synced = []
+    source = ScriptedSource([page(obj("a", 1)), page(obj("a", 7), version=50), page(obj("a", 8), version=60)],
+                            [GONE, GONE, [bookmark(61)]])
+    reflector = Reflector(source, things(), Sink())
+    run(reflector, source)
+    assert synced == [False, False, True] and reflector.synced.is_set()
+
+
+def test_the_version_is_checked_before_a_watch_goes_on_but_not_after_a_list():
+    source, _ = reflect([page(), page(version=200)], [[bookmark(101)], [bookmark(102)], GONE])
+    assert source.checks == 2 and len(source.lists) == 2 and len(source.watched) == 4
 
 
 def test_attempts_draw_apart_up_to_a_limit_and_recover():
@@ -328,8 +382,7 @@ def test_age_counts_from_the_last_word_of_the_server():
     ages = []
     source = ScriptedSource([page()], [[lambda: now.__setitem__(0, 130.0), lambda: ages.append(reflector.age()),
                                         bookmark(101), lambda: ages.append(reflector.age())]])
-    reflector = Reflector(source, things(), RecordingSink(), clock=lambda: now[0], wait=source.waits.append)
-    source.on_end = reflector.stop
+    reflector = Reflector(source, things(), RecordingSink(), clock=lambda: now[0])
     ages.append(reflector.age())
-    reflector.run()
+    run(reflector, source)
     assert ages == [float("inf"), 30.0, 0.0]

@@ -132,7 +132,7 @@ def test_a_round_that_fails_is_followed_by_others(server, settings, caplog):
         eventually(lambda: not program.unready_reason())
     finally:
         program.stop()
-    assert len([one for one in caplog.records if one.message == "round failed"]) == 2
+    assert len([one for one in caplog.records if one.message == "task failed, will retry"]) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

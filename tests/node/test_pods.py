@@ -66,13 +66,13 @@ def watching():
 
     def start(server):
         node_pods = NodePods(server, "n1")
-        thread = threading.Thread(target=node_pods.run, daemon=True)
+        thread = threading.Thread(target=node_pods.task.run, daemon=True)
         thread.start()
         started.append((node_pods, thread))
         return node_pods
     yield start
     for node_pods, thread in started:
-        node_pods.stop()
+        node_pods.task.stop()
         thread.join(TIMEOUT_S)
         assert not thread.is_alive()
 
@@ -112,12 +112,12 @@ def test_each_state_of_a_pod_is_passed_on():
     passed = queue.SimpleQueue()
     server = Server(([wire("a", 5)], 7))
     node_pods = NodePods(server, "n1", lambda pod: passed.put(pod.resource_version))
-    thread = threading.Thread(target=node_pods.run, daemon=True)
+    thread = threading.Thread(target=node_pods.task.run, daemon=True)
     thread.start()
     assert passed.get(timeout=TIMEOUT_S) == "5"
     server.report("MODIFIED", wire("a", 8))
     assert passed.get(timeout=TIMEOUT_S) == "8"
-    node_pods.stop()
+    node_pods.task.stop()
     thread.join(TIMEOUT_S)
 
 
@@ -152,10 +152,10 @@ def test_nothing_is_known_before_the_first_list_is_complete():
         def request(self, method, path, *, query=None):
             found.append(names(node_pods))
             if not self.pages:
-                node_pods.stop()
+                node_pods.task.stop()
                 return b'{"metadata": {}, "items": []}'
             return super().request(method, path, query=query)
 
     node_pods = NodePods(Observed(([wire("a", 9)], 10, "more"), ([wire("b", 8)], 10, "more")), "n1")
-    node_pods.run()
+    node_pods.task.run()
     assert found == [None] * 3

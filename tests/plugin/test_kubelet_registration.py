@@ -8,7 +8,7 @@ from hami.devices.inventory import DeviceInventory
 from hami.errors import HamiError
 from hami.plugin.kubelet_registration import CONNECT_TIMEOUT_S, PROBE_S, KubeletRegistration, Step, next_step
 from hami.plugin.server import PluginServer, socket_identity
-from hami.runtime.watchdog import HUNG_S
+from hami.runtime.tasks import HUNG_S
 from tests.devices.cards import cards, config
 from tests.plugin.kubelet import TIMEOUT_S, Kubelet, calling
 

@@ -6,6 +6,7 @@ import json
 import queue
 import re
 import signal
+import sys
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -22,7 +23,7 @@ from hami.node.checkpoint import CHECKPOINT
 from hami.plugin import api_pb2 as api
 from hami.plugin.program import DevicePluginProgram, serve
 from hami.plugin.settings import read_plugin_settings
-from hami.runtime.watchdog import WatchedThread
+from hami.runtime.tasks import PeriodicTask, Task
 from hami.web.health import Health
 from tests.builders import write_checksums
 from tests.fake_cluster import FakeCluster
@@ -111,7 +112,7 @@ def test_loops_with_nothing_to_do_show_that_they_work(run, kubelet, monkeypatch)
     beats = Counter()
     monkeypatch.setattr("hami.plugin.program.CLEANUP_S", 0.01)
     monkeypatch.setattr("hami.plugin.program.REGIONS_S", 0.01)
-    monkeypatch.setattr(WatchedThread, "beat", lambda thread, within: beats.update([thread.name]))
+    monkeypatch.setattr(Task, "beat", lambda task, wait_s=0.0: beats.update([task.name]))
     run()
     kubelet.registered.get(timeout=20)
     for name in ("sweep", "regions", "cleanup", "health", "kubelet"):
@@ -412,9 +413,9 @@ def test_threads_that_hang_are_named():
 def test_a_thread_of_the_plugin_that_dies_is_reported(run, cluster):
     program = run()
     assert cluster.written.acquire(timeout=20) and program.hung_reason() == ""
-    program._start_thread("broken", lambda: 1 / 0)
+    program._start_task(PeriodicTask("broken", sys.exit, 1.0))
     eventually(program.hung_reason, "the thread has died", interval=0.001)
-    assert program.hung_reason() == "thread broken died: ZeroDivisionError: division by zero"
+    assert program.hung_reason() == "thread broken died: SystemExit: "
 
 
 def test_a_silent_server_is_a_reason_for_a_restart(run, kubelet, monkeypatch):

@@ -310,20 +310,20 @@ def test_a_handshake_does_not_hide_a_lock_that_came_and_went():
     scheduler = ready()
     read_pods(scheduler.cache, "n1")
     allocated_elsewhere(scheduler)
-    scheduler.controller.tick()
+    scheduler.controller.step()
     assert NVIDIA.handshake not in scheduler.fake.nodes["n1"].annotations, "the node was not as it was known"
     with pytest.raises(Rejected, match="taken by another pod meanwhile"):
         bind(scheduler)
     assert scheduler.fake.bindings == 0
     scheduler.watch("nodes")
-    scheduler.controller.tick()
+    scheduler.controller.step()
     assert scheduler.fake.nodes["n1"].annotations[NVIDIA.handshake]
 
 
 def test_a_handshake_does_not_make_a_node_foreign():
     scheduler = ready()
     read_pods(scheduler.cache, "n1")
-    scheduler.controller.tick()
+    scheduler.controller.step()
     assert scheduler.fake.nodes["n1"].annotations[NVIDIA.handshake]
     bind(scheduler)
     assert scheduler.fake.calls_of("pods_on") == []

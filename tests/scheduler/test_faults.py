@@ -18,7 +18,7 @@ from hami.cache.cache import Policies
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, LOCK_FREE
 from hami.errors import ClusterError, HamiError
-from hami.kube.lease import Candidate, Election, LeaderCallbacks
+from hami.kube.lease import Candidate, Election
 from hami.scheduler.leadership import Leadership
 from hami.scheduling.sighting import OBSERVED_S
 from tests.builders import INIT, NVIDIA, device_usage, gpu, gpus, node, pod
@@ -103,7 +103,7 @@ class Client:
         self._live()
         if hung:  # a good time to ask for the leadership
             for replica in storm.replicas:
-                replica.leadership.election.request_handover()
+                replica.election.need()
             storm.advance(5.0)
         if hung or fate < 0.05:
             raise rng.choice(FAULTS[:3])
@@ -142,9 +142,7 @@ class StormLeadership(Leadership):
     """A verb does not wait for the leadership: nothing else would run meanwhile."""
 
     def wait_until_leading(self, timeout):
-        self._last_verb = self._clock()
-        if not self.leads():
-            self.election.request_handover()
+        self._election.need()
         return self.leads()
 
 
@@ -178,24 +176,17 @@ class Storm:
         self.made += 1
         replica.identity = f"process {self.made}"
 
-        def elect(leadership):
-            callbacks = LeaderCallbacks(lambda: self.begin_term(leadership), leadership.stopped, leadership.is_idle,
-                                        lambda: replica.cache.reservations.are_binding())
-            return Election(replica.cluster, Candidate(
-                namespace="hami", lease="scheduler", identity=replica.identity, has_ended=self.ended.__contains__),
-                callbacks, clock=self.clock, now=self.clock.now)
-
-        return StormLeadership(elect, replica.relist, clock=self.clock)
-
-    def begin_term(self, leadership):
-        self.moves += 1
-        leadership.started()
+        replica.election = Election(replica.cluster, Candidate(
+            namespace="hami", lease="scheduler", identity=replica.identity, has_ended=self.ended.__contains__,
+            is_writing=lambda: replica.cache.reservations.are_binding()), clock=self.clock, now=self.clock.now)
+        return StormLeadership(replica.election, replica.relist, clock=self.clock)
 
     def elect(self, replica):
-        leadership = replica.leadership
-        replica.due = self.clock() + max(0.01, leadership.election.step())
-        if leadership.election.is_leader() and not leadership.leads():
-            leadership._try_to_catch_up(leadership._term)
+        election, term = replica.election, replica.election.term
+        replica.due = self.clock() + max(0.01, election.step())
+        self.moves += election.term > term and election.is_leader()
+        if election.is_leader() and not replica.leadership.leads():
+            replica.leadership.step()
             replica.due = min(replica.due, self.clock() + 0.1)
 
     def take_over(self):
@@ -336,7 +327,7 @@ class Storm:
         self.rng.choice(self.replicas).relist()
 
     def tick(self):
-        self.rng.choice(self.replicas).controller.tick()
+        self.rng.choice(self.replicas).controller.step()
 
     def wait(self):
         self.advance(self.rng.choice((0.1, 1.0, 2.0)) if self.depth else self.rng.choice((0.1, 1.0, 5.0, 20.0)))
@@ -354,7 +345,7 @@ class Storm:
             leader.client.cut_off = False
         else:
             for replica in self.replicas:
-                replica.leadership.election.request_handover()
+                replica.election.need()
             self.advance(self.rng.uniform(1, 5))
 
     def kill(self):
@@ -440,7 +431,7 @@ class Storm:
             self.advance(5.0)
             for replica in self.replicas:
                 replica.watch()
-                replica.controller.tick()
+                replica.controller.step()
             for waiting in [p for p in self.fake.pods.values() if not p.node_name and not p.is_terminated]:
                 try:
                     if (chosen := self.leader.filter(waiting)) is not None:
@@ -553,7 +544,7 @@ def test_a_kill_between_any_two_calls_is_recovered(scene, last, after):
     for _ in range(12):
         clock.seconds += 5
         heir.watch()
-        heir.controller.tick()
+        heir.controller.step()
         for waiting in [p for p in fake.pods.values() if not p.node_name]:
             try:
                 heir.binder.bind(waiting.ref, heir.filter(waiting))

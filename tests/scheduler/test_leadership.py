@@ -7,7 +7,7 @@ import pytest
 
 from e2e.eventually import eventually
 from hami.errors import ClusterError
-from hami.scheduler.leadership import IDLE_S, Leadership
+from hami.scheduler.leadership import Leadership
 from tests.world import Clock
 
 
@@ -15,7 +15,8 @@ class Election:
     """An election whose result the test sets."""
 
     def __init__(self):
-        self.until, self.asked, self.settled = 0.0, 0, 0.0
+        self.until, self.needed, self.settled, self.term = 0.0, 0, 0.0, 0
+        self.changed = threading.Condition()
 
     def leads_until(self):
         return self.until
@@ -23,8 +24,19 @@ class Election:
     def settles_at(self):
         return self.settled
 
-    def request_handover(self):
-        self.asked += 1
+    def is_leader(self):
+        return self.until > 0
+
+    def need(self):
+        self.needed += 1
+
+    def tell(self, until):
+        """A term begins, is renewed or ends."""
+        with self.changed:
+            if bool(self.until) != bool(until):
+                self.term += 1
+            self.until = until
+            self.changed.notify_all()
 
 
 class Role:
@@ -33,8 +45,7 @@ class Role:
     def __init__(self, catch_up=lambda: None):
         self.clock, self.election, self.lists = Clock(), Election(), 0
         self.listed, self.catch_up = threading.Semaphore(0), catch_up
-        self.acting = Leadership(lambda leadership: self.election, self._list, clock=self.clock)
-        self.thread = threading.Thread(target=self.acting.run, daemon=True)
+        self.acting = Leadership(self.election, self._list, clock=self.clock)
 
     def _list(self):
         self.lists += 1
@@ -44,8 +55,7 @@ class Role:
             self.listed.release()
 
     def lead(self, until=math.inf):
-        self.election.until = until
-        self.acting.started()
+        self.election.tell(until)
 
     def acts(self):
         return self.acting.leads_until() > self.clock()
@@ -57,15 +67,14 @@ class Role:
 @pytest.fixture
 def role():
     made = Role()
-    made.thread.start()
+    made.acting.start()
     yield made
     made.acting.stop()
-    made.thread.join(10)
-    assert not made.thread.is_alive()
+    made.acting.join(10)
+    assert not made.acting._thread.is_alive()
 
 
 def test_a_replica_does_not_act_before_its_first_term(role):
-    role.election.until = math.inf
     assert not role.acts()
 
 
@@ -82,7 +91,7 @@ def test_a_leader_acts_once_it_has_read_the_cluster(role):
 def test_reading_is_retried_until_it_succeeds(role):
     def fail_once():
         if role.lists == 1:
-            role.acting._wake.set()  # no need to wait
+            role.acting.wake()  # no need to wait
             raise ClusterError("no answer")
 
     role.catch_up = fail_once
@@ -91,13 +100,14 @@ def test_reading_is_retried_until_it_succeeds(role):
     assert role.lists == 2
 
 
-def test_nothing_is_read_while_writes_of_the_last_leader_may_arrive(role):
+def test_nothing_is_read_while_writes_of_the_last_leader_may_arrive():
+    role = Role()
     role.election.settled = role.clock() + 1
     role.lead()
-    assert not role.acting._try_to_catch_up(role.acting._term) and role.lists == 0
+    assert role.acting.step() == 1 and role.lists == 0
     role.clock.seconds += 1
-    role.acting._wake.set()
-    role.become_acting()
+    role.acting.step()
+    assert role.acts()
 
 
 def test_each_term_begins_with_reading(role):
@@ -105,7 +115,7 @@ def test_each_term_begins_with_reading(role):
         role.lead()
         role.become_acting()
         assert role.lists == term
-        role.acting.stopped()
+        role.election.tell(0.0)
         assert not role.acts()
 
 
@@ -119,7 +129,7 @@ def test_what_was_read_in_an_earlier_term_does_not_count(role):
     role.catch_up = read
     role.lead()
     assert begun.wait(10)
-    role.acting.stopped()
+    role.election.tell(0.0)
     role.lead()
     gate.set()
     role.become_acting()
@@ -135,7 +145,8 @@ def test_a_lease_that_ran_out_while_reading_counts_again_when_it_is_renewed(role
 
     role.lead()
     assert role.listed.acquire(timeout=10)
-    role.election.until = math.inf  # renewed in the same term: no callback
+    role.lead()  # renewed in the same term
+    role.acting.wake()
     role.become_acting()
 
 
@@ -153,24 +164,39 @@ def test_a_term_has_a_beginning(role):
     assert role.acting.since() == role.clock()
 
 
-def test_a_verb_waits_for_the_leadership_and_requests_it():
+def test_a_verb_waits_for_the_leadership_and_requests_it(monkeypatch):
+    monkeypatch.setattr("hami.scheduler.leadership.REQUEST_S", 0.001)
     role = Role()
     seconds = iter(range(100))
     role.acting._clock = lambda: 1000.0 + next(seconds)
-    assert role.acting.wait_until_leading(3.0) is False and role.election.asked > 0
+    assert role.acting.wait_until_leading(9.0) is False and role.election.needed > 1
 
 
-def test_a_verb_does_not_wait_when_the_process_stops():
-    role = Role()
+def test_a_verb_goes_on_as_soon_as_the_replica_acts(role, monkeypatch):
+    """It is told so, and does not look again and again."""
+    monkeypatch.setattr("hami.scheduler.leadership.REQUEST_S", 60.0)
+    answers = []
+    verb = threading.Thread(target=lambda: answers.append(role.acting.wait_until_leading(60.0)), daemon=True)
+    verb.start()
+    eventually(lambda: role.election.needed > 1, "the verb waits", interval=0.001)
+    role.lead()
+    verb.join(20)
+    assert answers == [True]
+
+
+def test_a_verb_does_not_wait_when_the_process_stops(role):
+    verb = threading.Thread(target=role.acting.wait_until_leading, args=(1e6,), daemon=True)
+    verb.start()
+    eventually(lambda: role.election.needed > 1, "the verb waits", interval=0.001)
     role.acting.stop()
-    assert role.acting.wait_until_leading(1e9) is False
+    verb.join(20)
+    assert not verb.is_alive()
+    assert role.acting.wait_until_leading(1e6) is False
 
 
-def test_an_idle_leader_may_hand_over(role):
-    assert role.acting.is_idle()
+def test_a_verb_tells_the_leader_too_that_it_is_needed(role):
     role.lead()
     role.become_acting()
+    before = role.election.needed
     assert role.acting.wait_until_leading(1.0)
-    assert not role.acting.is_idle()
-    role.clock.seconds += IDLE_S + 1
-    assert role.acting.is_idle()
+    assert role.election.needed == before + 1

@@ -67,7 +67,7 @@ def test_nothing_is_left_to_do_for_the_pod():
     assert made.cache.pods.unsettled() == [] and made.cache.reservations.unbound() == 0
     made.fake.calls.clear()
     made.clock.seconds += 1000
-    made.controller.tick()
+    made.controller.step()
     assert made.fake.calls_of("annotate_pod") == [] and "AllocationExpired" not in made.events.reasons()
 
 
@@ -168,7 +168,7 @@ def test_a_node_becomes_lock_free_under_a_pod_that_is_allocating():
     assert made.fake.lock_of("n1").endswith(",default,pod1"), "the device plugin still has to allocate its devices"
     assert made.fake.allocate("n1").ref == ASKED.ref
     made.watch()
-    made.controller.tick()
+    made.controller.step()
     assert made.fake.lock_of("n1") is None and made.cache.pods.unsettled() == []
 
 

@@ -71,8 +71,8 @@ def test_unknown_reasons_and_verbs_are_counted_too(registry, metrics):
 @pytest.mark.parametrize(("changed", "name", "labels", "value"), [
     ({"reserved": lambda: 7}, "reservations", {}, 7),
     ({"waiting": lambda: {"n1": 3, "n2": 5}}, "node_lock_waiting_pods", {}, 8),
-    ({"waiting": lambda: {"n1": 3, "n2": 5}}, "node_lock_longest_line_pods", {}, 5),
-    ({}, "node_lock_longest_line_pods", {}, 0),
+    ({"waiting": lambda: {"n1": 3, "n2": 5}}, "node_lock_longest_queue_pods", {}, 5),
+    ({}, "node_lock_longest_queue_pods", {}, 0),
     ({"ages": {"pods": lambda: 1.5, "nodes": lambda: math.inf}}, "cache_age_seconds", {"resource": "pods"}, 1.5),
     ({"ages": {"nodes": lambda: math.inf}}, "cache_age_seconds", {"resource": "nodes"}, math.inf),
     ({"leads": lambda: True}, "leader", {}, 1),

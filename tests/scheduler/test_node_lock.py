@@ -10,7 +10,7 @@ from pytest import param
 from e2e.eventually import eventually
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NodeLocked, NotFound
-from hami.scheduler.node_lock import DELETED_S, FINISHED_S
+from hami.scheduler.lock_judgement import DELETED_S, FINISHED_S
 from hami.scheduling.sighting import OBSERVED_S
 from hami.vendors.spec import Catalog, Vendor
 from tests.builders import NVIDIA, container, gpu, gpus, node, pod
@@ -77,7 +77,7 @@ class Scene:
     def tick(self):
         """Lets the watch and the controller catch up."""
         self.replica.watch()
-        self.replica.controller.tick()
+        self.replica.controller.step()
 
     def calls(self):
         return [call.method for call in self.fake.calls]
@@ -432,6 +432,22 @@ def test_a_needed_or_claimed_lock_is_not_released():
     assert not scene.locks.release_unneeded("n1") and scene.lock == f"{NOW},default,a"
 
 
+def test_the_controller_forgets_locks_that_are_over_and_nodes_that_are_gone():
+    scene = Scene(None, holder("success"))
+    scene.take()
+    scene.tick()
+    assert scene.replica.lock_states._states
+    scene.hand_over()
+    scene.fake.release("n1")
+    scene.tick()
+    assert not scene.replica.lock_states._states
+    scene.take()
+    scene.hand_over()
+    scene.fake.delete_node("n1")
+    scene.tick()
+    assert not scene.replica.lock_states._states
+
+
 # the queue, with threads
 
 class WaitingBinds:
@@ -473,7 +489,50 @@ def test_binds_take_a_lock_one_after_the_other_when_the_watch_shows_it_free():
         scene.replica.watch()
         eventually(lambda: len(binds.got) == count, f"{count} binds have the lock", interval=0.001)
     binds.end()
-    assert sorted(binds.got) == ["a", "b", "c"] and scene.replica.lock_states.waiting() == {}
+    assert binds.got == ["a", "b", "c"] and scene.replica.lock_states.waiting() == {}
+
+
+def test_a_pod_that_comes_back_after_it_has_waited_in_vain_has_its_place():
+    """Beside a plugin that takes long, a bind would else lose every turn to others."""
+    scene = Scene(f"{NOW},default,held", holder())
+    binds = WaitingBinds(scene)
+    binds.join("a")
+    binds.join("b", timeout=0.0)
+    for name in "cb":
+        binds.join(name)
+    for count in (1, 2, 3):
+        scene.hand_over()
+        scene.fake.release("n1")
+        scene.replica.watch()
+        eventually(lambda: len(binds.got) == count, f"{count} binds have the lock", interval=0.001)
+    binds.end()
+    assert binds.got == ["a", "b", "c"] and [name for name, _ in binds.given_up] == ["b"]
+
+
+def test_the_next_bind_begins_as_soon_as_the_one_before_has_failed():
+    scene = Scene()
+    scene.take("a")
+    failed = scene.held
+    binds = WaitingBinds(scene)
+    binds.join("b")
+    failed.__exit__(Conflict, Conflict("bound", 409), None)
+    binds.end()
+    assert binds.got == ["b"]
+
+
+def test_a_lock_that_the_controller_looks_at_is_not_taken_meanwhile():
+    scene = Scene(f"{OLD},default,gone")
+    binds = WaitingBinds(scene)
+
+    def join(call):
+        if call.method == "annotate_node" and not binds.threads:
+            binds.join("a")
+            assert binds.got == [] and scene.replica.lock_states.waiting() == {"n1": 1}
+
+    scene.fake.on_call = join
+    assert scene.locks.release_unneeded("n1")
+    binds.end()
+    assert binds.got == ["a"] and scene.lock == f"{NOW},default,a"
 
 
 def test_a_bind_that_is_no_longer_wanted_leaves_the_queue():

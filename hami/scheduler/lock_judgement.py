@@ -1,0 +1,123 @@
+"""Whether a node lock may be taken over, decided from facts alone. `node_lock` reads them and acts on the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hami.model import BindPhase, PodRef
+
+# Seconds after which a lock may be taken over.
+UNBOUND_S = 40.0  # the holder has not been bound (a bind gives up long before)
+INHERITED_S = 2.0  # the same for a lock older than this replica's term: its writer can send no Binding any more
+FINISHED_S = 5.0  # the holder has finished, and its device plugin should have released the lock
+DELETED_S = 10.0
+"""The holder was deleted after it was bound and before its device plugin answered. Its kubelet may still call Allocate
+for it, and a plugin that trusts the lock would then serve the next holder's devices to that call, and serve every later
+pod the devices of its predecessor. A kubelet hears of a deletion within a second; the rest is for a slow one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The lock may still be needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """The lock may be removed, or replaced by another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """The lock may be replaced once no device plugin can allocate the devices of *pod*, which is at *version*, any
+    more."""
+
+    pod: PodRef
+    version: str
+
+
+Judgement = Keep | Replace | Revoke
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockFacts:
+    """A lock of *node*.
+
+    *age_s*: since it was written, as far as that is proven. *seen_for_s*: since this process looked at it first.
+    *inherited_for_s*: for how long this replica has led and seen it; 0 if it may be from its own term or its own
+    process. *allocation_timeout_s*: the age after which its holder has not been allocated its devices in time.
+    *is_leftover*: this process may have failed to release it. *is_readable*: it has a time, and names a pod if any.
+    """
+
+    node: str
+    age_s: float
+    seen_for_s: float
+    inherited_for_s: float
+    allocation_timeout_s: float
+    is_leftover: bool = False
+    is_readable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NoHolder:
+    """The lock is only a time. *is_awaited*: a pod on the node may still need it."""
+
+    is_awaited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GoneHolder:
+    """The pod was found deleted *gone_for_s* seconds ago. *was_allocating*: it may have been bound and still without an
+    answer of its device plugin; ``None`` if it is not known which pod of that name it was."""
+
+    gone_for_s: float
+    was_allocating: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodHolder:
+    """The pod that the lock names. *node*: to which it is bound; empty if it is not. *has_devices*: there is something
+    that a device plugin could allocate to it."""
+
+    ref: PodRef
+    version: str
+    node: str
+    bind_phase: str
+    is_terminated: bool
+    has_devices: bool = True
+
+
+Holder = NoHolder | GoneHolder | PodHolder
+
+
+def judge(lock: LockFacts, holder: Holder) -> Judgement:
+    """Returns what may be done with *lock*: the first row that applies, or else `Keep`."""
+    if lock.is_leftover or not lock.is_readable:
+        return Replace()
+    return next((judgement for applies, judgement in _rows(lock, holder) if applies), Keep())
+
+
+def _rows(lock: LockFacts, holder: Holder) -> Iterable[tuple[bool, Judgement]]:
+    is_late = lock.age_s > lock.allocation_timeout_s
+    match holder:
+        case NoHolder(is_awaited):
+            return (
+                (is_late, Replace()),
+                # its writer was killed before it bound its pod, and will send no Binding
+                (lock.inherited_for_s > INHERITED_S and not is_awaited, Replace()),
+            )
+        case GoneHolder(gone_for_s, was_allocating):
+            return (
+                (was_allocating is False, Replace()),
+                (was_allocating is None and is_late, Replace()),
+                (gone_for_s > DELETED_S, Replace()),
+            )
+        case PodHolder(node=node):
+            has_finished = bool(node) and holder.bind_phase in (BindPhase.SUCCESS, BindPhase.FAILED)
+            is_overdue = is_late if node else lock.age_s > UNBOUND_S or lock.inherited_for_s > INHERITED_S
+            return (
+                (holder.is_terminated or node not in ("", lock.node), Replace()),
+                (has_finished, Replace() if lock.seen_for_s > FINISHED_S else Keep()),
+                (is_overdue and not node and not holder.has_devices, Replace()),
+                (is_overdue, Revoke(holder.ref, holder.version)),
+            )
