@@ -81,15 +81,19 @@ def register(kubelet_socket: str, endpoint: str, resource: str, *, pre_start: bo
     """
     request = api.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource,
                                   options=_options(pre_start))
-    with grpc.insecure_channel(f"unix:{kubelet_socket}") as channel:
-        call = channel.unary_unary(_REGISTER, request_serializer=api.RegisterRequest.SerializeToString,
-                                   response_deserializer=api.Empty.FromString)
+    # a kubelet that does not listen yet is not waited for: when it starts, it removes the plugin's socket
+    if problem := _call(kubelet_socket, _REGISTER, request, timeout):
+        raise HamiError(f"the kubelet rejected the registration of {resource}: {problem}")
+
+
+def _call(path: str | Path, method: str, request: Any, timeout: float) -> str:
+    """Makes one call, over a connection of its own; returns the error, empty if it was answered."""
+    with grpc.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         try:
-            # do not wait for a kubelet that does not listen yet: when it starts, it removes the plugin's socket
-            call(request, timeout=timeout)
+            channel.unary_unary(method)(_serialize(request), timeout=timeout)
         except grpc.RpcError as error:
-            raise HamiError(f"the kubelet rejected the registration of {resource}: "
-                            f"{error.code().name}: {error.details()}") from error
+            return f"{error.code().name}: {error.details()}"
+    return ""
 
 
 class PluginServer:
@@ -164,17 +168,10 @@ class PluginServer:
 
     def answers(self, timeout: float = _PROBE_TIMEOUT_S) -> bool:
         """Reports whether a new client of the socket gets an answer within *timeout* seconds."""
-        # a connection of its own, as that of a kubelet that has just started
-        with grpc.insecure_channel(f"unix:{self._path}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-            call = channel.unary_unary(_OPTIONS, request_serializer=api.Empty.SerializeToString,
-                                       response_deserializer=api.DevicePluginOptions.FromString)
-            try:
-                call(api.Empty(), timeout=timeout)
-            except grpc.RpcError as error:
-                log.warning("the plugin's own server does not answer",
-                            extra={"socket": self._path, "error": f"{error.code().name}: {error.details()}"})
-                return False
-        return True
+        problem = _call(self._path, _OPTIONS, api.Empty(), timeout)
+        if problem:
+            log.warning("the plugin's own server does not answer", extra={"socket": self._path, "error": problem})
+        return not problem
 
     def _handlers(self) -> Any:
         def unary(call: Callable[..., Any], request: Any) -> Any:
