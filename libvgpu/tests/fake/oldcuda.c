@@ -189,6 +189,26 @@ int cuLaunchCooperativeKernel_ptsz(void *function, uint32_t x, uint32_t y, uint3
     return cuLaunchKernel(function, x, y, z, block_x, block_y, block_z, shared, per_thread(stream), parameters, NULL);
 }
 
+int cuStreamBeginCapture_v2(void *, uint32_t);
+int cuStreamBeginCapture(void *stream);
+int cuStreamBeginCapture(void *stream)
+{
+    return cuStreamBeginCapture_v2(stream, 0);
+}
+
+int cuStreamBeginCapture_ptsz(void *stream);
+int cuStreamBeginCapture_ptsz(void *stream)
+{
+    return cuStreamBeginCapture_v2(per_thread(stream), 0);
+}
+
+int cuStreamBeginCaptureToGraph(void *, void *, void *, void *, uint64_t, uint32_t);
+int cuStreamBeginCaptureToGraph_ptsz(void *, void *, void *, void *, uint64_t, uint32_t);
+int cuStreamBeginCaptureToGraph_ptsz(void *stream, void *graph, void *nodes, void *edges, uint64_t count, uint32_t mode)
+{
+    return cuStreamBeginCaptureToGraph(per_thread(stream), graph, nodes, edges, count, mode);
+}
+
 struct multi_launch {
     void *function;
     uint32_t grid[3], block[3], shared;
