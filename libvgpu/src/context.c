@@ -1,6 +1,7 @@
 /* Contexts take memory of the device by themselves, which is measured. With a context goes all that it held. */
 #include "account.h"
 #include "devices.h"
+#include "launch.h"
 #include "log.h"
 #include "measure.h"
 #include "nvml.h"
@@ -110,6 +111,7 @@ static int leave_primary(enum ending ending, uint32_t device)
         return end_primary(ending, device);
     vgpu_lock(&vgpu_process.context_lock);
     uint64_t context = primary(device);
+    vgpu_launch_forget(context);
     int result = end_primary(ending, device);
     if (result == CUDA_OK && (ending == RESET || ending == RESET_V1 || !is_active(device)))
         vgpu_context_gone(context);
@@ -174,6 +176,13 @@ int cuGreenCtxCreate(void *context, void *resources, uint32_t device, uint32_t f
     CREATE(cuGreenCtxCreate, device, cuGreenCtxDestroy, context, resources, device, flags);
 }
 
+static void *going(void *context)
+{
+    if (vgpu_is_open())
+        vgpu_launch_forget((uint64_t)(uintptr_t)context);
+    return context;
+}
+
 static int gone(int result, void *context)
 {
     if (result == CUDA_OK)
@@ -183,20 +192,20 @@ static int gone(int result, void *context)
 
 int cuCtxDestroy_v2(void *context)
 {
-    return gone(REAL(cuCtxDestroy_v2)(context), context);
+    return gone(REAL(cuCtxDestroy_v2)(going(context)), context);
 }
 
 int cuCtxDestroy(void *context)
 {
-    return gone(REAL(cuCtxDestroy)(context), context);
+    return gone(REAL(cuCtxDestroy)(going(context)), context);
 }
 
 int cuCtxDetach(void *context)
 {
-    return gone(REAL(cuCtxDetach)(context), context);
+    return gone(REAL(cuCtxDetach)(going(context)), context);
 }
 
 int cuGreenCtxDestroy(void *context)
 {
-    return gone(REAL(cuGreenCtxDestroy)(context), context);
+    return gone(REAL(cuGreenCtxDestroy)(going(context)), context);
 }

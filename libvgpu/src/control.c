@@ -25,12 +25,18 @@ static uint64_t scaled(const struct vgpu_bucket *bucket, uint64_t cost)
     return cost > MOST_ELAPSED ? MOST_ELAPSED : cost * scale / UNIT;
 }
 
+/* One of so many, at distances that no pattern of launches has: multiples of the golden ratio are spread evenly. */
+static bool is_sampled(uint32_t number)
+{
+    return number * 0x9e3779b9u < UINT32_MAX / MEASURE_EVERY;
+}
+
 uint64_t vgpu_estimate_launch(struct vgpu_estimate *estimate, bool *measure)
 {
     uint32_t measured = atomic_load_explicit(&estimate->measured, memory_order_relaxed);
     uint32_t number = atomic_load_explicit(&estimate->launches, memory_order_relaxed);
     atomic_store_explicit(&estimate->launches, number + 1, memory_order_relaxed);
-    *measure = number < MEASURE_FIRST || number % MEASURE_EVERY == 0 || measured == 0;
+    *measure = number < MEASURE_FIRST || is_sampled(number) || measured == 0;
     if (LIKELY(measured))
         return atomic_load_explicit(&estimate->mean, memory_order_relaxed);
     /* Nothing is known yet: the more launches wait to be measured, the longer they probably are. */

@@ -1,5 +1,6 @@
 #include "launch.h"
 
+#include "capture.h"
 #include "compute.h"
 #include "devices.h"
 #include "process.h"
@@ -119,13 +120,6 @@ static void wait_for_credit(struct vgpu_process *process, struct vgpu_bucket *bu
         atomic_fetch_add_explicit(&bucket->throttled, vgpu_now() - begun, memory_order_relaxed);
 }
 
-static bool is_capturing(void *stream, bool per_thread)
-{
-    uint32_t status = 0;
-    int result = per_thread ? REAL(cuStreamIsCapturing_ptsz)(stream, &status) : REAL(cuStreamIsCapturing)(stream, &status);
-    return result != CUDA_OK || status != 0;
-}
-
 static void set_up(struct vgpu_process *process)
 {
     if (!is_limited(process))
@@ -164,7 +158,7 @@ void vgpu_launch_begin(struct vgpu_launch *launch, void *function, uint64_t shap
         || (process->config.policy == POLICY_DEFAULT
             && !atomic_load_explicit(&process->region->limit_switch, memory_order_relaxed))
         || REAL(cuCtxGetDevice)(&ordinal) != 0 || (d = vgpu_index_of((int)ordinal)) < 0
-        || process->core_limit[d] >= 100 || is_capturing(stream, per_thread))
+        || process->core_limit[d] >= 100 || vgpu_capturing(stream, per_thread) != NOT_CAPTURING)
         return;
     struct vgpu_bucket *bucket = &process->compute->bucket[d];
     bool measure;
@@ -209,14 +203,15 @@ void vgpu_launch_end(struct vgpu_launch *launch, int result)
 
 void vgpu_launch_forget(uint64_t context)
 {
-    vgpu_timing_forget(context);
+    if (context)
+        vgpu_timing_forget(context);
 }
 
 void vgpu_launch_forked(void)
 {
     atomic_store(&vgpu_free_recent, NULL);
     memset(estimates, 0, sizeof estimates);
-    vgpu_timing_forget(0);
+    vgpu_timing_forked();
 }
 
 struct multi_launch {

@@ -35,7 +35,7 @@ void vgpu_launch_begin(struct vgpu_launch *launch, void *function, uint64_t shap
 void vgpu_launch_begin_config(struct vgpu_launch *launch, void *function, const void *config, bool per_thread);
 void vgpu_launch_end(struct vgpu_launch *launch, int result);
 
-/* Events of a context that is gone must not be used again. */
+/* Before a context goes. 0: none. */
 void vgpu_launch_forget(uint64_t context);
 void vgpu_launch_forked(void);
 

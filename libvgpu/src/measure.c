@@ -2,7 +2,6 @@
 
 #include "account.h"
 #include "devices.h"
-#include "launch.h"
 #include "process.h"
 #include "resolve.h"
 
@@ -105,5 +104,4 @@ void vgpu_context_gone(uint64_t context)
         vgpu_free_entry(&freed, &entry);
     vgpu_unlock(&process->lock);
     vgpu_uncharge_all(&freed);
-    vgpu_launch_forget(context);
 }

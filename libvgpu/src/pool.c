@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include "account.h"
+#include "capture.h"
 #include "devices.h"
 #include "log.h"
 #include "process.h"
@@ -214,13 +215,6 @@ static void remember(uint64_t pool, int device, uint64_t address, uint64_t bytes
     vgpu_unlock(&vgpu_process.lock);
 }
 
-static bool capturing(void *stream, bool per_thread)
-{
-    uint32_t status = 0;
-    int result = per_thread ? REAL(cuStreamIsCapturing_ptsz)(stream, &status) : REAL(cuStreamIsCapturing)(stream, &status);
-    return result == CUDA_OK && status != 0;
-}
-
 static int real_allocate(uint64_t *address, uint64_t bytes, void *pool, void *stream, bool per_thread)
 {
     return per_thread ? REAL(cuMemAllocFromPoolAsync_ptsz)(address, bytes, pool, stream)
@@ -239,7 +233,7 @@ static int allocate(uint64_t *address, uint64_t bytes, void *pool, void *stream,
 {
     uint64_t handle = (uint64_t)(uintptr_t)pool;
     int device = -1;
-    if (address && pool && vgpu_open() && !capturing(stream, per_thread)) /* captured, it is memory of a graph */
+    if (address && pool && vgpu_open() && vgpu_capturing(stream, per_thread) != CAPTURING) /* captured, it is memory of a graph */
         device = pool_device(pool);
     if (device < 0)
         return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : real_allocate(address, bytes, pool, stream, per_thread);

@@ -40,6 +40,47 @@ def test_graph_counts_as_the_kernels_in_it(rig):
     gets_thirty_percent(rig, "graph", [client], 6)
 
 
+@pytest.mark.parametrize("cores", [90, 30])
+def test_loading_of_code_is_not_charged(rig, cores):
+    """200 kernels are loaded at their first launch, 5 ms each: the GPU does nothing meanwhile. 20 rounds of all."""
+    lazy = {"FAKE_CUDA_LAZY_US": "5000"}
+    _, bare = rig.client(preload=False, **lazy).start().do("many busy_10 200 20")
+    rig.limit(LIMIT | {"cores": cores})
+    _, limited = rig.client(**lazy).start().do("many busy_10 200 20")
+    assert limited <= 1.2 * bare / cores * 100
+
+
+@pytest.mark.parametrize("period", [2, 4, 16, 33])
+def test_pattern_of_launches_of_one_kernel(rig, period):
+    rig.limit(LIMIT | {"cores": 30})
+    gets_thirty_percent(rig, f"period_{period}_2000_100", [rig.client().start()], 4)
+
+
+def test_short_kernels_that_begin_late_count_as_they_are(rig):
+    """An idle GPU begins a kernel some microseconds after its launch."""
+    rig.limit(LIMIT | {"cores": 30})
+    gets_thirty_percent(rig, "decode", [rig.client(FAKE_CUDA_LATENCY_US="4").start()], 4)
+
+
+def test_second_gpu_is_limited_after_many_measurements_on_the_first(rig):
+    rig.limit(LIMIT | {"cores": 30}, LIMIT | {"cores": 30})
+    client = rig.client(FAKE_CUDA_DEVICES="2").start()
+    client.do("many busy_1000 200 2")
+    assert client.do("ctx 1") == 0
+    client.do("load busy_2000 500")
+    client.send("load busy_2000 60000")
+    assert not wrong_shares([Tenant(rig.region, rig.machine, 1)], [30], 4, 3)
+
+
+@pytest.mark.sanitized
+def test_threads_launch_at_once_and_contexts_go(rig):
+    rig.limit(LIMIT | {"cores": 90})
+    client = rig.client().start()
+    for _ in range(3):
+        assert client.do("launchers 8 200") == 0
+        assert (client.do("reset 0"), client.do("ctx 0")) == (0, 0)
+
+
 @pytest.mark.parametrize("how", ["plain", "ptsz", "ex", "cooperative"])
 @pytest.mark.parametrize("way", ["symbol", "dlsym", "procaddr"])
 def test_every_launch_is_limited(rig, how, way):

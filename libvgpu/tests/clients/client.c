@@ -292,6 +292,32 @@ static void autotune(CUfunction which, unsigned rounds)
     printf("%.1f %.1f\n", (double)least * 1000, (double)most * 1000);
 }
 
+static volatile bool launching;
+
+static void *launch_for_a_while(void *which)
+{
+    CUstream own;
+    p_cuCtxSetCurrent(contexts[0]);
+    p_cuStreamCreate(&own, CU_STREAM_NON_BLOCKING);
+    while (launching)
+        p_cuLaunchKernel((CUfunction)which, 64, 1, 1, 128, 1, 1, 0, own, NULL, NULL);
+    p_cuStreamSynchronize(own);
+    return NULL;
+}
+
+/* Several threads launch, each in a stream of its own. */
+static void launch_all(unsigned threads, unsigned milliseconds)
+{
+    pthread_t id[16];
+    launching = true;
+    for (unsigned i = 0; i < threads; i++)
+        pthread_create(&id[i], NULL, launch_for_a_while, function(i % 2 ? "busy_100" : "busy_10"));
+    usleep(milliseconds * 1000);
+    launching = false;
+    for (unsigned i = 0; i < threads; i++)
+        pthread_join(id[i], NULL);
+}
+
 /* A neighbor that loads a model, again and again: takes memory step by step up to an amount, then gives it back. */
 static long neighbor(uint64_t step, uint64_t most, unsigned pause_us, uint64_t milliseconds)
 {
@@ -764,6 +790,9 @@ static void command(char *line, char **argv)
         many(text, (unsigned)a, (unsigned)b);
     } else if (!strcmp(verb, "autotune") && sscanf(line, "%*s %63s %llu", text, &a) == 2) {
         autotune(function(text), (unsigned)a);
+    } else if (!strcmp(verb, "launchers") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) {
+        launch_all((unsigned)a, (unsigned)b);
+        printf("0\n");
     } else if (!strcmp(verb, "neighbor") && sscanf(line, "%*s %llu %llu %llu %llu", &a, &b, &c, &d) == 4) {
         printf("%ld\n", neighbor(a, b, (unsigned)c, d));
     } else if (!strcmp(verb, "cancel") && sscanf(line, "%*s %llu", &a) == 1) {
