@@ -117,11 +117,6 @@ void vgpu_bucket_settle(struct vgpu_bucket *bucket, int64_t cost)
     atomic_fetch_add(&bucket->charged, (uint64_t)amount);
 }
 
-static double root8(double x)
-{
-    return __builtin_sqrt(__builtin_sqrt(__builtin_sqrt(x)));
-}
-
 static uint64_t smoothed(uint64_t before, uint64_t sample)
 {
     return before == 0 ? sample : before - before / 4 + sample / 4;
@@ -146,7 +141,8 @@ void vgpu_bucket_sample(struct vgpu_bucket *bucket, uint64_t when, uint64_t perc
         return;
     /* What events overcount: time slices of other tenants, streams that overlap. A slow correction of a scale. */
     uint64_t scale = atomic_load(&bucket->scale);
-    double next = (double)(scale ? scale : UNIT) * root8((double)seen / (double)expected);
+    double off = ((double)seen - (double)expected) / (double)expected; /* no ratio: what varies must not weigh more */
+    double next = (double)(scale ? scale : UNIT) * (1 + (off > 1 ? 1 : off) / 8);
     next = next < SCALE_LEAST ? SCALE_LEAST : next > SCALE_MOST ? SCALE_MOST : next;
     atomic_store(&bucket->scale, (uint64_t)next);
 }
