@@ -134,8 +134,8 @@ def usage_writes(region: Region, host_pids: Mapping[int, int], sm: Mapping[int, 
 
 
 def uncounted_writes(region: Region, amounts: Sequence[int]) -> list[Write]:
-    """Returns what adds *amounts*, bytes on each device of a region, to what its processes count. One slot has them all:
-    the limiter adds those of all slots, also of those without a process."""
+    """Returns what adds *amounts*, bytes on each device of a region, to what its processes count. One slot has them
+    all: the limiter adds those of all slots, also of those without a process."""
     layout = region.layout
     writes = []
     for place, one in enumerate(sorted(region.processes, key=lambda process: process.slot)):

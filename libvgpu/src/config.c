@@ -87,7 +87,7 @@ static bool parse_cores(const char *text, int *cores)
     return true;
 }
 
-/* device UUID [memory=BYTES] [cores=PERCENT] */
+/* device UUID [memory=BYTES] [context=BYTES] [cores=PERCENT] */
 static bool parse_device(struct vgpu_config *config, char *text)
 {
     if (config->count == VGPU_DEVICES)
@@ -100,6 +100,9 @@ static bool parse_device(struct vgpu_config *config, char *text)
     while ((word = strtok_r(NULL, " ", &rest))) {
         if (!strncmp(word, "memory=", 7)) {
             if (!vgpu_parse_bytes(word + 7, &device->memory) || !device->memory)
+                return false;
+        } else if (!strncmp(word, "context=", 8)) {
+            if (!vgpu_parse_bytes(word + 8, &device->context))
                 return false;
         } else if (!strncmp(word, "cores=", 6)) {
             if (!parse_cores(word + 6, &device->cores))

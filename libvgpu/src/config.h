@@ -11,6 +11,7 @@ enum vgpu_policy { POLICY_DEFAULT, POLICY_FORCE, POLICY_DISABLE };
 struct vgpu_device {
     char uuid[UUID_TEXT]; /* empty: known by its place only */
     uint64_t memory;      /* bytes, 0: no limit */
+    uint64_t context;     /* bytes that a context takes; 0: not known */
     int cores;            /* percent, 100: no limit */
 };
 

@@ -1,7 +1,7 @@
 #include "devices.h"
 
+#include "driver_nvml.h"
 #include "log.h"
-#include "nvml.h"
 #include "process.h"
 #include "resolve.h"
 
@@ -33,11 +33,16 @@ static const char *digits(const char *uuid)
     return dash ? dash + 1 : uuid;
 }
 
-int vgpu_index_of_uuid(const char *uuid)
+const char *vgpu_uuid_at(int index)
 {
     const struct vgpu_process *process = &vgpu_process;
+    return process->config.trusted ? process->config.device[index].uuid : process->region->uuid[index];
+}
+
+int vgpu_index_of_uuid(const char *uuid)
+{
     for (int d = 0; d < VGPU_DEVICES; d++) {
-        const char *listed = process->config.trusted ? process->config.device[d].uuid : process->region->uuid[d];
+        const char *listed = vgpu_uuid_at(d);
         if (*listed && !strncasecmp(digits(listed), digits(uuid), 36))
             return d;
     }

@@ -1,7 +1,7 @@
-/* Graphs: their launches count as one kernel each, their memory is charged when they are instantiated. */
+#include "graph.h"
+
 #include "devices.h"
-#include "launch.h"
-#include "measure.h"
+#include "objects.h"
 #include "pool.h"
 #include "process.h"
 #include "resolve.h"
@@ -17,8 +17,32 @@ struct allocation_node {
 
 _Static_assert(offsetof(struct allocation_node, bytes) == 104, "CUDA_MEM_ALLOC_NODE_PARAMS");
 
-/* Bytes that the allocation nodes of a graph take on each device. */
-static void needed(void *graph, uint64_t bytes[VGPU_DEVICES])
+enum { MOST_DEPTH = 8 };
+
+static void needed(void *graph, uint64_t bytes[VGPU_DEVICES], int depth);
+
+/* Bytes that one node takes: of an allocation, or of the graph in it. */
+static void needed_by(void *node, uint64_t bytes[VGPU_DEVICES], int depth)
+{
+    uint32_t type = 0;
+    void *child = NULL;
+    struct {
+        struct allocation_node node;
+        uint64_t spare[16];
+    } given = {0};
+    if (REAL(cuGraphNodeGetType)(node, &type) != 0)
+        return;
+    if (type == GRAPH_NODE_GRAPH && depth < MOST_DEPTH && REAL(cuGraphChildGraphNodeGetGraph)(node, &child) == 0)
+        needed(child, bytes, depth + 1);
+    if (type != GRAPH_NODE_MEM_ALLOC || REAL(cuGraphMemAllocNodeGetParams)(node, &given) != 0)
+        return;
+    int index = given.node.location == LOCATION_DEVICE ? vgpu_index_of((int)given.node.id) : -1;
+    if (index >= 0)
+        bytes[index] = vgpu_add(bytes[index], vgpu_round(given.node.bytes, 512));
+}
+
+/* Bytes that the allocation nodes of a graph, and of graphs in it, take on each device. */
+static void needed(void *graph, uint64_t bytes[VGPU_DEVICES], int depth)
 {
     uint64_t count = 0;
     if (!HAS(cuGraphMemAllocNodeGetParams) || REAL(cuGraphGetNodes)(graph, NULL, &count) != 0 || count == 0)
@@ -29,19 +53,8 @@ static void needed(void *graph, uint64_t bytes[VGPU_DEVICES])
         return;
     uint64_t known = count;
     int result = REAL(cuGraphGetNodes)(graph, nodes, &known);
-    for (uint64_t i = 0; result == 0 && i < known && i < count; i++) {
-        uint32_t type = 0;
-        struct {
-            struct allocation_node node;
-            uint64_t spare[16];
-        } given = {0};
-        if (REAL(cuGraphNodeGetType)(nodes[i], &type) != 0 || type != GRAPH_NODE_MEM_ALLOC
-            || REAL(cuGraphMemAllocNodeGetParams)(nodes[i], &given) != 0)
-            continue;
-        int index = given.node.location == LOCATION_DEVICE ? vgpu_index_of((int)given.node.id) : -1;
-        if (index >= 0)
-            bytes[index] = vgpu_add(bytes[index], vgpu_round(given.node.bytes, 512));
-    }
+    for (uint64_t i = 0; result == 0 && i < known && i < count; i++)
+        needed_by(nodes[i], bytes, depth);
     munmap(nodes, size);
 }
 
@@ -59,11 +72,11 @@ static int ordinal_of(int d)
     return 0;
 }
 
-static int begin(void *graph, uint64_t bytes[VGPU_DEVICES])
+int vgpu_graph_begin(void *graph, uint64_t bytes[VGPU_DEVICES])
 {
     if (!graph || !vgpu_open())
         return CUDA_OK;
-    needed(graph, bytes);
+    needed(graph, bytes, 0);
     for (int d = 0; d < VGPU_DEVICES; d++) {
         if (!bytes[d] || vgpu_graph_memory(d, (int64_t)bytes[d]) == CUDA_OK)
             continue;
@@ -77,7 +90,7 @@ static int begin(void *graph, uint64_t bytes[VGPU_DEVICES])
     return CUDA_OK;
 }
 
-static int end(void *place, uint64_t bytes[VGPU_DEVICES], int result)
+int vgpu_graph_end(void *place, const uint64_t bytes[VGPU_DEVICES], int result)
 {
     for (int d = 0; d < VGPU_DEVICES; d++) {
         if (!bytes[d])
@@ -90,38 +103,6 @@ static int end(void *place, uint64_t bytes[VGPU_DEVICES], int result)
         }
     }
     return result;
-}
-
-#define INSTANTIATE(name, ...)                                                 \
-    uint64_t bytes[VGPU_DEVICES] = {0};                                        \
-    int result = begin(graph, bytes);                                          \
-    if (result != CUDA_OK)                                                     \
-        return result;                                                         \
-    return end(place, bytes, REAL(name)(__VA_ARGS__))
-
-int cuGraphInstantiate(void *place, void *graph, void *node, void *log, uint64_t size)
-{
-    INSTANTIATE(cuGraphInstantiate, place, graph, node, log, size);
-}
-
-int cuGraphInstantiate_v2(void *place, void *graph, void *node, void *log, uint64_t size)
-{
-    INSTANTIATE(cuGraphInstantiate_v2, place, graph, node, log, size);
-}
-
-int cuGraphInstantiateWithFlags(void *place, void *graph, uint64_t flags)
-{
-    INSTANTIATE(cuGraphInstantiateWithFlags, place, graph, flags);
-}
-
-int cuGraphInstantiateWithParams(void *place, void *graph, void *parameters)
-{
-    INSTANTIATE(cuGraphInstantiateWithParams, place, graph, parameters);
-}
-
-int cuGraphInstantiateWithParams_ptsz(void *place, void *graph, void *parameters)
-{
-    INSTANTIATE(cuGraphInstantiateWithParams_ptsz, place, graph, parameters);
 }
 
 int cuGraphExecDestroy(void *graph)
@@ -150,27 +131,5 @@ int cuDeviceGraphMemTrim(uint32_t device)
     int index = vgpu_is_open() ? vgpu_index_of((int)device) : -1;
     if (index >= 0)
         vgpu_graph_memory_look(index, (int)device);
-    return result;
-}
-
-int cuGraphLaunch(void *graph, void *stream)
-{
-    if (vgpu_launch_is_free())
-        return REAL(cuGraphLaunch)(graph, stream);
-    struct vgpu_launch launch;
-    vgpu_launch_begin(&launch, graph, 0, stream, false);
-    int result = REAL(cuGraphLaunch)(graph, stream);
-    vgpu_launch_end(&launch, result);
-    return result;
-}
-
-int cuGraphLaunch_ptsz(void *graph, void *stream)
-{
-    if (vgpu_launch_is_free())
-        return REAL(cuGraphLaunch_ptsz)(graph, stream);
-    struct vgpu_launch launch;
-    vgpu_launch_begin(&launch, graph, 0, stream, true);
-    int result = REAL(cuGraphLaunch_ptsz)(graph, stream);
-    vgpu_launch_end(&launch, result);
     return result;
 }

@@ -20,44 +20,6 @@ struct memory_v2 {
     uint64_t total, reserved, free, used;
 };
 
-/* NVML is loaded only by a process that uses CUDA, and stays open: it counts its users. */
-static bool is_there(void)
-{
-    static _Atomic int state; /* 0: not tried, 1: there, 2: not there */
-    int known = atomic_load(&state);
-    if (!known) {
-        known = vgpu_resolve_nvml(true) && REAL(nvmlInit_v2)() == 0 ? 1 : 2;
-        atomic_store(&state, known);
-    }
-    return known == 1;
-}
-
-int vgpu_nvml_count(void)
-{
-    uint32_t count = 0;
-    return is_there() && REAL(nvmlDeviceGetCount_v2)(&count) == 0 ? (int)count : 0;
-}
-
-bool vgpu_nvml_uuid(int number, char *text, uint32_t size)
-{
-    void *device;
-    return is_there() && REAL(nvmlDeviceGetHandleByIndex_v2)((uint32_t)number, &device) == 0
-        && REAL(nvmlDeviceGetUUID)(device, text, size) == 0;
-}
-
-bool vgpu_nvml_free(int index, uint64_t *bytes)
-{
-    struct memory_v1 memory;
-    void *device;
-    const struct vgpu_process *process = &vgpu_process;
-    const char *uuid = process->config.trusted ? process->config.device[index].uuid : process->region->uuid[index];
-    if (!*uuid || !is_there() || REAL(nvmlDeviceGetHandleByUUID)((void *)(uintptr_t)uuid, &device) != 0
-        || REAL(nvmlDeviceGetMemoryInfo)(device, &memory) != 0)
-        return false;
-    *bytes = memory.free;
-    return true;
-}
-
 /* The slice of the container on an NVML device. False: there is no limit. */
 static bool slice(void *device, uint64_t real, uint64_t *total, uint64_t *used)
 {

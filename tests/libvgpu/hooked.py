@@ -11,6 +11,7 @@ from pathlib import Path
 
 MIB = 1 << 20
 LIMIT, CONTEXT, MODULE = 2048 * MIB, 64 * MIB, 8 * MIB
+IMAGE = b" " * MODULE
 CHARGED = 256 + 16  # nanoseconds of the first device, in the compute file
 FIRST_COST = 20_000  # nanoseconds: of a launch that cannot be measured
 
@@ -200,11 +201,15 @@ def information():
 
 
 def modules():
-    for name, arguments in (("cuModuleLoad", (b"file",)), ("cuModuleLoadData", (b"",)),
-                            ("cuModuleLoadDataEx", (b"", 0, 0, 0)), ("cuModuleLoadFatBinary", (b"",))):
+    """Of an image that is as large as what is loaded; of a fat binary, which says so itself."""
+    fat_binary = struct.pack("<IHHQ", 0xba55ed50, 1, 16, MODULE)
+    file = f"/proc/self/fd/{os.memfd_create('module')}"
+    Path(file).write_bytes(IMAGE)
+    for name, arguments in (("cuModuleLoad", (file.encode(),)), ("cuModuleLoadData", (IMAGE,)),
+                            ("cuModuleLoadDataEx", (IMAGE, 0, 0, 0)), ("cuModuleLoadFatBinary", (fat_binary,))):
         change(-MODULE, "cuModuleUnload", make(MODULE, name, *arguments))
-    for name in ("cuLibraryLoadData", "cuLibraryLoadFromFile"):
-        change(-MODULE, "cuLibraryUnload", make(MODULE, name, b"", 0, 0, 0, 0, 0, 0))
+    for name, given in (("cuLibraryLoadData", IMAGE), ("cuLibraryLoadFromFile", file.encode())):
+        change(-MODULE, "cuLibraryUnload", make(MODULE, name, given, 0, 0, 0, 0, 0, 0))
 
 
 def launch(name, *arguments):
@@ -217,7 +222,7 @@ def launch(name, *arguments):
 def kernel():
     """A module, and a function of it."""
     module, function = ctypes.c_uint64(), ctypes.c_uint64()
-    call("cuModuleLoadData", ctypes.byref(module), b"")
+    call("cuModuleLoadData", ctypes.byref(module), IMAGE)
     call("cuModuleGetFunction", ctypes.byref(function), module.value, b"busy_10")
     return module.value, function
 

@@ -1,5 +1,7 @@
 """Memory: the limit is exact on every path, what is freed is free again, and nobody sees more than the slice."""
 
+import contextlib
+
 import pytest
 
 from tests.libvgpu.layout import make_region
@@ -142,13 +144,71 @@ def test_reset_returns_everything(rig):
 def test_module_is_charged_as_measured(rig):
     rig.limit()
     client = rig.client(FAKE_CUDA_MODULE_MIB="64").start()
-    assert client.do("module") == 0
+    assert client.do("module 64") == 0
     assert rig.region.slots()[0].modules[0] == 64 * MIB
     assert client.do("unload") == 0
     assert client.do("info")[1] == LIMIT
     assert client.do(f"alloc plain 0 {LIMIT - 63 * MIB}") == 0
-    assert client.do("module") == OUT_OF_MEMORY
+    assert client.do("module 64") == OUT_OF_MEMORY
     assert rig.machine.used() == LIMIT - 63 * MIB
+
+
+@contextlib.contextmanager
+def busy_neighbor(rig):
+    """Without a limiter: takes 6.4 GB a second, 64 MiB at a time, up to 8 GiB, and gives them back."""
+    neighbor = rig.client(preload=False).start()
+    neighbor.send(f"neighbor {64 * MIB} {8192 * MIB} 10000 60000")
+    yield
+    neighbor.kill()
+
+
+def test_context_of_a_known_size_is_charged_that_whatever_a_neighbor_does(rig):
+    rig.limit({"memory": LIMIT, "context": 400 * MIB})
+    with busy_neighbor(rig):
+        for _ in range(3):
+            client = rig.client(FAKE_CUDA_CTX_MIB="400", FAKE_CUDA_CTX_US="200000").start()
+            assert client.do("info")[1] == LIMIT - 400 * MIB
+            assert (client.do("release 0"), rig.region.total()) == (0, 0)
+
+
+def test_context_of_a_known_size_that_does_not_fit_is_not_made(rig):
+    rig.limit({"memory": 256 * MIB, "context": 300 * MIB})
+    client = rig.client(FAKE_CUDA_CTX_MIB="300")
+    assert client.do("init") == 0
+    assert client.do("ctx 0") == OUT_OF_MEMORY
+    assert (rig.state.exists(), rig.region.total()) == (False, 0)  # the driver was not asked
+
+
+def test_modules_that_are_loaded_lazily_take_nothing(rig):
+    rig.limit()
+    with busy_neighbor(rig):
+        client = rig.client(FAKE_CUDA_LAZY="1").start()
+        before = rig.region.total()
+        assert client.do("modules 1000") == 0
+        assert rig.region.total() == before
+
+
+def test_module_takes_at_most_twice_its_image(rig):
+    """More is what somebody else has taken meanwhile."""
+    rig.limit()
+    client = rig.client(FAKE_CUDA_MODULE_MIB="64").start()
+    assert client.do("module 8") == 0
+    assert 16 * MIB <= rig.region.total() < 17 * MIB
+
+
+def test_context_whose_size_nobody_tells_is_reported_once(rig):
+    rig.limit()
+    client = rig.client(FAKE_CUDA_CTX_MIB="300", FAKE_NVML_NO_MEMORY="1").start()
+    assert client.do("info")[1] == LIMIT
+    assert client.close().count("\n") == 1
+
+
+@pytest.mark.parametrize("texture", [0x20, 0x01, 0xb0, 0xc0, 0xc5], ids=["float", "byte", "NV12", "UNORM8", "UNORM16x4"])
+def test_array_is_charged_as_its_format_lies(rig, texture):
+    rig.limit()
+    client = rig.client().start()
+    assert client.do(f"alloc texture 0 4096 {texture}") == 0
+    assert client.do("info")[1] == LIMIT - rig.machine.used()
 
 
 @pytest.mark.sanitized

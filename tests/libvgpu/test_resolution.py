@@ -8,7 +8,7 @@ import pytest
 from tests.libvgpu.rig import SOURCE
 
 HOOKED = {line.split()[0] for line in (SOURCE / "hooks.txt").read_text().splitlines()
-          if line and not line.startswith("#") and line.split()[1] in ("own", "launch", "module", "unload")}
+          if line and not line.startswith("#") and line.split()[1] != "call" and line.startswith("cu")}
 RUNTIMES = {"runtime-11.8": 300, "runtime-12.1": 300, "runtime-12.9": 300, "runtime-13.5": 300}
 
 

@@ -1132,30 +1132,31 @@ static size_t pixel_bits(CUarray_format format, unsigned channels)
 
 struct CUarray_st {
     int device;
-    int64_t bytes;
+    int64_t bytes, needed; /* one whose memory comes later has none */
     void *owner;
 };
 
-static CUresult make_array(CUarray *array, size_t width, size_t height, size_t depth_cells, size_t bits)
+static CUresult make_array(CUarray *array, size_t width, size_t height, size_t depth_cells, size_t bits, bool deferred)
 {
     NEED_CONTEXT;
     size_t rows = (height ? height : 1) * (depth_cells ? depth_cells : 1);
     int64_t bytes = (int64_t)((((width * bits / 8 + 511) & ~(size_t)511) * rows + 65535) & ~(size_t)65535);
-    if (!occupy(current()->device, bytes))
+    if (!deferred && !occupy(current()->device, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     *array = malloc(sizeof **array);
-    **array = (struct CUarray_st){current()->device, bytes, current()};
+    **array = (struct CUarray_st){current()->device, deferred ? 0 : bytes, deferred ? bytes : 0, current()};
     return CUDA_SUCCESS;
 }
 
 CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *given)
 {
-    return make_array(array, given->Width, given->Height, 1, pixel_bits(given->Format, given->NumChannels));
+    return make_array(array, given->Width, given->Height, 1, pixel_bits(given->Format, given->NumChannels), false);
 }
 
 CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *given)
 {
-    return make_array(array, given->Width, given->Height, given->Depth, pixel_bits(given->Format, given->NumChannels));
+    return make_array(array, given->Width, given->Height, given->Depth, pixel_bits(given->Format, given->NumChannels),
+                      given->Flags & CUDA_ARRAY3D_DEFERRED_MAPPING);
 }
 
 CUresult cuArrayDestroy(CUarray array)
@@ -1168,7 +1169,7 @@ CUresult cuArrayDestroy(CUarray array)
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *given, UNUSED unsigned levels)
 {
     return make_array((CUarray *)array, given->Width, given->Height * 2, given->Depth,
-                      pixel_bits(given->Format, given->NumChannels));
+                      pixel_bits(given->Format, given->NumChannels), given->Flags & CUDA_ARRAY3D_DEFERRED_MAPPING);
 }
 
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
@@ -1178,8 +1179,8 @@ CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
 
 CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *needed, CUarray array, UNUSED CUdevice device)
 {
-    *needed = (CUDA_ARRAY_MEMORY_REQUIREMENTS){.size = (size_t)array->bytes, .alignment = 65536};
-    return CUDA_SUCCESS;
+    *needed = (CUDA_ARRAY_MEMORY_REQUIREMENTS){.size = (size_t)array->needed, .alignment = 65536};
+    return array->needed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *needed, CUmipmappedArray array,
