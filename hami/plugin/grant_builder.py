@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
+from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.devices.dynamic_mig import DynamicMig
 from hami.devices.inventory import DeviceInventory
@@ -21,15 +22,18 @@ class GrantBuilder:
 
     def __init__(self, config: PluginConfig, cluster: Cluster, inventory: DeviceInventory, host: Host,
                  mig: DynamicMig | None = None, *, node_pods: NodePods | None = None,
+                 context_bytes: Callable[[Card], int] = lambda card: 0,
                  token: Callable[[], str] = lambda: str(uuid.uuid4())) -> None:
         """*mig*: only in operating mode ``mig``. *node_pods*: knows the environment of containers without a read from
-        the API server. *token*: returns a text that is new each time."""
+        the API server. *context_bytes*: what a context takes on a card, 0 if unknown. *token*: returns a text that is
+        new each time."""
         self._config = config
         self._cluster = cluster
         self._inventory = inventory
         self._host = host
         self._mig = mig
         self._node_pods = node_pods
+        self._context_bytes = context_bytes
         self._token = token
 
     def check_ids(self, ids: Sequence[str]) -> None:
@@ -61,7 +65,7 @@ class GrantBuilder:
         if env is None:
             env = self._cluster.environment(pod.ref, container.name)
         recipient = Recipient(pod_uid=pod.ref.uid, container=container.name, token=token or self._token(), env=env)
-        limits = container_limits(config, parts, env)
+        limits = container_limits(config, parts, env, self._context_bytes)
         facts = self._host.facts(limited=True)
         self._host.prepare(pod.ref.uid, container.name, keep=token is not None)
         self._host.write_limits(pod.ref.uid, container.name, recipient.token, limits, keep=token is not None)

@@ -203,7 +203,8 @@ def test_context_whose_size_nobody_tells_is_reported_once(rig):
     assert client.close().count("\n") == 1
 
 
-@pytest.mark.parametrize("texture", [0x20, 0x01, 0xb0, 0xc0, 0xc5], ids=["float", "byte", "NV12", "UNORM8", "UNORM16x4"])
+@pytest.mark.parametrize("texture", [0x20, 0x01, 0xb0, 0xc0, 0xc5],
+                         ids=["float", "byte", "NV12", "UNORM8", "UNORM16x4"])
 def test_array_is_charged_as_its_format_lies(rig, texture):
     rig.limit()
     client = rig.client().start()
