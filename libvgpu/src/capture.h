@@ -6,6 +6,10 @@
 
 enum vgpu_capturing { NOT_CAPTURING, CAPTURING, CAPTURE_UNKNOWN };
 
+/* A capture has begun, or ended, with that result of the driver's. */
+int vgpu_capture_begun(int result);
+int vgpu_capture_ended(int result);
+
 /* Whether what is done in the stream is recorded. Unknown: the driver does not say. */
 enum vgpu_capturing vgpu_capturing(void *stream, bool per_thread);
 

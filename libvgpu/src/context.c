@@ -19,6 +19,7 @@ int vgpu_context_begin(struct vgpu_making *making, void *place, int ordinal)
     int index = vgpu_index_of(ordinal);
     if (index < 0)
         return CUDA_OK;
+    atomic_fetch_or(&vgpu_process.ordinals, (uint64_t)1 << ordinal);
     uint64_t known = vgpu_process.config.device[index].context;
     int result = vgpu_charge(index, known, PART_CONTEXT);
     if (result != CUDA_OK) {

@@ -1,11 +1,14 @@
 #include "graph.h"
 
+#include "account.h"
+#include "capture.h"
 #include "devices.h"
 #include "objects.h"
 #include "pool.h"
 #include "process.h"
 #include "resolve.h"
 
+#include <string.h>
 #include <sys/mman.h>
 
 struct allocation_node {
@@ -18,6 +21,58 @@ struct allocation_node {
 _Static_assert(offsetof(struct allocation_node, bytes) == 104, "CUDA_MEM_ALLOC_NODE_PARAMS");
 
 enum { MOST_DEPTH = 8 };
+
+static uint64_t instantiated_bytes[VGPU_DEVICES], charged[VGPU_DEVICES];
+static int32_t owner; /* process that these belong to; a forked child has none */
+
+/* Caller locks. */
+static void forget_of_parent(void)
+{
+    int32_t self = atomic_load(&vgpu_process.pid);
+    if (owner == self)
+        return;
+    memset(instantiated_bytes, 0, sizeof instantiated_bytes);
+    memset(charged, 0, sizeof charged);
+    owner = self;
+}
+
+/* Charges for graphs: `instantiated` more bytes than before, negative for less. 0 or 2. */
+static int charge(int d, int64_t instantiated)
+{
+    struct vgpu_process *process = &vgpu_process;
+    uint64_t more = instantiated > 0 ? (uint64_t)instantiated : 0;
+    int result = vgpu_reserve(d, more, PART_DATA);
+    if (result != CUDA_OK)
+        return result;
+    vgpu_lock(&process->lock);
+    forget_of_parent();
+    charged[d] += more;
+    instantiated_bytes[d] = instantiated > 0 ? instantiated_bytes[d] + more
+        : vgpu_less(instantiated_bytes[d], (uint64_t)-instantiated);
+    vgpu_unlock(&process->lock);
+    return result;
+}
+
+/* What the driver holds for the graphs of device d may have changed. */
+static void look(int d)
+{
+    struct vgpu_process *process = &vgpu_process;
+    uint64_t reserved = 0;
+    uint32_t mode = vgpu_relax();
+    if (!HAS(cuDeviceGetGraphMemAttribute)
+        || REAL(cuDeviceGetGraphMemAttribute)((uint32_t)vgpu_ordinal_of(d), GRAPH_RESERVED_CURRENT, &reserved) != 0)
+        reserved = 0;
+    vgpu_restore(mode);
+    vgpu_lock(&process->lock);
+    forget_of_parent();
+    uint64_t before = charged[d];
+    uint64_t after = instantiated_bytes[d] > reserved ? instantiated_bytes[d] : reserved;
+    charged[d] = after;
+    vgpu_unlock(&process->lock);
+    if (before != after)
+        vgpu_correct(d, before, after, PART_DATA);
+}
+
 
 static void needed(void *graph, uint64_t bytes[VGPU_DEVICES], int depth);
 
@@ -64,26 +119,18 @@ static void *key_of(void *graph, int d)
     return (void *)((uintptr_t)graph * 2 * VGPU_DEVICES + (uintptr_t)d * 2 + 1);
 }
 
-static int ordinal_of(int d)
-{
-    for (int i = 0; i < VGPU_ORDINALS; i++)
-        if (atomic_load(&vgpu_process.index[i]) == d + 1)
-            return i;
-    return 0;
-}
-
 int vgpu_graph_begin(void *graph, uint64_t bytes[VGPU_DEVICES])
 {
     if (!graph || !vgpu_open())
         return CUDA_OK;
     needed(graph, bytes, 0);
     for (int d = 0; d < VGPU_DEVICES; d++) {
-        if (!bytes[d] || vgpu_graph_memory(d, (int64_t)bytes[d]) == CUDA_OK)
+        if (!bytes[d] || charge(d, (int64_t)bytes[d]) == CUDA_OK)
             continue;
         while (d-- > 0)
             if (bytes[d]) {
-                vgpu_graph_memory(d, -(int64_t)bytes[d]);
-                vgpu_graph_memory_look(d, ordinal_of(d));
+                charge(d, -(int64_t)bytes[d]);
+                look(d);
             }
         return CUDA_OUT_OF_MEMORY;
     }
@@ -98,8 +145,8 @@ int vgpu_graph_end(void *place, const uint64_t bytes[VGPU_DEVICES], int result)
         if (result == CUDA_OK) {
             vgpu_object_put(key_of(*(void **)place, d), d, bytes[d], 0, KIND_OBJECT, PART_DATA);
         } else {
-            vgpu_graph_memory(d, -(int64_t)bytes[d]);
-            vgpu_graph_memory_look(d, ordinal_of(d));
+            charge(d, -(int64_t)bytes[d]);
+            look(d);
         }
     }
     return result;
@@ -116,8 +163,8 @@ int cuGraphExecDestroy(void *graph)
         if (!known[d])
             continue;
         if (result == CUDA_OK) {
-            vgpu_graph_memory(d, -(int64_t)entry[d].size);
-            vgpu_graph_memory_look(d, ordinal_of(d));
+            charge(d, -(int64_t)entry[d].size);
+            look(d);
         } else {
             vgpu_object_put((void *)(uintptr_t)entry[d].key, d, entry[d].size, 0, KIND_OBJECT, PART_DATA);
         }
@@ -130,6 +177,6 @@ int cuDeviceGraphMemTrim(uint32_t device)
     int result = REAL(cuDeviceGraphMemTrim)(device);
     int index = vgpu_is_open() ? vgpu_index_of((int)device) : -1;
     if (index >= 0)
-        vgpu_graph_memory_look(index, (int)device);
+        look(index);
     return result;
 }

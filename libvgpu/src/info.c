@@ -2,6 +2,7 @@
 #include "account.h"
 #include "devices.h"
 #include "log.h"
+#include "pool.h"
 #include "process.h"
 #include "resolve.h"
 
@@ -36,6 +37,7 @@ int cuMemGetInfo_v2(void *free, void *total)
         static _Atomic uint32_t calls;
         if (UNLIKELY((atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed) & 15) == 0))
             vgpu_tidy();
+        vgpu_pools_look(d);
         slice(d, &free_bytes, &total_bytes);
     }
     if (free)

@@ -27,6 +27,7 @@ struct vgpu_process {
     uint64_t imports;                    /* records of what this process has imported */
     uint64_t memory_limit[VGPU_DEVICES]; /* bytes, 0: none; UINT64_MAX: nothing may be used */
     int core_limit[VGPU_DEVICES];        /* percent, 100: none */
+    _Atomic uint64_t ordinals;           /* CUDA devices that have had a context, a bit each */
     _Atomic int32_t index[VGPU_ORDINALS]; /* region index + 1 by CUDA device number, 0: not asked yet */
     struct vgpu_table memory;      /* by address */
     struct vgpu_table objects;     /* contexts, arrays, modules, graphs by handle */

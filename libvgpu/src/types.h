@@ -29,6 +29,7 @@ enum {
     HANDLE_FILE = 1,
     HANDLE_FABRIC = 8,
     EXTERNAL_FILE = 1,
+    STREAM_PER_THREAD = 2, /* streams with smaller numbers are those of the current device, too */
 };
 
 /* Devices of the shared region, and CUDA device numbers that are told apart. */

@@ -106,6 +106,8 @@ def pools():
         call(f"cuMemFreeAsync{suffix}", make(2 * MIB, f"cuMemAllocFromPoolAsync{suffix}", 2 * MIB, own, 0), 0)
         call("cuMemPoolTrimTo", own, 0)
         assert charged() == before
+    call("cuDeviceSetMemPool", 0, own)
+    call("cuMemSetMemPool", numbers("<ii", 1, 0), 1, default.value)
     change(0, "cuMemPoolDestroy", own)
 
 
@@ -241,6 +243,29 @@ def launches():
     change(-MODULE, "cuModuleUnload", module)
 
 
+def captures():
+    """A launch in each takes no time; after each, one does. Those with a number are of the older kinds."""
+    module, function = kernel()
+    stream, graph, empty = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
+    call("cuStreamCreate", ctypes.byref(stream), 0)
+    call("cuGraphCreate", ctypes.byref(empty), 0)
+    to_graph, again = (empty.value, 0, 0, 0, 0), (0, empty.value, 0, 0)
+    for suffix in ("", "_ptsz"):
+        for name, given, end, result in (
+                (f"cuStreamBeginCapture{suffix}", (), "cuStreamEndCapture", (ctypes.byref(graph),)),
+                (f"cuStreamBeginCapture_v2{suffix}", (0,), "cuStreamEndCapture", (ctypes.byref(graph),)),
+                (f"cuStreamBeginCaptureToGraph{suffix}", to_graph, "cuStreamEndCapture", (ctypes.byref(graph),)),
+                (f"cuStreamBeginRecaptureToGraph{suffix}", again, "cuStreamEndCapture", (ctypes.byref(graph),)),
+                (f"cuStreamBeginCaptureToCig{suffix}", (0,), "cuStreamEndCaptureToCig", ())):
+            before = spent()
+            call(name, stream.value, *given)
+            call("cuLaunchKernel", function.value, 1, 1, 1, 32, 1, 1, 0, stream.value, 0, 0)
+            assert spent() == before, name
+            call(f"{end}{suffix}", stream.value, *result)
+            launch("cuLaunchKernel", function.value, 1, 1, 1, 32, 1, 1, 0, stream.value, 0, 0)
+    change(-MODULE, "cuModuleUnload", module)
+
+
 def graphs():
     """Of a kernel and an allocation, which take neither time nor memory while they are captured."""
     module, function = kernel()
@@ -266,7 +291,7 @@ def graphs():
 
 
 for part in (entry, primary_context, contexts, memory, pools, physical_memory, multicast, foreign_memory, arrays,
-             information, modules, launches, graphs):
+             information, modules, launches, captures, graphs):
     part()
 assert charged() == CONTEXT
 print(*sorted(called))

@@ -1,5 +1,6 @@
 """Memory: the limit is exact on every path, what is freed is free again, and nobody sees more than the slice."""
 
+import collections
 import contextlib
 
 import pytest
@@ -247,6 +248,60 @@ def test_reserve_of_a_pool_makes_room_for_others(rig, kind):
     assert client.do("free async 0") == 0
     size = "65536 200" if kind == "array" else f"{LIMIT} 0"
     assert client.do(f"alloc {kind} 0 {size}") == 0
+
+
+def calls_for_pairs(rig, **more):
+    """Driver calls for 20 allocations from a pool with room, and as many releases; by name."""
+    log = rig.folder / f"log{len(list(rig.folder.iterdir()))}"
+    client = rig.client(FAKE_CUDA_LOG=str(log), **more).start()
+    pools(client)
+    assert (client.do("keep 0"), client.do(f"pairs async 3 {MIB} 0")) == (0, 0)
+    before = len(log.read_text().splitlines())
+    assert client.do(f"pairs async 20 {MIB} 0") == 0
+    return collections.Counter(line for line in log.read_text().splitlines()[before:] if line.startswith("call "))
+
+
+def test_allocation_from_a_pool_with_room_asks_the_driver_nothing_more(rig):
+    rig.limit()
+    more = calls_for_pairs(rig) - calls_for_pairs(rig, preload=False)
+    assert more.total() <= 1  # now and then the pool is looked at
+
+
+def test_what_a_pool_gives_back_to_the_driver_is_free_again(rig):
+    """It does so when it is synchronized, without notice."""
+    rig.limit()
+    client = rig.client().start()
+    assert client.do(f"alloc async 0 {512 * MIB}") == 0
+    assert (client.do("free async 0"), client.do("sync")) == (0, 0)
+    assert client.do("info")[1] == LIMIT
+
+
+@pytest.mark.sanitized
+def test_more_pools_than_the_limiter_remembers(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert client.do("manypools 300 1") == 0
+    assert client.do(f"pairs pool 100 {64 * MIB} 1") == 0
+    assert client.do(f"alloc pool 0 {LIMIT} 1") == 0
+    assert client.do(f"alloc pool 1 {MIB} 1") == OUT_OF_MEMORY
+    assert (client.do("free async 0"), client.do("info")[1]) == (0, LIMIT)
+
+
+def test_memory_of_a_stream_is_on_the_device_of_the_stream(rig):
+    rig.limit({"memory": 1024 * MIB}, {"memory": 2048 * MIB})
+    client = rig.client(FAKE_CUDA_DEVICES="2")
+    assert (client.do("init"), client.do("ctx 1"), client.do("stream"), client.do("ctx 0")) == (0, 0, 0, 0)
+    assert client.do(f"alloc async 0 {2048 * MIB}") == 0
+    assert (rig.region.total(0), rig.region.total(1)) == (0, 2048 * MIB)
+    assert client.do(f"alloc async 1 {2 * MIB}") == OUT_OF_MEMORY
+
+
+def test_pool_of_managed_memory_counts(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert client.do("managedpool 1") == 0
+    assert client.do(f"alloc pool 0 {LIMIT} 1") == 0
+    assert client.do(f"alloc pool 1 {2 * MIB} 1") == OUT_OF_MEMORY
 
 
 @pytest.mark.sanitized

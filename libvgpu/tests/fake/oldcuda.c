@@ -209,6 +209,46 @@ int cuStreamBeginCaptureToGraph_ptsz(void *stream, void *graph, void *nodes, voi
     return cuStreamBeginCaptureToGraph(per_thread(stream), graph, nodes, edges, count, mode);
 }
 
+int cuStreamEndCapture(void *, void **);
+int cuStreamBeginCaptureToCig(void *stream, void *given);
+int cuStreamBeginCaptureToCig(void *stream, void *given)
+{
+    (void)given;
+    return cuStreamBeginCapture_v2(stream, 0);
+}
+
+int cuStreamBeginCaptureToCig_ptsz(void *stream, void *given);
+int cuStreamBeginCaptureToCig_ptsz(void *stream, void *given)
+{
+    return cuStreamBeginCaptureToCig(per_thread(stream), given);
+}
+
+int cuStreamEndCaptureToCig(void *stream);
+int cuStreamEndCaptureToCig(void *stream)
+{
+    void *graph;
+    return cuStreamEndCapture(stream, &graph);
+}
+
+int cuStreamEndCaptureToCig_ptsz(void *stream);
+int cuStreamEndCaptureToCig_ptsz(void *stream)
+{
+    return cuStreamEndCaptureToCig(per_thread(stream));
+}
+
+int cuStreamBeginRecaptureToGraph(void *stream, uint32_t mode, void *graph, void *call, void *data);
+int cuStreamBeginRecaptureToGraph(void *stream, uint32_t mode, void *graph, void *call, void *data)
+{
+    (void)call, (void)data;
+    return cuStreamBeginCaptureToGraph(stream, graph, NULL, NULL, 0, mode);
+}
+
+int cuStreamBeginRecaptureToGraph_ptsz(void *stream, uint32_t mode, void *graph, void *call, void *data);
+int cuStreamBeginRecaptureToGraph_ptsz(void *stream, uint32_t mode, void *graph, void *call, void *data)
+{
+    return cuStreamBeginRecaptureToGraph(per_thread(stream), mode, graph, call, data);
+}
+
 struct multi_launch {
     void *function;
     uint32_t grid[3], block[3], shared;
