@@ -135,8 +135,10 @@ bool vgpu_open(void)
     if (word == &plain_stage && atomic_load(&vgpu_process.pid) != (int32_t)getpid())
         atomic_compare_exchange_strong(word, &(int){OPEN}, CLOSED);
     if (atomic_compare_exchange_strong(word, &expected, OPENING)) {
+        int state = vgpu_keep_thread();
         start(&vgpu_process);
         atomic_store_explicit(word, OPEN, memory_order_release);
+        vgpu_release_thread(state);
     }
     while (atomic_load_explicit(word, memory_order_acquire) != OPEN)
         sched_yield(); /* another thread of this process is opening; what it does is bounded */
@@ -155,6 +157,7 @@ bool vgpu_attach(void)
         return false;
     if (LIKELY(__atomic_load_n(&process->slot, __ATOMIC_ACQUIRE) >= 0))
         return true;
+    int state = vgpu_keep_thread();
     vgpu_lock(&claim_lock);
     if (process->slot < 0) {
         const char *path = process->config.region;
@@ -164,6 +167,7 @@ bool vgpu_attach(void)
         __atomic_store_n(&process->slot, slot, __ATOMIC_RELEASE);
     }
     vgpu_unlock(&claim_lock);
+    vgpu_release_thread(state);
     if (process->slot < 0)
         LOG_ONCE(LOG_ERROR, "%d processes of this container use GPUs: no more can", REGION_SLOTS);
     return process->slot >= 0;
