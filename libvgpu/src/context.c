@@ -159,3 +159,43 @@ int cuDevicePrimaryCtxReset(uint32_t device)
 {
     return leave_primary(RESET_V1, device);
 }
+
+/* -- what a context sets aside for what runs on the device */
+
+enum { PRINTF_FIFO = 1, MALLOC_HEAP = 2 };
+
+/* What is charged for one of them, by a key that no handle has. */
+static struct vgpu_entry limit_of(uint64_t context, uint32_t limit)
+{
+    struct vgpu_entry entry = {.key = context + limit, .owner = context, .kind = KIND_OBJECT, .part = PART_CONTEXT};
+    vgpu_lock(&vgpu_process.lock);
+    const struct vgpu_entry *known = vgpu_table_find(&vgpu_process.objects, entry.key);
+    entry = known ? *known : entry;
+    vgpu_unlock(&vgpu_process.lock);
+    return entry;
+}
+
+int cuCtxSetLimit(uint32_t limit, uint64_t value)
+{
+    int d;
+    uint64_t context, usual = 0;
+    if ((limit != PRINTF_FIFO && limit != MALLOC_HEAP) || !vgpu_current(&d, &context))
+        return REAL(cuCtxSetLimit)(limit, value);
+    struct vgpu_entry entry = limit_of(context, limit);
+    if (!entry.second && REAL(cuCtxGetLimit)(&usual, limit) == CUDA_OK)
+        entry.second = usual; /* part of the context */
+    uint64_t before = entry.size, after = vgpu_round(vgpu_less(value, entry.second), 512);
+    int result = vgpu_charge(d, vgpu_less(after, before), PART_CONTEXT);
+    if (result != CUDA_OK)
+        return result;
+    result = REAL(cuCtxSetLimit)(limit, value);
+    if (result != CUDA_OK) {
+        vgpu_uncharge(d, vgpu_less(after, before), PART_CONTEXT);
+        return result;
+    }
+    vgpu_uncharge(d, vgpu_less(before, after), PART_CONTEXT);
+    entry.device = d;
+    entry.size = after;
+    vgpu_object_keep(&entry);
+    return result;
+}

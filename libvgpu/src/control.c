@@ -117,6 +117,25 @@ void vgpu_bucket_settle(struct vgpu_bucket *bucket, int64_t cost)
     atomic_fetch_add(&bucket->charged, (uint64_t)amount);
 }
 
+void vgpu_bucket_bill(struct vgpu_bucket *bucket, uint64_t when, uint64_t percent)
+{
+    uint64_t before = atomic_load(&bucket->sampled);
+    if (when == before || !atomic_compare_exchange_strong(&bucket->sampled, &before, when))
+        return; /* another process has it */
+    uint64_t passed = when - before;
+    if (before == 0 || when < before || passed > MOST_ELAPSED)
+        return;
+    uint64_t cost = passed * (percent > MOST_PERCENT ? MOST_PERCENT : percent) / MOST_PERCENT;
+    atomic_fetch_sub(&bucket->credit, (int64_t)cost);
+    atomic_fetch_add(&bucket->charged, cost);
+}
+
+uint64_t vgpu_bucket_debt(const struct vgpu_bucket *bucket)
+{
+    int64_t credit = atomic_load_explicit(&bucket->credit, memory_order_relaxed);
+    return credit < 0 ? (uint64_t)-(credit + 1) : 0;
+}
+
 static uint64_t smoothed(uint64_t before, uint64_t sample)
 {
     return before == 0 ? sample : before - before / 4 + sample / 4;

@@ -35,6 +35,7 @@ int cuMemGetInfo_v2(void *free, void *total)
         return result;
     if (vgpu_current(&d, NULL)) {
         static _Atomic uint32_t calls;
+        vgpu_refresh();
         if (UNLIKELY((atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed) & 15) == 0))
             vgpu_tidy();
         vgpu_pools_look(d);

@@ -151,3 +151,32 @@ int vgpu_nvml_processes(vgpu_list real, void *device, void *count, void *entries
     munmap(all.entries, all.bytes);
     return code;
 }
+
+/* The list that says most has a frame of its own around the others' parameters. */
+struct detail_list {
+    uint32_t version, mode, count;
+    void *entries;
+};
+
+enum { DETAIL_BYTES = 32 };
+
+static _Thread_local struct detail_list detailed __attribute__((tls_model("initial-exec")));
+
+static int details(void *device, void *count, void *entries)
+{
+    struct detail_list list = detailed;
+    list.count = *(uint32_t *)count;
+    list.entries = entries;
+    int code = REAL(nvmlDeviceGetRunningProcessDetailList)(device, &list);
+    *(uint32_t *)count = list.count;
+    return code;
+}
+
+int nvmlDeviceGetRunningProcessDetailList(void *device, void *given)
+{
+    struct detail_list *list = given;
+    if (!list)
+        return REAL(nvmlDeviceGetRunningProcessDetailList)(device, given);
+    detailed = *list;
+    return vgpu_nvml_processes(details, device, &list->count, list->entries, DETAIL_BYTES);
+}

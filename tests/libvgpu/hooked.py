@@ -85,6 +85,24 @@ def contexts():
         change(-CONTEXT, end, context)
 
 
+def limits_of_a_context():
+    """Each is charged beyond what it usually is: 8 MiB."""
+    change(2 * MIB, "cuCtxSetLimit", 2, 10 * MIB)
+    change(-2 * MIB, "cuCtxSetLimit", 2, 8 * MIB)
+
+
+def events():
+    """Of the program: without times, which the driver does not have here. They cost nothing."""
+    event, before = ctypes.c_uint64(), spent()
+    for suffix in ("", "_v2"):
+        call("cuEventCreate", ctypes.byref(event), 2)
+        for name, more in (("cuEventRecord", ()), ("cuEventRecord_ptsz", ()), ("cuEventRecordWithFlags", (0,)),
+                           ("cuEventRecordWithFlags_ptsz", (0,))):
+            call(name, event.value, 0, *more)
+        call(f"cuEventDestroy{suffix}", event.value)
+    assert spent() == before
+
+
 def memory():
     for suffix in ("", "_v2"):
         change(-MIB, f"cuMemFree{suffix}", make(MIB, f"cuMemAlloc{suffix}", MIB))
@@ -290,7 +308,7 @@ def graphs():
     change(-MODULE, "cuModuleUnload", module)
 
 
-for part in (entry, primary_context, contexts, memory, pools, physical_memory, multicast, foreign_memory, arrays,
+for part in (entry, primary_context, contexts, limits_of_a_context, events, memory, pools, physical_memory, multicast, foreign_memory, arrays,
              information, modules, launches, captures, graphs):
     part()
 assert charged() == CONTEXT

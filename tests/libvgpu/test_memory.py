@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import time
 
 import pytest
 
@@ -350,6 +351,29 @@ def test_memory_of_graphs_is_charged_when_they_are_instantiated(rig):
     assert rig.machine.peak() == 512 * MIB
 
 
+def test_memory_in_graphs_of_a_graph_is_charged(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert (client.do(f"newgraph {512 * MIB}"), client.do("childgraph"), client.do("childgraph")) == (0, 0, 0)
+    assert client.do("instantiate 0") == 0
+    assert client.do("info")[1] == LIMIT - 512 * MIB
+
+
+HEAP, FIFO = 2, 1  # CU_LIMIT_…
+
+
+@pytest.mark.sanitized
+def test_heap_and_fifo_of_a_context_are_charged_beyond_the_usual(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert (client.do(f"setlimit {HEAP} {520 * MIB}"), client.do(f"setlimit {FIFO} {3 * MIB}")) == (0, 0)
+    assert client.do("info")[1] == LIMIT - 514 * MIB == LIMIT - rig.machine.used()
+    assert client.do(f"setlimit {HEAP} {4096 * MIB}") == OUT_OF_MEMORY
+    assert client.do(f"setlimit {HEAP} {264 * MIB}") == 0
+    assert client.do("info")[1] == LIMIT - 258 * MIB == LIMIT - rig.machine.used()
+    assert (client.do("reset 0"), rig.region.total()) == (0, 0)
+
+
 @pytest.mark.sanitized
 def test_captured_allocation_takes_no_memory_until_its_graph_does(rig):
     rig.limit()
@@ -440,6 +464,48 @@ def test_card_that_was_not_given_may_not_be_used(rig):
 
 
 # -- where limits come from
+
+
+def wait_a_second():
+    """The file is looked at once in a second."""
+    time.sleep(1.1)
+
+
+@pytest.mark.sanitized
+def test_limits_that_change_count_from_the_next_allocation_on(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert client.do(f"alloc plain 0 {LIMIT}") == 0
+    rig.limit({"memory": 2 * LIMIT})
+    wait_a_second()
+    assert client.do(f"alloc plain 1 {LIMIT}") == 0
+    assert client.do("info") == [0, 0, 2 * LIMIT]
+
+
+def test_lower_limit_refuses_growth_and_takes_nothing_back(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert (client.do(f"alloc plain 0 {LIMIT // 2}"), client.do(f"alloc plain 1 {LIMIT // 4}")) == (0, 0)
+    rig.limit({"memory": LIMIT // 2})
+    wait_a_second()
+    assert client.do("alloc plain 2 4096") == OUT_OF_MEMORY
+    assert client.do("info") == [0, 0, LIMIT // 2]
+    assert (client.do("copy 0"), client.do("free plain 0")) == ([0, 0], 0)
+    assert client.do(f"alloc plain 0 {LIMIT // 4}") == 0
+    assert client.do("alloc plain 2 4096") == OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("text", ["hami-limits 1\ndevice", "", f"hami-limits 1\ndevice {uuid_of(1)} memory=8g\n"],
+                         ids=["being written", "empty", "another device"])
+def test_file_that_cannot_be_used_leaves_the_earlier_limits(rig, text):
+    rig.limit()
+    client = rig.client().start()
+    (rig.folder / "limits").write_text(text)
+    wait_a_second()
+    assert client.do("info") == [0, LIMIT, LIMIT]
+    rig.limit({"memory": LIMIT // 2})
+    wait_a_second()
+    assert client.do("info") == [0, LIMIT // 2, LIMIT // 2]
 
 
 @pytest.mark.sanitized

@@ -13,8 +13,8 @@ RUNTIMES = {"runtime-11.8": 300, "runtime-12.1": 300, "runtime-12.9": 300, "runt
 
 
 def ask(rig, questions, **more):
-    done = subprocess.run([rig.builds.program("ask")], env=rig.environment(**more), input="\n".join(questions), text=True,
-                          capture_output=True, check=True)
+    done = subprocess.run([rig.builds.program("ask")], env=rig.environment(**more), input="\n".join(questions),
+                          text=True, capture_output=True, check=True)
     return [tuple(line.split()) for line in done.stdout.splitlines()]
 
 
@@ -55,7 +55,7 @@ def test_address_that_no_symbol_has_is_found_by_its_name(rig):
 
 def test_function_that_shares_an_address_with_a_hooked_one_is_the_drivers(rig):
     rig.limit()
-    questions = ["cuEventDestroy 4000 1", "cuMemPoolDestroy 11020 1"]
+    questions = ["cuEventSynchronize 2000 1", "cuMemPoolDestroy 11020 1"]
     answers = ask(rig, questions, FAKE_CUDA_TABLE="alias")
     assert [library for library, _ in answers] == ["libcuda.so.1", "libvgpu.so"]
 

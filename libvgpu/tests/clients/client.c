@@ -880,7 +880,8 @@ static void command(char *line, char **argv)
     else if (!strcmp(verb, "copy") && sscanf(line, "%*s %llu", &a) == 1) {
         char there[] = "to the device and back", back[sizeof there] = "";
         CUresult result = p_cuMemcpyHtoD_v2(kept[a], there, sizeof there);
-        printf("%d %d\n", result ? result : p_cuMemcpyDtoH_v2(back, kept[a], sizeof back), strcmp(there, back) != 0);
+        result = result ? result : p_cuMemcpyDtoH_v2(back, kept[a], sizeof back);
+        printf("%d %d\n", result, strcmp(there, back) != 0);
     } else if (!strcmp(verb, "load") && sscanf(line, "%*s %63s %llu", text, &a) == 2)
         printf("%ld\n", load(text, (double)a / 1000));
     else if (!strcmp(verb, "measure") && sscanf(line, "%*s %63s %llu %llu", text, &a, &b) == 3)

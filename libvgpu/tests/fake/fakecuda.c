@@ -1809,9 +1809,9 @@ CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
     return *context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-CUresult cuEventCreate(CUevent *event, UNUSED unsigned flags)
+CUresult cuEventCreate(CUevent *event, unsigned flags)
 {
-    if (fake_number("FAKE_CUDA_NO_EVENTS", 0))
+    if (!(flags & CU_EVENT_DISABLE_TIMING) && fake_number("FAKE_CUDA_NO_EVENTS", 0))
         return CUDA_ERROR_NOT_SUPPORTED;
     *event = calloc(1, sizeof **event);
     return CUDA_SUCCESS;
@@ -2299,7 +2299,7 @@ static CUresult look_up(const char *name, void **address, int version, cuuint64_
         }
     const char *table = getenv("FAKE_CUDA_TABLE");
     *address = !best ? NULL : table && !strcmp(table, "thunk") ? best->thunk : best->address;
-    if (best && table && !strcmp(table, "alias") && !strcmp(name, "cuEventDestroy"))
+    if (best && table && !strcmp(table, "alias") && !strcmp(name, "cuEventSynchronize"))
         *address = (void *)cuMemPoolDestroy;
     if (status)
         *status = best ? CU_GET_PROC_ADDRESS_SUCCESS

@@ -209,6 +209,13 @@ int cuStreamBeginCaptureToGraph_ptsz(void *stream, void *graph, void *nodes, voi
     return cuStreamBeginCaptureToGraph(per_thread(stream), graph, nodes, edges, count, mode);
 }
 
+int cuEventDestroy_v2(void *);
+int cuEventDestroy(void *event);
+int cuEventDestroy(void *event)
+{
+    return cuEventDestroy_v2(event);
+}
+
 int cuStreamEndCapture(void *, void **);
 int cuStreamBeginCaptureToCig(void *stream, void *given);
 int cuStreamBeginCaptureToCig(void *stream, void *given)
