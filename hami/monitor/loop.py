@@ -20,8 +20,10 @@ from hami.monitor.containers import Key, MonitoredContainer, NodeContainers, fin
 from hami.monitor.feedback import BLOCKED, HOLD_S, IDLE, FeedbackCandidate, Verdict, decide, is_active
 from hami.monitor.processes import HostProcess, HostProcesses
 from hami.monitor.region_files import RegionFiles, RegionReading
-from hami.monitor.regions import Region, Write, control_writes, usage_writes
+from hami.monitor.regions import Region, Write, control_writes, uncounted_writes, usage_writes
 from hami.monitor.source import UsageSource
+from hami.monitor.uncounted import ROUNDS as EXCESS_ROUNDS
+from hami.monitor.uncounted import Excess, excess_of, least_excess
 from hami.monitor.usage import (
     ContainerReport, HostView, host_pids, host_utilization, host_view, region_device, report_container,
     slot_utilization,
@@ -57,12 +59,14 @@ class NodeReport:
 class _Memory:
     """The memory of a container from one round to the next.
 
-    *inode*: of its region, 0 if it was not written. *processes*: of the region. *verdict*: what the container might do.
+    *inode*: of its region, 0 if it was not written. *processes*: of the region. *excess*: what it did not count in
+    the last rounds. *verdict*: what the container might do.
     *active_at*: when it last worked, on the monotonic clock. *wrong*: words of TAMPERED that are wrong by now.
     """
 
     inode: int = 0
     processes: frozenset[tuple[int, int]] = frozenset()
+    excess: tuple[Excess, ...] = ()
     verdict: Verdict | None = None
     active_at: float = -math.inf
     wrong: frozenset[str] = frozenset()
@@ -72,8 +76,9 @@ class MonitorLoop:
     """The rounds of one node. One thread calls `run_once`; others may read `errors`."""
 
     def __init__(self, node: str, catalog: Catalog, vendor: Vendor, source: UsageSource, files: RegionFiles,
-                 processes: HostProcesses, *, writes: bool = True) -> None:
-        """*vendor*: that of the node's devices. *writes*: write to regions; else they are only read."""
+                 processes: HostProcesses, *, writes: bool = True, limits_uncounted: bool = False) -> None:
+        """*vendor*: that of the node's devices. *writes*: write to regions; else they are only read.
+        *limits_uncounted*: also write there what only the driver sees."""
         self._node = node
         self._catalog = catalog
         self._vendor = vendor
@@ -81,6 +86,7 @@ class MonitorLoop:
         self._files = files
         self._processes = processes
         self._writes = writes
+        self._limits_uncounted = limits_uncounted
         self._memories: dict[Key, _Memory] = {}
         self._written: dict[Key, tuple[RegionReading, Region]] = {}  # when it was last written
         self._tampered: Counter[tuple[Key, str]] = Counter()
@@ -181,10 +187,14 @@ class MonitorLoop:
         wrong = frozenset(_wrong(container, region, before, reading.inode))
         for fault in wrong - before.wrong:
             self._tampered[container.key, fault] += 1
-        is_written = self._writes and not container.has_ended and self._write(
-            container, reading, _writes(container, reading, region, verdict, host, clock))
+        pids = host_pids(region, _host_processes(container, host))
+        excess = _later(before.excess if before.inode == reading.inode else (), container, region, pids, host)
+        writes = _writes(container, reading, region, verdict, host, pids, clock)
+        if self._limits_uncounted and reading.throttled is not None:
+            writes += uncounted_writes(region, least_excess(excess))
+        is_written = self._writes and not container.has_ended and self._write(container, reading, writes)
         self._memories[container.key] = _Memory(
-            inode=reading.inode if is_written else 0, processes=_processes(region), verdict=verdict,
+            inode=reading.inode if is_written else 0, processes=_processes(region), excess=excess, verdict=verdict,
             active_at=before.active_at, wrong=wrong & {"limit", "priority"})  # the others have been corrected
 
     def _end(self, container: MonitoredContainer, pods: Sequence[NodePod]) -> None:
@@ -220,16 +230,23 @@ class MonitorLoop:
 
 
 def _writes(container: MonitoredContainer, reading: RegionReading, region: Region, verdict: Verdict,
-            host: HostView, clock: float) -> list[Write]:
-    processes: list[HostProcess] = [entry.process for on_device in host.processes.get(container.key, {}).values()
-                                    for entry in on_device]
-    pids = host_pids(region, processes)
+            host: HostView, pids: Mapping[int, int], clock: float) -> list[Write]:
     sampled = int(clock * _NANOSECONDS) if reading.throttled is not None else None
     writes = usage_writes(region, pids, slot_utilization(container, region, pids, host), sampled)
     switch = int(verdict.is_limited)
     if (verdict.recent_kernel, switch) != (region.recent_kernel, region.switch):
         writes += control_writes(region.layout, verdict.recent_kernel, switch)
     return writes
+
+
+def _host_processes(container: MonitoredContainer, host: HostView) -> list[HostProcess]:
+    return [one.process for on_device in host.processes.get(container.key, {}).values() for one in on_device]
+
+
+def _later(before: tuple[Excess, ...], container: MonitoredContainer, region: Region, pids: Mapping[int, int],
+           host: HostView) -> tuple[Excess, ...]:
+    """Returns the last rounds with this one."""
+    return (*before, excess_of(container, region, pids, host))[-EXCESS_ROUNDS:]
 
 
 def _wrong(container: MonitoredContainer, region: Region, before: _Memory, inode: int) -> list[str]:

@@ -63,7 +63,7 @@ class MonitorProgram:
         self._rounds = MonitorLoop(
             settings.node, catalog, catalog[VENDOR], _usage_source(settings),
             RegionFiles(above_vgpu(settings.hook_path)), processes or HostProcesses(),
-            writes=settings.feedback and not settings.once)
+            writes=settings.feedback and not settings.once, limits_uncounted=settings.limit_uncounted)
         self._report = NodeReport(node=settings.node, at=-STALE_S)
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)

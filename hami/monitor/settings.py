@@ -33,6 +33,8 @@ ROUNDS = (
          "more."),
     Flag("--feedback", BOOLEAN, "Write to shared regions who waits for a container of higher priority, whose compute "
          "limit counts, and what processes use. Without it, regions are only read."),
+    Flag("--limit-uncounted", BOOLEAN, "Let memory limits include what the driver sees and the limiter cannot count, "
+         "such as code that is loaded later. Needs --feedback."),
     Flag("--once", BOOLEAN, "Run one round without writing anything, print what containers use, and end."),
     Flag("--output", choice("format", *OUTPUTS), "What --once prints: table or json.", also=("-o",)),
 )
@@ -49,7 +51,8 @@ FLAGS: Groups = (("Node", NODE), ("Rounds", ROUNDS), ("Serving", SERVING))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorSettings:
     """All settings. *hook_path*: the host's directory above ``vgpu``. *mock_devices*: a file that replaces the driver,
-    empty for the driver. *interval*: seconds. *feedback*: write to regions. *kube_timeout*: 0 for the built-in one."""
+    empty for the driver. *interval*: seconds. *feedback*: write to regions. *limit_uncounted*: also what
+    only the driver sees. *kube_timeout*: 0 for the built-in one."""
 
     node: str = ""
     devices: DeviceConfig = field(default_factory=chart_config)
@@ -58,6 +61,7 @@ class MonitorSettings:
     driver_root_in_container: str = "/driver-root"
     interval: float = 0.9
     feedback: bool = True
+    limit_uncounted: bool = False
     once: bool = False
     output: str = TABLE
     metrics_bind_address: Address = Address("", 9394)

@@ -22,15 +22,18 @@ class GrantBuilder:
 
     def __init__(self, config: PluginConfig, cluster: Cluster, inventory: DeviceInventory, host: Host,
                  mig: DynamicMig | None = None, *, node_pods: NodePods | None = None,
+                 context_bytes: Callable[[Card], int] = lambda card: 0,
                  token: Callable[[], str] = lambda: str(uuid.uuid4())) -> None:
         """*mig*: only in operating mode ``mig``. *node_pods*: knows the environment of containers without a read from
-        the API server. *token*: returns a text that is new each time."""
+        the API server. *context_bytes*: what a context takes on a card, 0 if unknown. *token*: returns a text that is
+        new each time."""
         self.inventory = inventory
         self._config = config
         self._cluster = cluster
         self._host = host
         self._mig = mig
         self._node_pods = node_pods
+        self._context_bytes = context_bytes
         self._token = token
 
     def build(self, pod: Pod, container: str, position: int, parts: Sequence[tuple[Card, Share]], *,
@@ -55,7 +58,7 @@ class GrantBuilder:
         env = self._node_pods.environment(pod.ref.uid, container) if self._node_pods is not None else None
         if env is None:
             env = self._cluster.environment(pod.ref, container)
-        limits = container_limits(self._config, parts, env)
+        limits = container_limits(self._config, parts, env, self._context_bytes)
         facts = self._host.facts(limited=True)
         self._host.prepare(pod.ref.uid, container, keep=is_kept)
         self._host.write_limits(pod.ref.uid, container, token, limits, keep=is_kept)

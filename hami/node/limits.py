@@ -7,7 +7,7 @@ Source of the region's layout: HAMi-core 1.2, multiprocess_memory_limit.h. HAMi'
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hami.devices.cards import Card
@@ -29,11 +29,13 @@ _POLICIES = ("default", "force", "disable")
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimit:
-    """The limits on one device. *memory*: bytes. *cores*: percent; 100 for no limit."""
+    """The limits on one device. *memory*: bytes. *cores*: percent; 100 for no limit. *context*: bytes that a context
+    takes; 0 if unknown."""
 
     uuid: str
     memory: int
     cores: int
+    context: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +49,11 @@ class ContainerLimits:
     log_level: int | None = None
 
 
-def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]],
-                     env: Mapping[str, str]) -> ContainerLimits:
+def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]], env: Mapping[str, str],
+                     context_bytes: Callable[[Card], int] = lambda card: 0) -> ContainerLimits:
     """Returns the limits of a container. *parts*: its shares with their cards. *env*: variables in its specification,
-    which may choose what is not enforced on them, and what the webhook sets.
+    which may choose what is not enforced on them, and what the webhook sets. *context_bytes*: what a context takes on a
+    card; 0 if unknown.
 
     Raises: AllocationRefused if it has more devices than the region.
     """
@@ -60,8 +63,8 @@ def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]],
     policy = env.get("GPU_CORE_UTILIZATION_POLICY") or ("disable" if config.disable_core_limit else "default")
     level = parse_integer(env.get("LIBCUDA_LOG_LEVEL") or config.log_level)
     return ContainerLimits(
-        devices=tuple(DeviceLimit(card.uuid, share.memory_mib * MIB, share.cores if 0 < share.cores < 100 else 100)
-                      for card, share in in_order),
+        devices=tuple(DeviceLimit(card.uuid, share.memory_mib * MIB, share.cores if 0 < share.cores < 100 else 100,
+                                  context_bytes(card)) for card, share in in_order),
         priority=task_priority(env),
         policy=policy.lower() if policy.lower() in _POLICIES else "default",
         log_level=None if level is None else min(max(level, 0), 9))
@@ -78,7 +81,8 @@ def render_limits(limits: ContainerLimits, region: str) -> str:
     lines = [FIRST_LINE, f"region {region}", f"priority {limits.priority}", f"policy {limits.policy}"]
     if limits.log_level is not None:
         lines.append(f"log-level {limits.log_level}")
-    lines += (f"device {device.uuid} memory={device.memory} cores={device.cores}" for device in limits.devices)
+    lines += (f"device {device.uuid} memory={device.memory} cores={device.cores}"
+              + (f" context={device.context}" if device.context else "") for device in limits.devices)
     return "\n".join(lines) + "\n"
 
 

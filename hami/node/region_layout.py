@@ -14,8 +14,8 @@ MAX_DEVICES, MAX_SLOTS = 16, 1024
 UUID_SIZE = 96
 SWITCH, RECENT_KERNEL, PRIORITY, LAST_KERNEL = 4, 8, 12, 16
 """Offsets from `RegionLayout.slots_used`."""
-CONTEXT, MODULE, BUFFER, TOTAL = 0, 8, 16, 32
-"""Offsets in the memory counters of a slot and device."""
+CONTEXT, MODULE, BUFFER, TOTAL, UNCOUNTED = 0, 8, 16, 32, 40
+"""Offsets in the memory counters of a slot and device. The last is of our limiter; the monitor writes it."""
 SM = 16
 """Offset in the utilization of a slot and device."""
 

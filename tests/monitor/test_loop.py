@@ -415,3 +415,45 @@ def test_rounds_survive_any_region(stage, seed):
 
 def test_builders_name_pods_apart():
     assert uid_of("a") != uid_of("high") != uid_of("low") and id_of("a") != id_of("b")
+
+
+# -- what only the driver sees
+
+FIRST_UNCOUNTED = 1856 + 8 + 40  # of the first slot and device
+
+
+def three_rounds(stage):
+    for _ in range(3):
+        stage.run()
+    return stage.number("a", FIRST_UNCOUNTED, "<Q")
+
+
+@pytest.fixture
+def counting(tmp_path):
+    """A process that counts 400 MiB, of which the driver sees 500."""
+    stage = Stage(tmp_path, limits_uncounted=True)
+    stage.pods = [node_pod("a", CARD)]
+    stage.region("a", processes=[Slot(used={0: 400 * MIB})])
+    stage.work("a", 4007, 500 * MIB)
+    return stage
+
+
+def test_the_least_of_three_rounds_is_added_to_what_a_container_counts(counting):
+    assert [(counting.run(), counting.number("a", FIRST_UNCOUNTED, "<Q"))[1] for _ in range(3)] == [0, 0, 100 * MIB]
+    counting.nvml.gpus[0].processes[0] = Process(4007, 450 * MIB)
+    assert three_rounds(counting) == 50 * MIB
+    counting.nvml.gpus[0].processes[0] = Process(4007, 600 * MIB)
+    counting.run()
+    assert counting.number("a", FIRST_UNCOUNTED, "<Q") == 50 * MIB
+
+
+def test_nothing_is_added_while_a_process_is_not_known_to_both(counting):
+    counting.work("a", 4008, 300 * MIB, inner=9)  # without the limiter, or not yet in the region
+    assert three_rounds(counting) == 0
+
+
+def test_nothing_is_added_without_the_flag(stage):
+    stage.pods = [node_pod("a", CARD)]
+    stage.region("a", processes=[Slot(used={0: 400 * MIB})])
+    stage.work("a", 4007, 500 * MIB)
+    assert three_rounds(stage) == 0
