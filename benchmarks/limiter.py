@@ -298,6 +298,6 @@ def size_rows(builds: Builds) -> Iterator[Row]:
     except WheelMissing:
         return
     sizes = {target: library.stat().st_size for target, library in release.items()}
-    yield Row(group=GROUP, what="library of the release", met=max(sizes.values()) < 120_000,
+    yield Row(group=GROUP, what="library of the release", met=max(sizes.values()) <= 130_000,
               measured="; ".join(f"{target} {size / 1000:.0f} kB" for target, size in sizes.items()),
-              target="below 120 kB", compared="HAMi-core: 724 kB (debug build, as it is released)", figures=sizes)
+              target="at most 130 kB", compared="HAMi-core: 724 kB (debug build, as it is released)", figures=sizes)

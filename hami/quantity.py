@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from hami.errors import MalformedInput
 
+MIB = 1 << 20
 INT32_MAX = 2**31 - 1
 
 LONGEST = 1000  # characters of a quantity; Python refuses to convert more than some thousand digits

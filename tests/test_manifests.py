@@ -19,7 +19,8 @@ BASE = ROOT / "manifests" / "base"
 DASHBOARD = ROOT / "manifests" / "components" / "dashboard"
 CONTAINERS = {"extender": BASE / "deployment.yaml", "device-plugin": BASE / "device-plugin.yaml",
               "monitor": BASE / "monitor.yaml", "dashboard": DASHBOARD / "deployment.yaml"}
-RIGHTS = {"device-plugin": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]}}
+RIGHTS = {"device-plugin": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]},
+          "monitor": {"drop": ["ALL"], "add": ["KILL"]}}
 CATALOG = vendors(chart_config(), ascend=True, iluvatar=True)
 KEYS = "device-plugin-or-key-of-hami"
 RESOURCES = {resource for vendor in CATALOG for resource in vendor.resources.names}

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from hami.cli.flags import LOG_FORMAT, VERBOSITY, GroupedCommand, flags_given
-from hami.codec.device_config import Flagged
+from hami.codec.device_config import Flagged, parse_resource_name
 from hami.runtime import logs
 from hami.runtime.options import (
-    ADDRESS, BOOLEAN, COUNT, DURATION, FILE, RATE, RESOURCE, STRING, Flag, Groups, Value, choice, whole_number,
+    ADDRESS, BOOLEAN, COUNT, DURATION, FILE, RATE, STRING, Flag, Groups, Value, choice, whole_number,
 )
 from hami.scheduler.settings import DEVICE_POLICIES, NODE_POLICIES, Settings, parse_device_policy_flag, read_settings
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEFAULTS = Settings()
+_RESOURCE = Value("name", parse_resource_name)
 
 LISTENING = (
     Flag("--http_bind", ADDRESS, "Address of /webhook, /filter, /preempt, /bind and health; :PORT means all "
@@ -104,7 +105,7 @@ NO_EFFECT = (
 
 def _names(section: str, flags: Mapping[str, str], help: str = "") -> Iterator[Flag]:
     """Flags that set resource names of a section: name of the flag → key."""
-    return (Flag(name, RESOURCE, help, config_key=f"{section}.{key}") for name, key in flags.items())
+    return (Flag(name, _RESOURCE, help, config_key=f"{section}.{key}") for name, key in flags.items())
 
 
 CONFIG_FLAGS = (

@@ -118,7 +118,7 @@ def read_files(files: tuple[Any, ...]) -> list[PodSource]:
 def make_admit(scheduler_name: str) -> Callable[[View, Mapping[str, Any], str], Pod | str]:
     """Returns the scheduler's own admission."""
     from hami.codec.admission import Review
-    from hami.codec.objects import convert_pod
+    from hami.codec.pods import convert_pod
     from hami.scheduler.admit import Admitter, Denied
     from hami.scheduler.settings import Settings
 

@@ -10,7 +10,8 @@ from typing import TypeVar
 import msgspec
 
 from hami.codec.documents import decode
-from hami.codec.objects import parse_node, parse_pod
+from hami.codec.objects import parse_node
+from hami.codec.pods import parse_pod
 from hami.errors import MalformedInput
 from hami.model import Node, Pod, PodRef
 

@@ -14,6 +14,7 @@ from typing import cast
 import msgspec
 
 from hami.codec.documents import decode
+from hami.codec.pods import parse_observed_pod
 from hami.errors import HamiError
 from hami.kube.api import Api
 from hami.runtime.options import Address
@@ -26,22 +27,8 @@ MAX_ADDRESSES = 1024
 _REQUEST = "GET /metrics HTTP/1.1\r\nHost: {host}\r\nAccept: text/plain\r\nConnection: close\r\n\r\n"
 
 
-class _MonitorCondition(msgspec.Struct):
-    type: str = ""
-    status: str = ""
-
-
-class _MonitorStatus(msgspec.Struct, rename="camel"):
-    pod_ip: str = msgspec.field(name="podIP", default="")
-    conditions: list[_MonitorCondition] | None = None
-
-
-class _MonitorPod(msgspec.Struct):
-    status: _MonitorStatus = msgspec.field(default_factory=_MonitorStatus)
-
-
 class _MonitorPods(msgspec.Struct):
-    items: list[_MonitorPod] | None = None
+    items: list[msgspec.Raw] | None = None
 
 
 _PODS = msgspec.json.Decoder(_MonitorPods)
@@ -83,8 +70,8 @@ class Monitors:
         query = {"labelSelector": self._selector, "fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"}
         path = f"/api/v1/namespaces/{self._namespace}/pods"
         found = decode("pods of the monitor", _PODS, self._api.request("GET", path, query=query))
-        ready = [pod.status.pod_ip for pod in found.items or ()
-                 if any((one.type, one.status) == ("Ready", "True") for one in pod.status.conditions or ())]
+        pods = map(parse_observed_pod, found.items or ())
+        ready = [pod.ip for pod in pods if (state := pod.condition("Ready")) is not None and state.status == "True"]
         address = next(filter(is_host, ready), "")
         if not address:
             raise NoMonitor(f"node {node} has no monitor that is ready")

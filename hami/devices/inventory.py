@@ -45,10 +45,11 @@ class DeviceInventory:
     def update(self, cards: Sequence[Card]) -> None:
         """Stores the cards that a source lists now. Of two cards with one UUID, the first counts."""
         with self._changed:
-            offered = {card.uuid: card for one in reversed(cards) if not (one.problem and one.uuid in self._not_offered)
-                       and (card := self._select(one)) is not None}
+            offered = {card.uuid: card for listed in reversed(cards)
+                       if not (listed.problem and listed.uuid in self._not_offered)
+                       and (card := self._select(listed)) is not None}
             self._listed = frozenset(offered)
-            self._not_offered = (self._not_offered | {one.uuid for one in cards}) - self._listed
+            self._not_offered = (self._not_offered | {card.uuid for card in cards}) - self._listed
             self._cards |= {uuid: self._keep_known(card) for uuid, card in offered.items()}
             self._publish()
 
@@ -93,8 +94,8 @@ class DeviceInventory:
 
     def _keep_known(self, card: Card) -> Card:
         """Returns *card*; if it could not be read, its last known state with the problem."""
-        known = self._cards.get(card.uuid)
-        return replace(known, problem=card.problem) if card.problem and known is not None else card
+        known_card = self._cards.get(card.uuid)
+        return replace(known_card, problem=card.problem) if card.problem and known_card is not None else card
 
     def _publish(self) -> None:
         cards = tuple(sorted(self._cards.values(), key=lambda card: (card.index, card.uuid)))

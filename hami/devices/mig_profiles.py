@@ -17,8 +17,8 @@ from hami.model import MigProfile
 def allowed_profiles(model: str, offered: Sequence[MigProfile],
                      allowlist: Sequence[MigAllowance]) -> Mapping[str, MigProfile]:
     """Returns the *offered* profiles that *allowlist* allows, keyed by the driver's name and named as in the list."""
-    profiles = {one.name: one for one in reversed(offered)}
-    names = allowed_names(model, [one.name for one in offered], allowlist)
+    profiles = {profile.name: profile for profile in reversed(offered)}
+    names = allowed_names(model, [profile.name for profile in offered], allowlist)
     return {name: replace(profiles[name], name=allowed) for name, allowed in names.items()}
 
 
@@ -28,12 +28,12 @@ def allowed_names(model: str, offered: Sequence[str], allowlist: Sequence[MigAll
     A name selects the profile of that name, or else the first *offered* one with as many slices (``7g.``).
     """
     allowed = next((entry.profiles for entry in allowlist if any(part in model for part in entry.models)), ())
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in allowed:
-        match = name if name in offered else next((one for one in offered if _slices(one) == _slices(name)), None)
+        match = name if name in offered else next((offer for offer in offered if _slices(offer) == _slices(name)), None)
         if match is not None:
-            found.setdefault(match, name)
-    return found
+            names.setdefault(match, name)
+    return names
 
 
 def most_instances(profiles: Sequence[MigProfile]) -> int:

@@ -106,9 +106,9 @@ class MockCard(_MockEntry):
         """The card as a card source returns it."""
         index = self.index or 0
         profiles = tuple(
-            MigProfile(name=one.name, memory_mib=one.memory, cores=one.cores, slices=one.slices,
-                       placements=tuple(Partition(place.start, place.size) for place in one.placements))
-            for one in self.mig.profiles)
+            MigProfile(name=profile.name, memory_mib=profile.memory, cores=profile.cores, slices=profile.slices,
+                       placements=tuple(Partition(place.start, place.size) for place in profile.placements))
+            for profile in self.mig.profiles)
         return Card(uuid=self.uuid, index=index, minor=index if self.minor is None else self.minor, model=self.model,
                     memory_mib=self.memory, numa=None if self.numa < 0 else self.numa, mig=self.mig.enabled,
                     profiles=profiles, links=self.links)
@@ -116,10 +116,10 @@ class MockCard(_MockEntry):
     @property
     def devices(self) -> Sequence[MigDevice]:
         """The existing instances."""
-        return [MigDevice(gpu=self.uuid, uuid=one.uuid, profile=one.profile, memory_mib=one.memory,
-                          gpu_instance=number if one.gpu_instance is None else one.gpu_instance,
-                          compute_instance=one.compute_instance)
-                for number, one in enumerate(self.mig.instances, 1)]
+        return [MigDevice(gpu=self.uuid, uuid=instance.uuid, profile=instance.profile, memory_mib=instance.memory,
+                          gpu_instance=number if instance.gpu_instance is None else instance.gpu_instance,
+                          compute_instance=instance.compute_instance)
+                for number, instance in enumerate(self.mig.instances, 1)]
 
     @property
     def unhealthy_reason(self) -> str:
@@ -162,7 +162,7 @@ class MockCards:
         self._refresh()
         enabled, entries = self.instances.enabled(), self.entries
         self._returned = entries
-        cards = [one.card for one in entries]
+        cards = [entry.card for entry in entries]
         return [replace(card, mig=card.mig or card.uuid in enabled, profiles=self.allowed(card)) for card in cards]
 
     def watch_health(self, report: HealthReport, stopped: threading.Event,
@@ -175,7 +175,7 @@ class MockCards:
             entries = self.entries
             if entries is not self._returned:
                 self._on_change()
-            current = {one.uuid: one.unhealthy_reason for one in entries}
+            current = {entry.uuid: entry.unhealthy_reason for entry in entries}
             for card, reason in current.items():
                 if reported.get(card, "") != reason:
                     report(card, reason)
@@ -203,10 +203,10 @@ class MockCards:
     def _file_version(self) -> tuple[int, int, int] | None:
         """Returns a value that differs between versions of the file; None if there is no file."""
         try:
-            found = self._path.stat()
+            about = self._path.stat()
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return about.st_ino, about.st_mtime_ns, about.st_size
 
 
 class _MockState(msgspec.Struct):
@@ -229,9 +229,9 @@ class MockInstances:
         """Returns the instances of a card, sorted by placement. Raises: HamiError when there is no such card, or the
         state cannot be read."""
         self._entry(gpu)
-        busy = {name for one in self._source.entries for name in one.mig.busy}
-        return sorted((replace(one, busy=one.uuid in busy) for one in self._load().instances if one.gpu == gpu),
-                      key=lambda one: one.start)
+        busy = {name for entry in self._source.entries for name in entry.mig.busy}
+        return sorted((replace(instance, busy=instance.uuid in busy) for instance in self._load().instances
+                       if instance.gpu == gpu), key=lambda instance: instance.start)
 
     def devices(self, gpu: str) -> Sequence[MigDevice]:
         """Returns the MIG devices that the file lists for the card. Raises: HamiError when there is no such card."""
@@ -240,7 +240,7 @@ class MockInstances:
     def create(self, gpu: str, profile: str, start: int, size: int) -> Instance:
         """Creates an instance. Raises: HamiError when the card is not in MIG mode, or the placement is occupied."""
         card = self._entry(gpu).card
-        profiles = {one.name: one for one in self._source.allowed(card)}
+        profiles = {offer.name: offer for offer in self._source.allowed(card)}
         if profile not in profiles:
             raise HamiError(f"{gpu}: no profile {profile}, only {', '.join(profiles) or 'none'}")
         wanted = Partition(start, size)
@@ -250,10 +250,10 @@ class MockInstances:
             state = self._load()
             if not card.mig and gpu not in state.enabled:
                 raise HamiError(f"{gpu}: not in MIG mode")
-            existing = [one for one in state.instances if one.gpu == gpu]
-            if any(wanted.overlaps(Partition(one.start, one.size)) for one in existing):
+            existing = [instance for instance in state.instances if instance.gpu == gpu]
+            if any(wanted.overlaps(Partition(instance.start, instance.size)) for instance in existing):
                 raise HamiError(f"{gpu}: {profile} at {start}, size {size}: insufficient resources")
-            used_ids = {one.gpu_instance for one in existing}
+            used_ids = {instance.gpu_instance for instance in existing}
             state.serial += 1
             created = Instance(
                 gpu=gpu, profile=profile, start=start, size=size,
@@ -268,10 +268,10 @@ class MockInstances:
         """Destroys *instance*. Raises: HamiError when it does not exist or is in use."""
         with self._lock:
             state = self._load()
-            remaining = [one for one in state.instances if one.uuid != instance.uuid]
+            remaining = [other for other in state.instances if other.uuid != instance.uuid]
             if len(remaining) == len(state.instances):
                 raise HamiError(f"{instance.gpu}: no instance {instance.uuid}")
-            if any(instance.uuid in one.mig.busy for one in self._source.entries):
+            if any(instance.uuid in entry.mig.busy for entry in self._source.entries):
                 raise HamiError(f"{instance.gpu}: {instance.uuid} is in use by another client")
             state.instances = remaining
             self._save(state)
@@ -292,10 +292,10 @@ class MockInstances:
         return frozenset(self._load().enabled)
 
     def _entry(self, gpu: str) -> MockCard:
-        found = next((one for one in self._source.entries if one.uuid == gpu), None)
-        if found is None:
+        match = next((entry for entry in self._source.entries if entry.uuid == gpu), None)
+        if match is None:
             raise HamiError(f"{gpu}: no such card")
-        return found
+        return match
 
     def _load(self) -> _MockState:
         try:

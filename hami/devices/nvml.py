@@ -10,23 +10,21 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hami.codec.device_config import MigAllowance
 from hami.devices.cards import Card, HealthReport
 from hami.devices.health import XidRules
 from hami.devices.mig_profiles import allowed_profiles
 from hami.devices.nvml_health import XidWatch
-from hami.devices.nvml_library import card_handles, decode, is_unsupported
+from hami.devices.nvml_library import PartReader, card_handles, decode
 from hami.devices.nvml_links import NvLinks
 from hami.devices.nvml_mig import NvmlInstances, offered_profiles
 from hami.errors import HamiError
+from hami.quantity import MIB
 from hami.runtime.once import OncePerKey
 
-T = TypeVar("T")
-
 _DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})  # cards that cannot compute
-_MIB = 1 << 20
 
 
 class NvmlCards:
@@ -52,7 +50,7 @@ class NvmlCards:
             handles, _ = card_handles(self._nvml, self._skipped)
         except self._nvml.NVMLError as error:
             raise HamiError(f"NVML cannot count the cards: {error}") from error
-        cards = [card for one in handles if (card := self._card(*one)) is not None]
+        cards = [card for entry in handles if (card := self._card(*entry)) is not None]
         if self._links is None:
             return cards
         uuids = {card.uuid for card in cards}
@@ -66,27 +64,18 @@ class NvmlCards:
 
     def _card(self, index: int, uuid: str, handle: Any) -> Card | None:
         """Returns the card; None for one that cannot compute."""
-        nvml = self._nvml
-        problems: list[str] = []
-
-        def read(what: str, call: Callable[[Any], T], default: T, *, optional: bool = False) -> T:
-            """Returns the result of *call*; on failure *default*, with a problem unless *optional* and unsupported."""
-            try:
-                return call(handle)
-            except nvml.NVMLError as error:
-                if not (optional and is_unsupported(nvml, error)):
-                    problems.append(f"{what}: {error}")
-                return default
-        model = decode(read("name", nvml.nvmlDeviceGetName, ""))
+        nvml, parts = self._nvml, PartReader(self._nvml)
+        model = decode(parts.read("name", lambda: nvml.nvmlDeviceGetName(handle), required=True) or "")
         if model in _DISPLAYS:
             return None
-        memory = read("memory", lambda card: nvml.nvmlDeviceGetMemoryInfo(card).total // _MIB, 0, optional=True)
-        minor = read("minor number", nvml.nvmlDeviceGetMinorNumber, index, optional=True)
-        mig = read("MIG mode", lambda card: nvml.nvmlDeviceGetMigMode(card)[0], None, optional=True)
+        memory = parts.read("memory", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total // MIB) or 0
+        minor = parts.read("minor number", lambda: nvml.nvmlDeviceGetMinorNumber(handle))
+        mig = parts.read("MIG mode", lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
         offered = () if mig is None else tuple(offered_profiles(nvml, handle).values())
         return Card(
-            uuid=uuid, index=index, minor=minor, model=model, memory_mib=memory, numa=self._numa(handle),
-            mig=mig == nvml.NVML_DEVICE_MIG_ENABLE, problem="; ".join(problems), shared_node=self._shared_node,
+            uuid=uuid, index=index, minor=index if minor is None else minor, model=model, memory_mib=memory,
+            numa=self._numa(handle),
+            mig=mig == nvml.NVML_DEVICE_MIG_ENABLE, problem="; ".join(parts.problems), shared_node=self._shared_node,
             profiles=tuple(allowed_profiles(model, offered, self._allowlist).values()))
 
     def _numa(self, handle: Any) -> int | None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import importlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hami.errors import HamiError
 from hami.runtime.once import OncePerKey
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +54,16 @@ def card_handles(nvml: Any, skipped: OncePerKey) -> tuple[list[tuple[int, str, A
 
     *skipped* remembers the unreadable cards that have been logged. Raises: NVMLError if the cards cannot be counted.
     """
-    found = []
+    handles = []
     count: int = nvml.nvmlDeviceGetCount()
     for index in range(count):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            found.append((index, decode(nvml.nvmlDeviceGetUUID(handle)), handle))
+            handles.append((index, decode(nvml.nvmlDeviceGetUUID(handle)), handle))
         except nvml.NVMLError as error:
             if skipped.is_new(index, str(error)):
                 log.warning("card skipped", extra={"index": index, "reason": str(error)})
-    return found, count
+    return handles, count
 
 
 def decode(value: Any) -> str:
@@ -71,3 +74,24 @@ def decode(value: Any) -> str:
 def is_unsupported(nvml: Any, error: Any) -> bool:
     """Reports whether *error* says that the card or the driver lacks the function."""
     return bool(error.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND))
+
+
+class PartReader:
+    """Reads the parts of one card, each of which may fail. *problems*: why some could not be read."""
+
+    def __init__(self, nvml: Any) -> None:
+        self.problems: list[str] = []
+        self._nvml = nvml
+
+    def read(self, part: str, call: Callable[[], T], *, required: bool = False) -> T | None:
+        """Returns the result of *call*, or ``None``, with a problem as `note`."""
+        try:
+            return call()
+        except self._nvml.NVMLError as error:
+            self.note(part, error, required=required)
+            return None
+
+    def note(self, part: str, error: Any, *, required: bool = False) -> None:
+        """Adds a problem for *error*, unless the card lacks a part that is not *required*."""
+        if required or not is_unsupported(self._nvml, error):
+            self.problems.append(f"{part}: {error}")

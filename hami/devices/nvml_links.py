@@ -34,38 +34,38 @@ class NvLinks:
         return {other: self._ancestor_score(handles[uuid], handle) + NVLINK_SCORE * self._nvlinks(uuid, other, handles)
                 for other, handle in handles.items() if other != uuid}
 
-    def _ancestor_score(self, one: Any, other: Any) -> int:
+    def _ancestor_score(self, card: Any, other: Any) -> int:
         """Returns 10 for cards connected across the system, up to 60 for cards on one board."""
         try:
-            return self._ancestor_scores.get(self._nvml.nvmlDeviceGetTopologyCommonAncestor(one, other), 0)
+            return self._ancestor_scores.get(self._nvml.nvmlDeviceGetTopologyCommonAncestor(card, other), 0)
         except self._nvml.NVMLError:
             return 0
 
-    def _nvlinks(self, one: str, other: str, handles: Mapping[str, Any]) -> int:
+    def _nvlinks(self, uuid: str, other: str, handles: Mapping[str, Any]) -> int:
         """Returns the number of NVLinks between two cards: direct ones, or else those that both have to a switch.
 
         It is 0 if the two cards report different numbers of direct links, because then a link is broken.
         """
-        there, back = self._direct(handles[one], handles[other]), self._direct(handles[other], handles[one])
+        there, back = self._direct(handles[uuid], handles[other]), self._direct(handles[other], handles[uuid])
         if there != back:
-            if self._reported.is_new(frozenset((one, other))):
-                self._warn("AsymmetricGPUP2PLink", f"{one} has {there} NVLinks to {other}, which has {back} back: "
+            if self._reported.is_new(frozenset((uuid, other))):
+                self._warn("AsymmetricGPUP2PLink", f"{uuid} has {there} NVLinks to {other}, which has {back} back: "
                            "the pair counts as not linked")
             return 0
-        return min(there or min(self._to_switches(handles[one]), self._to_switches(handles[other])),
+        return min(there or min(self._to_switches(handles[uuid]), self._to_switches(handles[other])),
                    MAX_SCORED_NVLINKS)
 
-    def _direct(self, one: Any, other: Any) -> int:
+    def _direct(self, card: Any, other: Any) -> int:
         nvml = self._nvml
         try:
             bus = decode(nvml.nvmlDeviceGetPciInfo(other).busId)
         except nvml.NVMLError:
             return 0
-        return sum(decode(info.busId) == bus for info in self._active(one, nvml.nvmlDeviceGetNvLinkRemotePciInfo))
+        return sum(decode(info.busId) == bus for info in self._active(card, nvml.nvmlDeviceGetNvLinkRemotePciInfo))
 
-    def _to_switches(self, one: Any) -> int:
+    def _to_switches(self, card: Any) -> int:
         nvml = self._nvml
-        types = self._active(one, nvml.nvmlDeviceGetNvLinkRemoteDeviceType)
+        types = self._active(card, nvml.nvmlDeviceGetNvLinkRemoteDeviceType)
         return sum(type == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH for type in types)
 
     def _active(self, handle: Any, call: Callable[[Any, int], Any]) -> Iterable[Any]:

@@ -22,10 +22,11 @@ from hami.devices.mig_profiles import allowed_names
 from hami.devices.nvml_library import card_handles, decode
 from hami.errors import HamiError
 from hami.model import MigProfile, Partition
+from hami.quantity import MIB
 from hami.runtime.once import OncePerKey
 
 _PLAIN = re.compile(r"\d+g\.\d+gb")  # without a suffix (+me, +gfx, …) for additional or missing engines
-_MIB, _GIB = 1 << 20, 1 << 30
+_GIB = 1 << 30
 
 
 def offered_profiles(nvml: Any, handle: Any) -> dict[int, MigProfile]:
@@ -33,17 +34,17 @@ def offered_profiles(nvml: Any, handle: Any) -> dict[int, MigProfile]:
 
     Cores: percent of the multiprocessors that the largest profile has, rounded up.
     """
-    found: list[tuple[Any, str, tuple[Partition, ...]]] = []
+    offers: list[tuple[Any, str, tuple[Partition, ...]]] = []
     for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         with suppress(nvml.NVMLError):
             info = _profile_info(nvml, handle, number)
             name = _profile_name(nvml, handle, info)
             if _PLAIN.fullmatch(name) and info.multiprocessorCount:
-                found.append((info, name, _placements(nvml, handle, info.id)))
-    largest = max((info.multiprocessorCount for info, *_ in found), default=1)
+                offers.append((info, name, _placements(nvml, handle, info.id)))
+    largest = max((info.multiprocessorCount for info, *_ in offers), default=1)
     return {info.id: MigProfile(name=name, memory_mib=info.memorySizeMB, slices=info.sliceCount, placements=placements,
                                 cores=math.ceil(100 * info.multiprocessorCount / largest))
-            for info, name, placements in found}
+            for info, name, placements in offers}
 
 
 class NvmlInstances:
@@ -60,16 +61,16 @@ class NvmlInstances:
         they cannot be read, because unknown placements must not count as free."""
         with self._errors(gpu), self._lock:
             handle = self._handle(gpu)
-            found = list(self._instances(gpu, handle)) if self._is_enabled(handle) else []
-        return sorted(found, key=lambda one: one.start)
+            instances = list(self._instances(gpu, handle)) if self._is_enabled(handle) else []
+        return sorted(instances, key=lambda instance: instance.start)
 
     def devices(self, gpu: str) -> Sequence[MigDevice]:
         """Returns the MIG devices of a card in MIG mode, sorted by instance. Raises: HamiError."""
         with self._errors(gpu), self._lock:
             handle = self._handle(gpu)
             names = self._profile_names(handle, self._profile_infos(handle))
-            found = [self._device(gpu, handle, mig, names) for mig in self._mig_handles(handle)]
-        return sorted(found, key=lambda one: (one.gpu_instance, one.compute_instance))
+            devices = [self._device(gpu, handle, mig, names) for mig in self._mig_handles(handle)]
+        return sorted(devices, key=lambda device: (device.gpu_instance, device.compute_instance))
 
     def create(self, gpu: str, profile: str, start: int, size: int) -> Instance:
         """Creates an instance at that placement. Leaves nothing behind when a step fails. Raises: HamiError."""
@@ -77,7 +78,7 @@ class NvmlInstances:
         with self._errors(gpu):
             handle = self._handle(gpu)
             offered = offered_profiles(nvml, handle)
-            numbers = {one.name: number for number, one in reversed(offered.items())}
+            numbers = {offer.name: number for number, offer in reversed(offered.items())}
             names = {name: driver_name for driver_name, name in self._allowed(handle, reversed(numbers)).items()}
         if profile not in names:
             raise HamiError(f"{gpu}: no profile {profile}, only {', '.join(names) or 'none'}")
@@ -161,13 +162,14 @@ class NvmlInstances:
         for info in infos:
             for outer in _read_array(nvml.c_nvmlGpuInstance_t, info.instanceCount,
                                      partial(nvml.nvmlDeviceGetGpuInstances, handle, info.id)):
-                found = nvml.nvmlGpuInstanceGetInfo(outer)
-                parts = [(number, mig) for gpu_instance, number, mig in migs if gpu_instance == found.id]
+                placed = nvml.nvmlGpuInstanceGetInfo(outer)
+                parts = [(number, mig) for gpu_instance, number, mig in migs if gpu_instance == placed.id]
                 number, mig = parts[0] if parts else (0, None)
-                busy = any(self._is_busy(one) for _, one in parts) if parts else bool(self._compute_instances(outer))
+                busy = (any(self._is_busy(device) for _, device in parts) if parts
+                        else bool(self._compute_instances(outer)))
                 yield Instance(
-                    gpu=gpu, profile=allowed.get(names[info.id], names[info.id]), start=found.placement.start,
-                    size=found.placement.size, gpu_instance=found.id, compute_instance=number,
+                    gpu=gpu, profile=allowed.get(names[info.id], names[info.id]), start=placed.placement.start,
+                    size=placed.placement.size, gpu_instance=placed.id, compute_instance=number,
                     uuid=self._uuid(mig) if parts else "", busy=busy)
 
     def _device(self, gpu: str, handle: Any, mig: Any, names: Mapping[int, str]) -> MigDevice:
@@ -216,16 +218,16 @@ class NvmlInstances:
     def _compute_instances(self, outer: Any) -> list[Any]:
         """Returns the compute instances in a GPU instance, of all profiles."""
         nvml = self._nvml
-        found: list[Any] = []
+        instances: list[Any] = []
         for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
             try:
                 info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
                     outer, number, nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
             except nvml.NVMLError:
                 continue  # this GPU instance does not support the profile
-            found += _read_array(nvml.c_nvmlComputeInstance_t, info.instanceCount,
-                                 partial(nvml.nvmlGpuInstanceGetComputeInstances, outer, info.id))
-        return found
+            instances += _read_array(nvml.c_nvmlComputeInstance_t, info.instanceCount,
+                                     partial(nvml.nvmlGpuInstanceGetComputeInstances, outer, info.id))
+        return instances
 
     def _is_busy(self, mig: Any) -> bool:
         """Reports whether processes run in the instance. It counts as busy if that cannot be read."""
@@ -267,7 +269,7 @@ def _profile_name(nvml: Any, handle: Any, info: Any) -> str:
     if name := decode(getattr(info, "name", b"")):
         return name.removeprefix("MIG ")
     total = nvml.nvmlDeviceGetMemoryInfo(handle).total
-    eighths = math.ceil(info.memorySizeMB * _MIB / total * 8) / 8
+    eighths = math.ceil(info.memorySizeMB * MIB / total * 8) / 8
     return f"{info.sliceCount}g.{round(eighths * math.ceil(total / _GIB))}gb"
 
 

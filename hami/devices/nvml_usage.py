@@ -6,18 +6,16 @@ drivers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
-from hami.devices.nvml_library import card_handles, decode, is_unsupported
+from hami.devices.nvml_library import PartReader, card_handles, decode
 from hami.devices.usage import CardUsage, ProcessUsage
 from hami.errors import HamiError
 from hami.runtime.once import OncePerKey
-
-T = TypeVar("T")
 
 SAMPLES_S = 1.0
 """Age up to which samples of utilization count."""
@@ -52,15 +50,15 @@ class _Reader:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
-        self._problems: list[str] = []
+        self._parts = PartReader(nvml)
 
     def card(self, index: int, uuid: str, since: int) -> CardUsage:
         nvml, handle = self._nvml, self._handle
-        memory = self._read("memory", lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-        rates = self._read("utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-        mig = self._read("MIG mode", lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
+        memory = self._parts.read("memory", lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        rates = self._parts.read("utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        mig = self._parts.read("MIG mode", lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
         in_mig_mode = mig is not None and mig == nvml.NVML_DEVICE_MIG_ENABLE
-        model = self._read("name", lambda: decode(nvml.nvmlDeviceGetName(handle)))
+        model = self._parts.read("name", lambda: decode(nvml.nvmlDeviceGetName(handle)))
         processes = None if in_mig_mode else self._processes(handle, self._samples(since))
         instances = tuple(self._instances(index)) if in_mig_mode else ()
         return CardUsage(
@@ -68,16 +66,16 @@ class _Reader:
             memory=int(memory.total) if memory else 0, memory_used=int(memory.used) if memory else None,
             utilization=_percent(rates.gpu) if rates else None,
             memory_utilization=_percent(rates.memory) if rates else None,
-            processes=processes, instances=instances, problems=tuple(self._problems))
+            processes=processes, instances=instances, problems=tuple(self._parts.problems))
 
     def _instances(self, index: int) -> Iterator[CardUsage]:
         nvml = self._nvml
-        most = self._read("number of MIG devices", lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(self._handle)) or 0
-        for number in range(most):
+        count = self._parts.read("number of MIG devices", lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(self._handle))
+        for number in range(count or 0):
             with suppress(nvml.NVMLError):  # the numbers have gaps
                 mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(self._handle, number)
                 uuid = decode(nvml.nvmlDeviceGetUUID(mig))
-                memory = self._read(f"memory of {uuid}", partial(nvml.nvmlDeviceGetMemoryInfo, mig))
+                memory = self._parts.read(f"memory of {uuid}", partial(nvml.nvmlDeviceGetMemoryInfo, mig))
                 yield CardUsage(uuid=uuid, index=index, memory=int(memory.total) if memory else 0,
                                 memory_used=int(memory.used) if memory else None,
                                 processes=self._processes(mig, None))
@@ -88,13 +86,13 @@ class _Reader:
         *samples*: percent by process; ``None`` if unknown.
         """
         lists = [self._listed(name, handle) for name in _PROCESS_LISTS]
-        if all(one is None for one in lists):
+        if all(listed is None for listed in lists):
             return None
         memory: dict[int, int | None] = {}
-        for process in islice((process for one in lists for process in one or ()), MAX_PROCESSES):
-            known = memory.get(process.pid)
+        for process in islice((process for listed in lists for process in listed or ()), MAX_PROCESSES):
+            earlier = memory.get(process.pid)
             used = None if process.usedGpuMemory is None else int(process.usedGpuMemory)
-            memory[process.pid] = max((one for one in (known, used) if one is not None), default=None)
+            memory[process.pid] = max((amount for amount in (earlier, used) if amount is not None), default=None)
         return {pid: ProcessUsage(used, None if samples is None else samples.get(pid, 0))
                 for pid, used in memory.items()}
 
@@ -104,34 +102,23 @@ class _Reader:
                 return list(getattr(self._nvml, name)(handle))
             except self._nvml.NVMLLibraryMismatchError:  # an older driver
                 return list(getattr(self._nvml, f"{name}_v2")(handle))
-        return self._read("processes", read)
+        return self._parts.read("processes", read)
 
     def _samples(self, since: int) -> Mapping[int, int] | None:
         """Returns the latest utilization of each process that has worked recently."""
         nvml = self._nvml
         try:
-            found = nvml.nvmlDeviceGetProcessUtilization(self._handle, since)
+            samples = nvml.nvmlDeviceGetProcessUtilization(self._handle, since)
         except nvml.NVMLError as error:
             if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND):  # no process has
                 return {}
-            self._note("utilization of processes", error)
+            self._parts.note("utilization of processes", error)
             return None
         latest: dict[int, tuple[int, int]] = {}
-        for sample in islice(found, MAX_PROCESSES):
+        for sample in islice(samples, MAX_PROCESSES):
             if sample.pid and sample.timeStamp >= since:  # some drivers return places that they have not written
                 latest[sample.pid] = max(latest.get(sample.pid, (0, 0)), (sample.timeStamp, _percent(sample.smUtil)))
         return {pid: percent for pid, (_, percent) in latest.items()}
-
-    def _read(self, what: str, call: Callable[[], T]) -> T | None:
-        try:
-            return call()
-        except self._nvml.NVMLError as error:
-            self._note(what, error)
-            return None
-
-    def _note(self, what: str, error: Any) -> None:
-        if not is_unsupported(self._nvml, error):
-            self._problems.append(f"{what}: {error}")
 
 
 def _percent(value: Any) -> int:

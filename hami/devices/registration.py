@@ -20,11 +20,10 @@ from hami.devices.inventory import InventorySnapshot
 from hami.devices.mig_profiles import most_instances
 from hami.model import Device, Node
 from hami.quantity import INT32_MAX
+from hami.vendors.inventory import PAIR_SCORES
 from hami.vendors.spec import Vendor
 
 MIG = "mig"
-SCORES = "hami.io/node-nvidia-score"
-
 VENDOR = "NVIDIA"
 """The vendor of this node's devices, in the catalog and in annotations."""
 _UNANSWERED = ("Requesting", "Deleted")
@@ -68,7 +67,7 @@ def node_annotations(snapshot: InventorySnapshot, config: PluginConfig,
     """Returns the node's annotations; None for those to be removed."""
     render = render_devices_brief if config.register_format == "csv" else render_devices_json
     return {vendor.annotations.register: render(devices(snapshot, config)) if snapshot.cards else None,
-            SCORES: _scores(snapshot.cards) if config.topology_score and snapshot.cards else None}
+            PAIR_SCORES: _scores(snapshot.cards) if config.topology_score and snapshot.cards else None}
 
 
 def annotation_changes(node: Node, wanted: Mapping[str, str | None], config: PluginConfig,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
@@ -32,18 +33,22 @@ class Finding(msgspec.Struct, rename="camel", frozen=True):
 
 def audit(world: World) -> list[Finding]:
     """Returns every inconsistency, sorted by rule and subject."""
-    found = [finding for check in _CHECKS for finding in check(world)]
-    return sorted(found, key=lambda finding: (finding.rule, finding.subject, finding.problem))
+    findings = [finding for check in _CHECKS for finding in check(world)]
+    return sorted(findings, key=lambda finding: (finding.rule, finding.subject, finding.problem))
 
 
-def render_audit(world: World, found: Sequence[Finding]) -> str:
-    """Returns *found* as text, with what was looked at."""
-    seen = (f"{len(world.view.nodes)} nodes with devices and {len(world.pods)} pods: "
-            + (f"{len(found)} {'inconsistency' if len(found) == 1 else 'inconsistencies'}" if found else "consistent"))
-    lines = [seen]
-    for finding in found:
+def render_audit(world: World, findings: Sequence[Finding]) -> str:
+    """Returns *findings* as text, with what was looked at."""
+    seen = (_count(len(world.view.nodes), "node"), _count(len(world.pods), "pod"),
+            _count(len(findings), "inconsistency", "inconsistencies") if findings else "consistent")
+    lines = ["{} with devices and {}: {}".format(*seen)]
+    for finding in findings:
         lines += ["", f"{finding.rule}: {finding.subject}: {finding.problem}", f"  → {finding.remedy}"]
     return "\n".join(map(printable, lines))
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def _overcommitted(world: World) -> Iterator[Finding]:
@@ -75,11 +80,13 @@ def _unreadable_inventories(world: World) -> Iterator[Finding]:
 
 
 def _unreadable_objects(world: World) -> Iterator[Finding]:
-    for one in world.record.unreadable:
-        yield Finding("UnreadableObject", f"{one.kind} {one.name}", one.problem, "repair or recreate the object")
+    for item in world.record.unreadable:
+        yield Finding("UnreadableObject", f"{item.kind} {item.name}", item.problem, "repair or recreate the object")
 
 
 def _missing_devices(world: World) -> Iterator[Finding]:
+    without_plugin: Counter[tuple[str, str]] = Counter()
+    unreadable = world.view.facts.problems  # which are findings of their own
     for booking in world.view.bookings.values():
         if (pod := world.pods.get(booking.uid)) is None:
             continue
@@ -87,14 +94,21 @@ def _missing_devices(world: World) -> Iterator[Finding]:
             yield Finding("NodeGone", f"pod {pod.ref}", f"node {booking.node}, whose devices it holds, does not exist",
                           "delete the pod if nothing else does")
             continue
-        there = {(vendor, usage.device.uuid) for vendor, usages in world.view.usages(booking.node).items()
-                 for usage in usages}
+        offered = world.view.usages(booking.node)
         for vendor, charges in booking.charges:
+            uuids = {usage.device.uuid for usage in offered.get(vendor, ())}
+            if charges and not uuids:
+                if (booking.node, vendor) not in unreadable:
+                    without_plugin[booking.node, vendor] += 1
+                continue
             for charge in charges:
-                if (vendor, charge.uuid) not in there:
+                if charge.uuid not in uuids:
                     yield Finding("CardGone", f"pod {pod.ref}",
                                   f"it holds {charge.uuid}, which node {booking.node} does not offer",
                                   "check the device and the device plugin of the node, then recreate the pod")
+    for (node, vendor), count in without_plugin.items():
+        yield Finding("DevicePluginGone", f"node {node}", f"it offers no {vendor} devices, but pods hold some: {count}",
+                      "check its device plugin, which may be restarting; the pods keep their devices, so leave them")
 
 
 def _locks(world: World) -> Iterator[Finding]:
@@ -129,13 +143,13 @@ def _allocations(world: World) -> Iterator[Finding]:
         record = world.view.facts.pods.get(pod.ref.uid)
         if record is None or not pod.node_name or pod.is_terminated:
             continue
-        most = most_shares(world.vendors, pod.containers)
+        limits = most_shares(world.vendors, pod.containers)
         booking = world.view.bookings.get(pod.ref.uid)
-        if most and not record.problems and (booking is None or not booking.charges):
+        if limits and not record.problems and (booking is None or not booking.charges):
             yield Finding("NoAllocation", f"pod {pod.ref}", f"it requests devices and is bound to {pod.node_name}, but "
                           "has none", "recreate the pod without nodeName, so that HAMi's scheduler places it")
         if extra := sorted(vendor.key for vendor in world.vendors.allocated_in(pod.annotations)
-                           if vendor.key not in most and pod.annotations[vendor.annotations.allocated].strip(";:")):
+                           if vendor.key not in limits and pod.annotations[vendor.annotations.allocated].strip(";:")):
             yield Finding("ForeignAllocation", f"pod {pod.ref}", f"it carries devices of {', '.join(extra)}, which its "
                           "specification does not request", "nothing: they are not counted; see who writes annotations")
         if record.allocating and _age(world, bound_at(pod)) > LOCK_TIMEOUT_S:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from hami.codec.documents import convert, parse_yaml_documents
-from hami.codec.objects import convert_pod
+from hami.codec.pods import convert_pod
 from hami.errors import HamiError, MalformedInput
 
 MAX_PODS = 100_000  # of one workload

@@ -10,7 +10,8 @@ from typing import TypeVar
 import msgspec
 
 from hami.codec.documents import decode
-from hami.codec.objects import parse_node, parse_pod, parse_quota
+from hami.codec.objects import parse_node, parse_quota
+from hami.codec.pods import parse_pod
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
 from hami.inspect.record import ClusterRecord, SchedulingEvent, Trimmer, UnreadableObject
 from hami.inspect.world import catalog_of

@@ -15,7 +15,8 @@ from urllib.parse import quote
 import msgspec
 
 from hami.codec.documents import decode
-from hami.codec.objects import parse_environment, parse_node, parse_pod
+from hami.codec.objects import parse_node
+from hami.codec.pods import parse_node_pod, parse_pod
 from hami.codec.trust import (
     SecretRecord, WebhookConfiguration, parse_secret, parse_webhook_configuration, render_bundle, render_secret,
 )
@@ -88,10 +89,10 @@ class Cluster:
         Raises: NotFound if the pod is gone, also if there is another one of its name; MalformedInput.
         """
         data = self._read("GET", _path("pods", ref.namespace, ref.name))
-        uid, environments = parse_environment(data)
-        if uid != ref.uid:
+        found = parse_node_pod(data)
+        if found.pod.ref.uid != ref.uid:
             raise NotFound(f"pod {ref} is another one now", 404)
-        return environments.get(container, {})
+        return found.environments.get(container, {})
 
     def pods_on(self, node: str) -> list[Pod]:
         """Returns all pods that are bound to *node*. Raises also: MalformedInput."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hami.codec.objects import parse_node, parse_pod, parse_quota
+from hami.codec.objects import parse_node, parse_quota
+from hami.codec.pods import parse_pod
 from hami.errors import ClusterError
 from hami.kube.api import Api
 from hami.kube.reflector import Reflector, Sink, WatchedResource

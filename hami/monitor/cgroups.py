@@ -34,8 +34,8 @@ def parse_cgroups(text: str) -> ContainerId | None:
     ``None`` if it is in none, or if its control groups do not agree.
     """
     paths = (line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2)
-    found = {container for path in paths if (container := _container(path)) is not None}
-    return found.pop() if len(found) == 1 else None
+    containers = {container for path in paths if (container := _container(path)) is not None}
+    return containers.pop() if len(containers) == 1 else None
 
 
 def _container(path: str) -> ContainerId | None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from hami.codec.pods import NodePod
 from hami.errors import MalformedInput
 from hami.model import Partition, PodRef, Share
 from hami.monitor.cgroups import ContainerId, plain_uid
 from hami.node.limits import task_priority
-from hami.node.pods import NodePod
+from hami.quantity import MIB
 from hami.vendors.request import most_shares
 from hami.vendors.shares import read_allocation
 from hami.vendors.spec import Catalog, Vendor
 
-_MIB = 1 << 20
 Key = tuple[str, str]
 """A pod's uid, and the name of a container of it."""
 
@@ -77,36 +77,36 @@ def find_containers(pods: Iterable[NodePod], vendors: Catalog, vendor: Vendor,
     containers: list[MonitoredContainer] = []
     by_id: dict[ContainerId, Key] = {}
     problems: dict[PodRef, str] = {}
-    for one in sorted(pods, key=lambda one: (one.pod.ref.namespace, one.pod.ref.name, one.pod.ref.uid)):
+    for node_pod in sorted(pods, key=lambda item: (item.pod.ref.namespace, item.pod.ref.name, item.pod.ref.uid)):
         try:
-            found = list(_of_pod(one, vendors, vendor, card_indexes))
+            allocated = list(_of_pod(node_pod, vendors, vendor, card_indexes))
         except MalformedInput as error:
-            problems[one.pod.ref] = str(error)
+            problems[node_pod.pod.ref] = str(error)
             continue
-        containers += found
-        keys = {container.name: container.key for container in found}
-        uid = plain_uid(one.pod.ref.uid)
-        by_id |= {ContainerId(uid, number): keys[name] for number, name in one.runs.ids.items() if name in keys}
+        containers += allocated
+        keys = {container.name: container.key for container in allocated}
+        uid = plain_uid(node_pod.pod.ref.uid)
+        by_id |= {ContainerId(uid, number): keys[name] for number, name in node_pod.runs.ids.items() if name in keys}
     return NodeContainers(tuple(containers), by_id, problems)
 
 
-def _of_pod(one: NodePod, vendors: Catalog, vendor: Vendor,
+def _of_pod(node_pod: NodePod, vendors: Catalog, vendor: Vendor,
             card_indexes: Mapping[str, int]) -> Iterator[MonitoredContainer]:
-    pod = one.pod
-    most = most_shares(vendors, pod.containers).get(vendor.key, 0)
-    if pod.is_terminated or vendor.annotations.allocated not in pod.annotations or not most:
+    pod = node_pod.pod
+    limit = most_shares(vendors, pod.containers).get(vendor.key, 0)
+    if pod.is_terminated or vendor.annotations.allocated not in pod.annotations or not limit:
         return
-    for container, shares in zip(pod.containers, read_allocation(pod, vendor, most)):
+    for container, shares in zip(pod.containers, read_allocation(pod, vendor, limit)):
         if shares:
             yield MonitoredContainer(
                 pod=pod.ref, name=container.name, devices=_devices(shares, card_indexes),
-                priority=task_priority(one.environments.get(container.name, {})),
-                has_ended=container.name in one.runs.ended)
+                priority=task_priority(node_pod.environments.get(container.name, {})),
+                has_ended=container.name in node_pod.runs.ended)
 
 
 def _devices(shares: Iterable[Share], card_indexes: Mapping[str, int]) -> tuple[AllocatedDevice, ...]:
     last = len(card_indexes)
     ordered = sorted(shares, key=lambda share: card_indexes.get(share.uuid, last))
-    return tuple(AllocatedDevice(index=index, card=share.uuid, memory=share.memory_mib * _MIB, cores=share.cores,
+    return tuple(AllocatedDevice(index=index, card=share.uuid, memory=share.memory_mib * MIB, cores=share.cores,
                                  instance=share.partitions[0] if share.partitions else None)
                  for index, share in enumerate(ordered))

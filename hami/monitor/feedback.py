@@ -4,8 +4,8 @@ A container waits only while one of higher priority works on one of its cards. A
 limit of a container counts while another one of its level works on one of its cards, too; a container that is alone on
 its cards may use them whole. A limit that counts stays for some seconds, so that it does not flicker.
 
-HAMi's monitor has the same rules. There, they come undone with current libraries: a container whose limit does not
-count no longer shows that it works.
+HAMi's monitor has the same rules. They no longer work with current versions of HAMi-core, in which a container whose
+limit does not count does not show that it works.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ACTIVE, IDLE, BLOCKED = 2, 0, -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contender(Generic[Key]):
+class FeedbackCandidate(Generic[Key]):
     """A container as the rules see it. *priority*: 0 is the highest. *cards*: those, or the MIG instances, that it has.
 
     *recent_kernel*: as in its region. *shared_at*: when it last shared a card, as an earlier `Verdict` says.
@@ -73,30 +73,30 @@ def is_active(*, recent_kernel: int, last_kernel_time: int, host_sm: int | None,
     return not has_limiter and recent_kernel >= 0 and abs(now - last_kernel_time) < RECENT_S
 
 
-def decide(contenders: Iterable[Contender[Key]], now: float) -> Mapping[Key, Verdict]:
+def decide(candidates: Iterable[FeedbackCandidate[Key]], now: float) -> Mapping[Key, Verdict]:
     """Returns a verdict for each container. *now*: seconds of the clock of *shared_at*."""
-    levels: dict[int, list[Contender[Key]]] = defaultdict(list)
-    for one in contenders:
-        levels[one.priority].append(one)
+    levels: dict[int, list[FeedbackCandidate[Key]]] = defaultdict(list)
+    for candidate in candidates:
+        levels[candidate.priority].append(candidate)
     verdicts: dict[Key, Verdict] = {}
     taken: set[str] = set()  # cards on which containers of higher levels work
     for _, level in sorted(levels.items()):
-        waiting = {one.key for one in level if not taken.isdisjoint(one.cards)}
-        working = [one for one in level if one.is_active and one.key not in waiting]
+        waiting = {candidate.key for candidate in level if not taken.isdisjoint(candidate.cards)}
+        working = [candidate for candidate in level if candidate.is_active and candidate.key not in waiting]
         users: dict[str, int] = defaultdict(int)
-        for card in (card for one in working for card in one.cards):
+        for card in (card for candidate in working for card in candidate.cards):
             users[card] += 1
-        for one in level:
-            verdicts[one.key] = _verdict(one, users, is_blocked=one.key in waiting, now=now)
+        for candidate in level:
+            verdicts[candidate.key] = _verdict(candidate, users, is_blocked=candidate.key in waiting, now=now)
         taken.update(users)
     return verdicts
 
 
-def _verdict(one: Contender[Key], users: Mapping[str, int], *, is_blocked: bool, now: float) -> Verdict:
-    shares = is_blocked or any(users.get(card, 0) > 1 for card in one.cards)
-    shared_at = now if shares else one.shared_at
+def _verdict(candidate: FeedbackCandidate[Key], users: Mapping[str, int], *, is_blocked: bool, now: float) -> Verdict:
+    shares = is_blocked or any(users.get(card, 0) > 1 for card in candidate.cards)
+    shared_at = now if shares else candidate.shared_at
     if is_blocked:
         recent_kernel = BLOCKED
     else:
-        recent_kernel = max(min(one.recent_kernel, ACTIVE) - 1, IDLE)
+        recent_kernel = max(min(candidate.recent_kernel, ACTIVE) - 1, IDLE)
     return Verdict(recent_kernel, now - shared_at < LIMIT_S, shared_at)

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hami.devices.usage import CardUsage
-from hami.monitor.rounds import TAMPERED, NodeReport
+from hami.monitor.loop import TAMPERED, NodeReport
 from hami.monitor.usage import ContainerReport, DeviceUsageReport
 from hami.web.exposition import ZONE, Family, Gauge, escape_label, gauge_families
 
@@ -72,13 +72,13 @@ class _RegionRow(NamedTuple):
 def families(report: NodeReport, *, legacy: bool = False) -> list[Family]:
     """Returns all gauges of *report*, sorted by name; with *legacy* also those with upstream's old names."""
     containers = report.containers or ()
-    found = [
+    gauges = [
         *gauge_families(_CARD_GAUGES, lambda: _cards(report), legacy),
         *gauge_families(_DEVICE_GAUGES, lambda: _devices(containers), legacy),
         *gauge_families(_INSTANCE_GAUGES, lambda: _instances(containers), legacy),
         *gauge_families(_REGION_GAUGES, lambda: _regions(containers), legacy),
     ]
-    return sorted(found, key=lambda family: family.name)
+    return sorted(gauges, key=lambda family: family.name)
 
 
 class MonitorMetrics(Collector):
@@ -104,8 +104,8 @@ class MonitorMetrics(Collector):
                                 value=int(report.cards is not None))
         errors = CounterMetricFamily("hami_monitor_errors", "What could not be read or written, by round",
                                      labels=("what",))
-        for what, count in self._errors().items():
-            errors.add_metric((what,), count)
+        for step, count in self._errors().items():
+            errors.add_metric((step,), count)
         yield errors
         yield from _counters(report)
 
@@ -117,13 +117,15 @@ def _counters(report: NodeReport) -> Iterator[Metric]:
     tampered = CounterMetricFamily(
         "hami_vgpu_tampered", "Changes of a container to what only the monitor or the device plugin may write",
         labels=(*_CONTAINER_LABELS, "what", "zone"))
-    for one in report.containers or ():
-        labels = (one.container.name, one.container.pod.namespace, one.container.pod.name)
-        for usage in one.devices:
+    for entry in report.containers or ():
+        labels = (entry.container.name, entry.container.pod.namespace, entry.container.pod.name)
+        for usage in entry.devices:
             if usage.throttled is not None:
                 throttled.add_metric((*labels, usage.device.card, str(usage.device.index), ZONE), usage.throttled)
-        for what in TAMPERED if one.reading.region is not None else ():
-            tampered.add_metric((*labels, what, ZONE), report.tampered.get((one.container.key, what), 0))
+        for fault in TAMPERED:
+            count = report.tampered.get((entry.container.key, fault), 0)
+            if count or entry.reading.region is not None:
+                tampered.add_metric((*labels, fault, ZONE), count)
     yield throttled
     yield tampered
 
@@ -135,26 +137,26 @@ def _cards(report: NodeReport) -> Iterator[_CardRow]:
 
 
 def _devices(containers: Iterable[ContainerReport]) -> Iterator[_UsageRow]:
-    for one in containers:
-        for usage in one.devices:
-            yield _UsageRow(*_names(one), usage.device.index, escape_label(usage.device.card), usage, one)
+    for entry in containers:
+        for usage in entry.devices:
+            yield _UsageRow(*_names(entry), usage.device.index, escape_label(usage.device.card), usage, entry)
 
 
 def _instances(containers: Iterable[ContainerReport]) -> Iterator[_MigRow]:
-    for one in containers:
-        for usage in one.devices:
+    for entry in containers:
+        for usage in entry.devices:
             instance = usage.device.instance
             if instance is not None and len(instance.instance) == 3:
                 identity = (instance.instance[0], instance.name, *instance.instance[1:])
-                yield _MigRow(*_names(one), usage.device.index, escape_label(usage.device.card),
+                yield _MigRow(*_names(entry), usage.device.index, escape_label(usage.device.card),
                               *map(escape_label, identity))
 
 
 def _regions(containers: Iterable[ContainerReport]) -> Iterator[_RegionRow]:
-    for one in containers:
-        region = one.reading.region
-        limiter = "" if region is None else "hami" if one.reading.throttled is None else "libvgpu"
-        yield _RegionRow(*_names(one), limiter, region.version if region is not None else "", one)
+    for entry in containers:
+        region = entry.reading.region
+        limiter = "" if region is None else "hami" if entry.reading.throttled is None else "libvgpu"
+        yield _RegionRow(*_names(entry), limiter, region.version if region is not None else "", entry)
 
 
 def _names(report: ContainerReport) -> tuple[str, str, str]:

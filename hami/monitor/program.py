@@ -18,10 +18,10 @@ from hami.devices.registration import VENDOR
 from hami.errors import HamiError
 from hami.kube.api import Api
 from hami.model import Pod
+from hami.monitor.loop import MonitorLoop, NodeReport
 from hami.monitor.metrics import MonitorMetrics, families
 from hami.monitor.processes import HostProcesses
 from hami.monitor.region_files import RegionFiles
-from hami.monitor.rounds import NodeReport, Rounds
 from hami.monitor.settings import JSON, MonitorSettings, above_vgpu
 from hami.monitor.source import DriverSource, FixedSource, UsageSource
 from hami.monitor.table import render_json, render_table
@@ -57,10 +57,10 @@ class MonitorProgram:
         api = api or Api.connect(timeout=settings.kube_timeout or 10.0, pool=2)
         catalog = vendors(settings.devices)
         self._pods = NodePods(api, settings.node, self._on_pod)
-        self._rounds = Rounds(
+        self._rounds = MonitorLoop(
             settings.node, catalog, catalog[VENDOR], _usage_source(settings),
             RegionFiles(above_vgpu(settings.hook_path)), processes or HostProcesses(),
-            writes=settings.feedback and not settings.once)
+            writes=settings.feedback and not settings.once, limits_uncounted=settings.limit_uncounted)
         self._report = NodeReport(node=settings.node, at=-STALE_S)
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)

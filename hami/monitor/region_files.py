@@ -10,14 +10,14 @@ import enum
 import os
 import struct
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hami.errors import HostError
 from hami.monitor.regions import Region, Write, parse_region, parse_throttled, slot_count
 from hami.node.host import directory_name
 from hami.node.region_layout import COMPUTE_HEARTBEAT, COMPUTE_SIZE, COMPUTE_SUFFIX, LAYOUTS, REGION_SUFFIX, identify
-from hami.node.tenant_files import list_names, located_file, opened_directory, reopened
+from hami.node.tenant_files import HELD_SUFFIX, list_names, located_file, opened_directory, reopened
 
 _REGION_SIZES = frozenset(size for layout in LAYOUTS for size in (layout.size, layout.size + 1))
 _EMPTY = 0  # while a library makes its region
@@ -43,7 +43,8 @@ class RegionReading:
     """The region of a container, or why there is none.
 
     *name*, *inode*: of its file. *problem*: a reason for the log, empty if there is nothing to say. *throttled*:
-    nanoseconds that launches on each device of the region have waited, ``None`` without our limiter.
+    nanoseconds that launches on each device of the region have waited, ``None`` without our limiter. *is_held*: the
+    container keeps the device plugin from truncating a file with which it fills the disk.
     """
 
     state: RegionState
@@ -52,6 +53,7 @@ class RegionReading:
     name: str = ""
     inode: int = 0
     throttled: tuple[int, ...] | None = None
+    is_held: bool = False
 
 
 class RegionFiles:
@@ -69,15 +71,16 @@ class RegionFiles:
         try:
             with self._directory(uid, container) as directory:
                 names = list_names(directory)
+                is_held = any(_is_held(directory, name) for name in names if name.endswith(HELD_SUFFIX))
                 readings = [_read_region(directory, name, names, heartbeat) for name in names
                             if name.endswith(REGION_SUFFIX)]
         except FileNotFoundError:
             return RegionReading(state=RegionState.ABSENT)
         except (OSError, HostError) as error:
             return RegionReading(state=RegionState.UNREADABLE, problem=str(error))
-        usable = [reading for _, reading in sorted(readings, key=lambda one: one[0], reverse=True)]
-        found = next((one for one in usable if one.state is RegionState.OK), None)
-        return found or next(iter(usable), RegionReading(state=RegionState.ABSENT))
+        usable = [reading for _, reading in sorted(readings, key=lambda pair: pair[0], reverse=True)]
+        readable = next((reading for reading in usable if reading.state is RegionState.OK), None)
+        return replace(readable or next(iter(usable), RegionReading(state=RegionState.ABSENT)), is_held=is_held)
 
     def write(self, uid: str, container: str, reading: RegionReading, writes: Collection[Write]) -> None:
         """Writes to the region of *reading*. Does nothing if it is no longer the same file. Raises: OSError, HostError
@@ -110,13 +113,24 @@ def _read_region(directory: int, name: str, names: Collection[str],
                                             inode=about.st_ino, throttled=throttled)
 
 
+def _is_held(directory: int, name: str) -> bool:
+    """Reports whether a file that the device plugin has set aside still cannot be opened: its container holds it."""
+    try:
+        with located_file(directory, name) as (seen, _), reopened(seen):
+            return False
+    except FileNotFoundError:
+        return False
+    except (OSError, HostError):
+        return True
+
+
 def _content(file: int, size: int) -> tuple[RegionState, Region | None, str]:
     head = os.pread(file, max(layout.slots for layout in LAYOUTS), 0)
     if size == _EMPTY or head[:4] == bytes(4):
         return RegionState.UNINITIALIZED, None, ""
-    if (known := identify(size, head)) is None:
+    if (identified := identify(size, head)) is None:
         return RegionState.UNKNOWN, None, f"no known version of a region, {size} bytes begin with {head[:12].hex()}"
-    layout, version = known
+    layout, version = identified
     tail = os.pread(file, layout.tail_size, layout.slots_used)
     used = slot_count(tail) if len(tail) == layout.tail_size else 0
     slots = os.pread(file, used * layout.slot_size, layout.slots) if used else b""

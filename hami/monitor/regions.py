@@ -13,7 +13,7 @@ from itertools import compress
 
 from hami.node.region_layout import (
     BUFFER, COMPUTE_BUCKET_SIZE, COMPUTE_BUCKETS, COMPUTE_THROTTLED, CONTEXT, LAST_KERNEL, MAX_DEVICES, MAX_SLOTS,
-    MODULE, RECENT_KERNEL, SM, SWITCH, TOTAL, UUID_SIZE, RegionLayout,
+    MODULE, RECENT_KERNEL, SM, SWITCH, TOTAL, UNCOUNTED, UUID_SIZE, RegionLayout,
 )
 
 Write = tuple[int, bytes]
@@ -118,9 +118,9 @@ def usage_writes(region: Region, host_pids: Mapping[int, int], sm: Mapping[int, 
     others. It is written last, so that a sample is complete when it is seen.
     """
     layout = region.layout
-    places = {one.slot: layout.slots + layout.slot_size * one.slot for one in region.processes}
-    writes = [(places[one.slot] + HOST_PID, _INT.pack(host_pids[one.slot])) for one in region.processes
-              if host_pids.get(one.slot, one.host_pid) != one.host_pid]
+    places = {process.slot: layout.slots + layout.slot_size * process.slot for process in region.processes}
+    writes = [(places[process.slot] + HOST_PID, _INT.pack(host_pids[process.slot])) for process in region.processes
+              if host_pids.get(process.slot, process.host_pid) != process.host_pid]
     if not sm:
         return writes
     idle = [0] * len(region.devices)
@@ -130,6 +130,18 @@ def usage_writes(region: Region, host_pids: Mapping[int, int], sm: Mapping[int, 
             writes.append((offset, _LONG.pack(percent)))
     if sampled is not None and layout.sampled is not None:
         writes += [(place + layout.sampled, _LONG.pack(sampled)) for place in places.values()]
+    return writes
+
+
+def uncounted_writes(region: Region, amounts: Sequence[int]) -> list[Write]:
+    """Returns what adds *amounts*, bytes on each device of a region, to what its processes count. One slot has them
+    all: the limiter adds those of all slots, also of those without a process."""
+    layout = region.layout
+    writes = []
+    for place, one in enumerate(sorted(region.processes, key=lambda process: process.slot)):
+        for index, amount in enumerate(amounts):
+            device = layout.slots + layout.slot_size * one.slot + layout.memory + layout.memory_size * index
+            writes.append((device + UNCOUNTED, _LONG.pack(0 if place else amount)))
     return writes
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from hami.codec.device_config import DeviceConfig, chart_config, parse_device_config
-from hami.errors import HamiError, MalformedInput
-from hami.runtime.options import (
-    ADDRESS, BOOLEAN, COUNT, DURATION, FILE, STRING, Address, Flag, Groups, choice, read_text, values_of_environment,
-)
+from hami.codec.device_config import DeviceConfig, chart_config
+from hami.errors import MalformedInput
+from hami.node.flags import KUBE_TIMEOUT, MOCK_DEVICES, driver_root
+from hami.runtime.options import ADDRESS, BOOLEAN, DURATION, FILE, STRING, Address, Flag, Groups, choice
+from hami.runtime.settings import gather, load_device_config, require_node_name
 
 OUTPUTS = TABLE, JSON = ("table", "json")
 MIN_INTERVAL_S = 0.1
@@ -25,17 +25,16 @@ NODE = (
          "applies.", "device_config_file", also=("--device-config-file",), environment=("CONFIG_FILE",)),
     Flag("--hook-path", FILE, "The host's directory above vgpu, which holds the shared regions; vgpu itself, as in "
          "HAMi's monitor, will do.", environment=("HOOK_PATH",)),
-    Flag("--mock-devices", FILE, "Use the devices in this file (YAML) instead of the driver's.",
-         environment=("MOCK_DEVICES",)),
-    Flag("--driver-root-ctr-path", FILE, "Path of the host's driver root in this container; / for a monitor that runs "
-         "on the host.", "driver_root_in_container", also=("--container-driver-root",),
-         environment=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT")),
+    MOCK_DEVICES,
+    driver_root("monitor"),
 )
 ROUNDS = (
     Flag("--interval", DURATION, "Time between two rounds, in which usage is read and priorities are decided; 100ms or "
          "more."),
     Flag("--feedback", BOOLEAN, "Write to shared regions who waits for a container of higher priority, whose compute "
          "limit counts, and what processes use. Without it, regions are only read."),
+    Flag("--limit-uncounted", BOOLEAN, "Let memory limits include what the driver sees and the limiter cannot count, "
+         "such as code that is loaded later. Needs --feedback."),
     Flag("--once", BOOLEAN, "Run one round without writing anything, print what containers use, and end."),
     Flag("--output", choice("format", *OUTPUTS), "What --once prints: table or json.", also=("-o",)),
 )
@@ -44,7 +43,7 @@ SERVING = (
          "rounds succeed and the pods are known, else 503 and the reason. /healthz: 200, or 500 when a thread has died "
          "or hangs."),
     Flag("--legacy-metrics", BOOLEAN, "Also serve metrics under the names of HAMi before v2.9."),
-    Flag("--kube-timeout", COUNT, "Seconds until a request to the API server times out; 0 for the built-in timeout."),
+    KUBE_TIMEOUT,
 )
 FLAGS: Groups = (("Node", NODE), ("Rounds", ROUNDS), ("Serving", SERVING))
 
@@ -52,7 +51,8 @@ FLAGS: Groups = (("Node", NODE), ("Rounds", ROUNDS), ("Serving", SERVING))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorSettings:
     """All settings. *hook_path*: the host's directory above ``vgpu``. *mock_devices*: a file that replaces the driver,
-    empty for the driver. *interval*: seconds. *feedback*: write to regions. *kube_timeout*: 0 for the built-in one."""
+    empty for the driver. *interval*: seconds. *feedback*: write to regions. *limit_uncounted*: also what
+    only the driver sees. *kube_timeout*: 0 for the built-in one."""
 
     node: str = ""
     devices: DeviceConfig = field(default_factory=chart_config)
@@ -61,6 +61,7 @@ class MonitorSettings:
     driver_root_in_container: str = "/driver-root"
     interval: float = 0.9
     feedback: bool = True
+    limit_uncounted: bool = False
     once: bool = False
     output: str = TABLE
     metrics_bind_address: Address = Address("", 9394)
@@ -75,13 +76,10 @@ def read_monitor_settings(given: Mapping[str, object], environ: Mapping[str, str
 
     Raises: HamiError when the file cannot be read or a value cannot be used; names it.
     """
-    flags = (flag for _, group in FLAGS for flag in group)
-    values: dict[str, Any] = {**values_of_environment(flags, environ), **given}
-    if path := str(values.pop("device_config_file", "")):
-        values["devices"] = parse_device_config(read_text("--config-file", path), path, known=("flags", "imex"))
-    settings = MonitorSettings(**values)
-    if not settings.node:
-        raise HamiError("the node's name is missing: give --node-name, or NODE_NAME in the environment")
+    values: dict[str, Any] = gather(FLAGS, given, environ)
+    devices = load_device_config("--config-file", str(values.pop("device_config_file", "")))
+    settings = MonitorSettings(devices=devices, **values)
+    require_node_name(settings.node)
     if not settings.hook_path.startswith("/"):
         raise MalformedInput("--hook-path", settings.hook_path, "expected an absolute path")
     if settings.interval < MIN_INTERVAL_S:

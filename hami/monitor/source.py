@@ -11,12 +11,13 @@ from hami.devices.cards import Card
 from hami.devices.nvml_usage import NvmlUsage
 from hami.devices.usage import CardUsage
 from hami.errors import HamiError
+from hami.quantity import MIB
+from hami.runtime.once import OncePerKey
 
 log = logging.getLogger(__name__)
 
 REOPEN_S = 30.0
 """Seconds until a driver that was lost is opened again."""
-_MIB = 1 << 20
 
 
 class UsageSource(Protocol):
@@ -35,7 +36,7 @@ class DriverSource:
         self._nvml: Any = None
         self._usage: NvmlUsage | None = None
         self._retry_at = -math.inf
-        self._problem = ""
+        self._reported = OncePerKey()
 
     def read(self, now: float) -> Sequence[CardUsage] | None:
         """Returns all readable cards, by index; ``None`` without a driver. *now*: Unix seconds."""
@@ -50,15 +51,13 @@ class DriverSource:
             self._close(str(error))
             self._retry_at = now + REOPEN_S
             return None
-        if self._problem:
+        if self._reported.clear("driver"):
             log.info("driver is back")
-            self._problem = ""
         return cards
 
     def _close(self, problem: str) -> None:
-        if problem != self._problem:
+        if self._reported.is_new("driver", problem):
             log.warning("no driver: usage is what shared regions say", extra={"reason": problem})
-            self._problem = problem
         if self._usage is not None:
             self._usage = None
             try:
@@ -73,17 +72,16 @@ class FixedSource:
     def __init__(self, cards: Callable[[], Sequence[Card]]) -> None:
         """*cards*: reads them, for each round."""
         self._cards = cards
-        self._problem = ""
+        self._reported = OncePerKey()
 
     def read(self, now: float) -> Sequence[CardUsage] | None:
         """Returns the cards; ``None`` while they cannot be read."""
         try:
             cards = self._cards()
         except HamiError as error:
-            if str(error) != self._problem:
+            if self._reported.is_new("cards", str(error)):
                 log.warning("cards cannot be read", extra={"reason": error})
-                self._problem = str(error)
             return None
-        self._problem = ""
-        return [CardUsage(uuid=card.uuid, index=card.index, model=card.model, memory=card.memory_mib * _MIB)
+        self._reported.clear("cards")
+        return [CardUsage(uuid=card.uuid, index=card.index, model=card.model, memory=card.memory_mib * MIB)
                 for card in cards]

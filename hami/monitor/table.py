@@ -7,16 +7,16 @@ from typing import Any
 
 import msgspec
 
-from hami.monitor.rounds import NodeReport
+from hami.monitor.loop import NodeReport
 from hami.monitor.usage import ContainerReport, DeviceUsageReport
+from hami.quantity import MIB
 
-_MIB = 1 << 20
 _HEADER = ("NODE", "CARD", "MEMORY", "LIMIT", "COMPUTE", "LIMIT", "STATE", "NAMESPACE", "POD", "CONTAINER")
 
 
 def render_table(report: NodeReport) -> str:
     """Returns a line for each device of each container, below a header. Memory in MiB, compute in percent."""
-    rows = [_HEADER, *(_row(report.node, one, usage) for one, usage in _devices(report))]
+    rows = [_HEADER, *(_row(report.node, entry, usage) for entry, usage in _devices(report))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     return "".join("  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() + "\n" for row in rows)
 
@@ -28,18 +28,18 @@ def render_json(report: NodeReport) -> str:
         "driver": report.cards is not None,
         "cards": [{"uuid": card.uuid, "index": card.index, "model": card.model, "memory": card.memory,
                    "memoryUsed": card.memory_used, "utilization": card.utilization} for card in report.cards or ()],
-        "devices": [_entry(one, usage) for one, usage in _devices(report)],
+        "devices": [_entry(entry, usage) for entry, usage in _devices(report)],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
 def _devices(report: NodeReport) -> Iterable[tuple[ContainerReport, DeviceUsageReport]]:
-    return ((one, usage) for one in report.containers or () for usage in one.devices)
+    return ((entry, usage) for entry in report.containers or () for usage in entry.devices)
 
 
 def _row(node: str, report: ContainerReport, usage: DeviceUsageReport) -> Sequence[str]:
     container, device = report.container, usage.device
-    return (node, device.uuid, f"{usage.used // _MIB}", f"{device.memory // _MIB}", f"{usage.utilization}%",
+    return (node, device.uuid, f"{usage.used // MIB}", f"{device.memory // MIB}", f"{usage.utilization}%",
             f"{device.cores or 100}%", _state(report, usage), container.pod.namespace, container.pod.name,
             container.name)
 

@@ -106,15 +106,15 @@ class ContainerReport:
     is_limited: bool = False
 
 
-def host_view(cards: Iterable[CardUsage], found: Mapping[int, HostProcess],
+def host_view(cards: Iterable[CardUsage], host_processes: Mapping[int, HostProcess],
               by_id: Mapping[ContainerId, Key]) -> HostView:
-    """Returns what the driver says about *cards*. *found*: their processes that are in containers. *by_id*: which
-    containers have devices. A process of another container counts for none."""
+    """Returns what the driver says about *cards*. *host_processes*: those of them that are in containers. *by_id*: the
+    containers that have devices. A process of another container counts for none."""
     units = {unit.uuid: unit for card in cards for unit in (card, *card.instances)}
     processes: dict[Key, dict[str, list[CardProcess]]] = {}
     for uuid, unit in units.items():
         for pid, usage in (unit.processes or {}).items():
-            process = found.get(pid)
+            process = host_processes.get(pid)
             if process is not None and (key := by_id.get(process.container)) is not None:
                 processes.setdefault(key, {}).setdefault(uuid, []).append(CardProcess(process, usage))
     return HostView(units=units, processes=processes)
@@ -132,19 +132,19 @@ def report_container(container: MonitoredContainer, reading: RegionReading, host
 
 def host_utilization(container: MonitoredContainer, host: HostView) -> int | None:
     """Returns the percent that a container uses of the device that it uses most, by the driver; ``None`` if unknown."""
-    found = [_host_sm(device.uuid, container.key, host) for device in container.devices]
-    return max((sm for sm in found if sm is not None), default=None)
+    utilization = [_host_sm(device.uuid, container.key, host) for device in container.devices]
+    return max((sm for sm in utilization if sm is not None), default=None)
 
 
 def region_device(region: Region | None, device: AllocatedDevice) -> RegionDevice | None:
     """Returns *device* as a region has it."""
-    return next((one for one in region.devices if one.uuid == device.card), None) if region is not None else None
+    return next((entry for entry in region.devices if entry.uuid == device.card), None) if region is not None else None
 
 
 def host_pids(region: Region, processes: Iterable[HostProcess]) -> dict[int, int]:
     """Returns the host PIDs of processes in *region*, by slot. PIDs that two have, here or there, are left out."""
-    by_pid = _unique((one.inner_pid, one.pid) for one in set(processes) if one.inner_pid > 0)
-    slots = _unique((one.pid, one.slot) for one in region.processes)
+    by_pid = _unique((process.inner_pid, process.pid) for process in set(processes) if process.inner_pid > 0)
+    slots = _unique((process.pid, process.slot) for process in region.processes)
     return {slots[pid]: host_pid for pid, host_pid in by_pid.items() if pid in slots}
 
 
@@ -153,21 +153,21 @@ def slot_utilization(container: MonitoredContainer, region: Region, pids: Mappin
     """Returns the percent of each process in *region* on each of its devices, by slot; empty if the driver does not say
     so for all devices. *pids*: host PIDs by slot."""
     uuids = {device.card: device.uuid for device in container.devices}
-    units = [host.units.get(uuids.get(one.uuid, "")) for one in region.devices]
+    units = [host.units.get(uuids.get(entry.uuid, "")) for entry in region.devices]
     if not units or any(unit is None or not _knows_sm(unit) for unit in units):
         return {}
-    by_device = [{one.process.pid: one.usage.sm or 0 for one in _processes(unit.uuid, container.key, host)}
+    by_device = [{entry.process.pid: entry.usage.sm or 0 for entry in _processes(unit.uuid, container.key, host)}
                  for unit in units if unit is not None]
-    return {one.slot: [sm.get(pids.get(one.slot, 0), 0) for sm in by_device] for one in region.processes}
+    return {process.slot: [sm.get(pids.get(process.slot, 0), 0) for sm in by_device] for process in region.processes}
 
 
 def _report_device(container: MonitoredContainer, device: AllocatedDevice, reading: RegionReading,
                    host: HostView) -> DeviceUsageReport:
     key = container.key
     unit = host.units.get(device.uuid) or host.units.get(device.card)
-    most = unit.memory if unit is not None and unit.memory else _LARGEST
+    limit = unit.memory if unit is not None and unit.memory else _LARGEST
     counted = region_device(reading.region, device)
-    total = min(counted.total, most) if counted is not None else None
+    total = min(counted.total, limit) if counted is not None else None
     sm = min(counted.sm, 100) if counted is not None else None
     host_memory, host_sm = _host_memory(device.uuid, key, host), _host_sm(device.uuid, key, host)
     sees_all = container.has_ended or bool(_processes(device.uuid, key, host)) or _were_seen(reading.region)
@@ -179,15 +179,15 @@ def _report_device(container: MonitoredContainer, device: AllocatedDevice, readi
     return DeviceUsageReport(
         device=device, used=used, memory_source=memory_source, utilization=utilization,
         utilization_source=utilization_source, host_memory=host_memory, counted=total, throttled=throttled,
-        context=min(counted.context, most) if counted is not None else None,
-        module=min(counted.module, most) if counted is not None else None,
-        buffer=min(counted.buffer, most) if counted is not None else None)
+        context=min(counted.context, limit) if counted is not None else None,
+        module=min(counted.module, limit) if counted is not None else None,
+        buffer=min(counted.buffer, limit) if counted is not None else None)
 
 
 def _were_seen(region: Region | None) -> bool:
     """Reports whether the host PIDs of all processes in a region are known. If the driver sees none of them any more,
     they were killed, and the region still counts them."""
-    return region is not None and all(one.host_pid for one in region.processes)
+    return region is not None and all(process.host_pid for process in region.processes)
 
 
 def _choose(of_host: int | None, of_region: int | None, sees_all: bool) -> tuple[int, Source]:
@@ -206,20 +206,20 @@ def _host_memory(uuid: str, key: Key, host: HostView) -> int | None:
     unit = host.units.get(uuid)
     if unit is None or unit.processes is None:
         return None
-    amounts = [one.usage.memory for one in _processes(uuid, key, host)]
-    known = [amount for amount in amounts if amount is not None]
-    return sum(known) if len(known) == len(amounts) else None
+    amounts = [entry.usage.memory for entry in _processes(uuid, key, host)]
+    reported = [amount for amount in amounts if amount is not None]
+    return sum(reported) if len(reported) == len(amounts) else None
 
 
 def _host_sm(uuid: str, key: Key, host: HostView) -> int | None:
     unit = host.units.get(uuid)
     if unit is None or not _knows_sm(unit):
         return None
-    return min(sum(one.usage.sm or 0 for one in _processes(uuid, key, host)), 100)
+    return min(sum(entry.usage.sm or 0 for entry in _processes(uuid, key, host)), 100)
 
 
 def _knows_sm(unit: CardUsage) -> bool:
-    return unit.processes is not None and all(one.sm is not None for one in unit.processes.values())
+    return unit.processes is not None and all(usage.sm is not None for usage in unit.processes.values())
 
 
 def _unique(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:

@@ -87,8 +87,8 @@ def gpu_document(roots: Roots, driver: DriverFiles, devices: Mapping[str, Sequen
     everything = tuple(dict.fromkeys(node for nodes in devices.values() for node in nodes))
     return _document(GPU, roots, {**devices, ALL: everything}, {
         "deviceNodes": [_node(roots, path) for path in driver.nodes],
-        "mounts": [*(_mount(roots, one, _FILE) for one in (*driver.libraries, *driver.programs)),
-                   *(_mount(roots, one, _SOCKET) for one in driver.sockets)],
+        "mounts": [*(_mount(roots, file, _FILE) for file in (*driver.libraries, *driver.programs)),
+                   *(_mount(roots, socket, _SOCKET) for socket in driver.sockets)],
         "hooks": _hooks(roots.hook, driver),
     })
 
@@ -101,7 +101,7 @@ def extra_document(roots: Roots, driver: DriverFiles, name: str) -> Document | N
     extra = driver.extras.get(name, Extra())
     if not extra.nodes:
         return None
-    return _document(name, roots, {ALL: extra.nodes}, {"mounts": [_mount(roots, one, _FILE) for one in extra.files]})
+    return _document(name, roots, {ALL: extra.nodes}, {"mounts": [_mount(roots, file, _FILE) for file in extra.files]})
 
 
 def _document(kind: str, roots: Roots, devices: Mapping[str, Sequence[str]], common: Document) -> Document:
@@ -128,7 +128,7 @@ def _mount(roots: Roots, file: DriverFile, options: Sequence[str]) -> Document:
 def _hooks(program: str, driver: DriverFiles) -> list[Document]:
     """Returns the hooks that create the links beside the libraries, then update the linker's cache."""
     links = [f"{target}::{path}" for target, path in dict.fromkeys((*driver.links, *_aliases(driver.libraries)))]
-    folders = list(dict.fromkeys(str(PurePosixPath(one.path).parent) for one in driver.libraries))
+    folders = list(dict.fromkeys(str(PurePosixPath(library.path).parent) for library in driver.libraries))
     own = PurePosixPath(program).name
     command = [own, "hook"] if own == "nvidia-ctk" else [own]
     return [{"hookName": _STAGE, "path": program,
@@ -138,6 +138,6 @@ def _hooks(program: str, driver: DriverFiles) -> list[Document]:
 
 
 def _aliases(libraries: Iterable[DriverFile]) -> Iterable[tuple[str, str]]:
-    for path in (PurePosixPath(one.path) for one in libraries):
+    for path in (PurePosixPath(library.path) for library in libraries):
         if alias := _ALIASES.get(f"{path.name.partition('.so.')[0]}.so"):
             yield alias[0] or path.name, str(path.parent / alias[1])

@@ -67,15 +67,15 @@ class CdiSpecs:
 
         Raises: HostError if there is no such device.
         """
-        found: list[Document] = []
+        edits: list[Document] = []
         for name in names:
             kind, _, device = name.partition("=")
             document = self._documents.get(kind, {})
-            own = [one["containerEdits"] for one in document.get("devices", ()) if one["name"] == device]
+            own = [entry["containerEdits"] for entry in document.get("devices", ()) if entry["name"] == device]
             if not own:
                 raise HostError(f"no CDI specification has the device {name}")
-            found += [*own, document["containerEdits"]]
-        return found
+            edits += [*own, document["containerEdits"]]
+        return edits
 
     def _write_extras(self) -> None:
         driver = driver_files(self._driver_root)
@@ -96,17 +96,17 @@ class CdiSpecs:
         for card in self._cards:
             if not card.mig:  # a card in MIG mode cannot be used as a whole
                 devices |= dict.fromkeys((card.uuid, str(card.index)), (card.node,))
-        known = read_mig_minors(self._minors) if self._instances else {}
-        for one in self._instances:
-            if one.uuid and (parent := cards.get(one.gpu)) is not None:
-                devices[one.uuid] = (parent.node, *instance_nodes(
-                    known, parent.minor, one.gpu_instance, one.compute_instance))
+        minors = read_mig_minors(self._minors) if self._instances else {}
+        for instance in self._instances:
+            if instance.uuid and (parent := cards.get(instance.gpu)) is not None:
+                devices[instance.uuid] = (parent.node, *instance_nodes(
+                    minors, parent.minor, instance.gpu_instance, instance.compute_instance))
         self._write(GPU, gpu_document(self._roots, self._driver, devices))
 
     def _write(self, name: str, document: Document | None) -> None:
         """Writes the specification of a class; removes it if *document* is ``None``."""
         path = self._folder / f"{VENDOR}-{name}.json"
-        kept = {kind: one for kind, one in self._documents.items() if kind != f"{VENDOR}/{name}"}
+        kept = {kind: written for kind, written in self._documents.items() if kind != f"{VENDOR}/{name}"}
         self._documents = kept | ({document["kind"]: document} if document is not None else {})
         with host_errors("cannot write a CDI specification"):
             if document is None:

@@ -30,7 +30,7 @@ class CheckpointEntry(msgspec.Struct, frozen=True):
     def ids(self) -> frozenset[str]:
         """The device ids. Kubelets before 1.20 do not group them by NUMA node."""
         if isinstance(self.by_numa, dict):
-            return frozenset(one for ids in self.by_numa.values() for one in ids or ())
+            return frozenset(device_id for ids in self.by_numa.values() for device_id in ids or ())
         return frozenset(self.by_numa or ())
 
 

@@ -23,6 +23,7 @@ from hami.runtime.files import write_atomically
 KIND = "hami.io/container"  # containerd 2.3.7 crashes if the part before or after / has only one character
 _DEVICE = re.compile(rf"{KIND}=([0-9a-f]{{16}})")
 _FILE = re.compile(r"hami\.io-container-(?P<name>[0-9a-f]{16})\.json")
+_DATA = ("noexec", "nosuid", "nodev")
 _PARTS = ("deviceNodes", "mounts", "hooks")
 
 
@@ -33,7 +34,7 @@ def device_name(name: str) -> str:
 
 def spec_names(devices: Iterable[str]) -> list[str]:
     """Returns the names of specifications among qualified names of CDI devices."""
-    return [found[1] for device in devices if (found := _DEVICE.fullmatch(device))]
+    return [match[1] for device in devices if (match := _DEVICE.fullmatch(device))]
 
 
 def render_grant(name: str, grant: Grant, edits: Iterable[Document] = ()) -> Document:
@@ -42,17 +43,18 @@ def render_grant(name: str, grant: Grant, edits: Iterable[Document] = ()) -> Doc
     *edits*: container edits of other specifications, which cannot be named in this one; their variables win.
     """
     parts: dict[str, list[Any]] = {
-        "deviceNodes": [{"path": one.container_path, "hostPath": one.host_path, "permissions": one.permissions}
-                        for one in grant.devices],
-        "mounts": [{"hostPath": one.host_path, "containerPath": one.container_path,
-                    "options": ["ro" if one.read_only else "rw", "rbind", "rprivate"]} for one in grant.mounts],
+        "deviceNodes": [{"path": node.container_path, "hostPath": node.host_path, "permissions": node.permissions}
+                        for node in grant.devices],
+        "mounts": [{"hostPath": mount.host_path, "containerPath": mount.container_path,
+                    "options": ["ro" if mount.read_only else "rw", "rbind", "rprivate",
+                                *(_DATA if mount.is_data else ())]} for mount in grant.mounts],
         "hooks": [],
     }
     env = dict(grant.env)
     for other in edits:
         env |= (variable.partition("=")[::2] for variable in other.get("env", ()))
         for part in _PARTS:
-            parts[part] += (one for one in other.get(part, ()) if one not in parts[part])
+            parts[part] += (edit for edit in other.get(part, ()) if edit not in parts[part])
     edited = {"env": [f"{key}={value}" for key, value in env.items()], **parts}
     return {"cdiVersion": VERSION, "kind": KIND, "devices": [
         {"name": name, "containerEdits": {part: values for part, values in edited.items() if values}}]}
@@ -76,7 +78,7 @@ class ContainerSpecs:
         """Returns the names of all specifications in the folder. Raises: HostError."""
         with host_errors("cannot list CDI specifications"):
             paths = list(self._folder.iterdir()) if self._folder.exists() else []
-        return frozenset(found["name"] for path in paths if (found := _FILE.fullmatch(path.name)))
+        return frozenset(match["name"] for path in paths if (match := _FILE.fullmatch(path.name)))
 
     def sweep(self, names: Collection[str], used: Collection[str]) -> list[str]:
         """Removes those of *names* that are not *used*; returns the removed ones. Keeps recent ones. Raises: HostError.

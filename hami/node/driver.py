@@ -57,8 +57,8 @@ def driver_files(root: Path) -> DriverFiles:
         nodes=tuple(node for node in CONTROL_NODES if (devices / node.removeprefix("/dev/")).exists()),
         extras={name: Extra(nodes=tuple(_nodes(devices, patterns)), files=_existing(root, _EXTRA_FILES.get(name, ())))
                 for name, patterns in _EXTRA_NODES.items()},
-        channels=tuple(sorted(int(found[1]) for path in devices.glob("nvidia-caps-imex-channels/*")
-                              if (found := _CHANNEL.fullmatch(path.name)))))
+        channels=tuple(sorted(int(match[1]) for path in devices.glob("nvidia-caps-imex-channels/*")
+                              if (match := _CHANNEL.fullmatch(path.name)))))
 
 
 def dev_root(root: Path) -> Path:
@@ -88,7 +88,7 @@ def follow(root: Path, path: str) -> str | None:
             return None
         if target.is_absolute():
             done = PurePosixPath("/")
-        left += [one for one in reversed(target.parts) if one != "/"]
+        left += [step for step in reversed(target.parts) if step != "/"]
     return str(done)
 
 
@@ -102,7 +102,7 @@ def read_mig_minors(path: Path = MIG_MINORS) -> Mapping[str, int]:
         lines = path.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError as error:
         raise HostError(f"cannot find the device nodes of MIG instances: {path}: {error.strerror}") from error
-    return {found[1]: int(found[2]) for line in lines if (found := _MINOR.fullmatch(line.strip()))}
+    return {match[1]: int(match[2]) for line in lines if (match := _MINOR.fullmatch(line.strip()))}
 
 
 def instance_nodes(minors: Mapping[str, int], gpu: int, gpu_instance: int,
@@ -136,11 +136,11 @@ def _glob(root: Path, folder: str, *patterns: str) -> Iterator[str]:
 
 def _links(root: Path, libraries: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yields the links in the folders of *libraries* that lead to one of them: target and path."""
-    known = set(libraries)
-    for folder in sorted({str(PurePosixPath(path).parent) for path in known}):
+    targets = set(libraries)
+    for folder in sorted({str(PurePosixPath(path).parent) for path in targets}):
         for path in sorted(Path(f"{root}{folder}").iterdir()):
             real = follow(root, f"{folder}/{path.name}") if path.is_symlink() else None
-            if real in known and real is not None:
+            if real in targets and real is not None:
                 yield real.removeprefix(f"{folder}/"), f"{folder}/{path.name}"
 
 

@@ -29,11 +29,13 @@ _INVISIBLE = ("none", "void")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A host path that is mounted into the container."""
+    """A host path that is mounted into the container. *is_data*: nothing in it is to be executed or opened as a device,
+    which a CDI specification can forbid, but not an answer to Allocate."""
 
     container_path: str
     host_path: str
     read_only: bool = False
+    is_data: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +113,11 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
     mounts = [
         Mount(container_path=f"{directory}/libvgpu.so", host_path=host.library, read_only=True),
         Mount(container_path=f"{directory}/{LIMITS}", host_path=f"{own}/{LIMITS}", read_only=True),
-        *(Mount(container_path=f"{directory}/{recipient.token}{suffix}", host_path=f"{own}/{recipient.token}{suffix}")
-          for suffix in (REGION_SUFFIX, COMPUTE_SUFFIX)),
+        *(Mount(container_path=f"{directory}/{recipient.token}{suffix}", host_path=f"{own}/{recipient.token}{suffix}",
+                is_data=True) for suffix in (REGION_SUFFIX, COMPUTE_SUFFIX)),
     ]
     if host.locks:
-        mounts.append(Mount(container_path=LOCK_DIRECTORY, host_path=f"{own}/{LOCKS}"))
+        mounts.append(Mount(container_path=LOCK_DIRECTORY, host_path=f"{own}/{LOCKS}", is_data=True))
     if not parse_bool(recipient.env.get("CUDA_DISABLE_CONTROL", "")):  # the specification can disable the limiter
         mounts.append(Mount(container_path="/etc/ld.so.preload", host_path=f"{directory}/ld.so.preload",
                             read_only=True))
@@ -127,8 +129,7 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
 
 
 def overridable_env(config: PluginConfig, count: int) -> dict[str, str]:
-    """Returns those variables of a container with *count* devices to which values in its specification are preferred.
-    """
+    """Returns the variables of a container with *count* devices that its specification may override."""
     env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if count > 1 else {}
     if config.log_level:
         env["LIBCUDA_LOG_LEVEL"] = config.log_level
@@ -178,7 +179,7 @@ def _cdi_names(config: PluginConfig, ids: Sequence[str], host: HostFacts) -> tup
     prevent the container from starting."""
     extras = [*((IMEX, str(channel)) for channel in config.imex_channels),
               *((name, ALL) for name in wanted_extras(config))]
-    return (*(f"{VENDOR}/{GPU}={one}" for one in ids),
+    return (*(f"{VENDOR}/{GPU}={device_id}" for device_id in ids),
             *(f"{VENDOR}/{kind}={name}" for kind, name in extras if kind in host.classes))
 
 

@@ -14,7 +14,7 @@ import stat
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import hami
@@ -26,7 +26,7 @@ from hami.node.driver import MIG_MINORS, instance_nodes, read_mig_minors
 from hami.node.grant import CONTROL_NODES, LOCKS, HostFacts
 from hami.node.limits import FIRST_LINE, LIMITS, ContainerLimits, region_parts, render_limits
 from hami.node.region_layout import COMPUTE_SIZE, COMPUTE_SUFFIX, REGION_SIZE, REGION_SUFFIX
-from hami.node.tenant_files import list_names, located_file, opened_directory, reopened
+from hami.node.tenant_files import HELD_SUFFIX, fill, list_names, opened_directory, remove_held, shrink
 from hami.runtime.files import write_atomically
 from hami.runtime.once import OncePerKey
 
@@ -38,10 +38,8 @@ TREE_S, ROUND_S = 20.0, 60.0
 """Seconds for which one sweep removes files of a container, and of all containers. A later one continues."""
 LIBRARY, PRELOAD = "libvgpu.so", "ld.so.preload"
 _SIZES = {REGION_SUFFIX: REGION_SIZE, COMPUTE_SUFFIX: COMPUTE_SIZE}
-_SLACK = 1 << 20  # bytes that a file system may use for a file beyond its content
 _DIRECTORY = re.compile(r"(?P<uid>[0-9A-Za-z.-]+)_(?P<container>[a-z0-9]([-a-z0-9]*[a-z0-9])?)")
-_ANY_USER = 0o777  # containers run as any user
-_ANY_USER_WRITES = 0o666
+_ANY_USER = 0o777
 _OWNER, _READABLE = 0o700, 0o755
 
 
@@ -62,6 +60,7 @@ class Host:
         self._classes = classes
         self._minors = minors
         self._now = now
+        self._reads_by_version: dict[tuple[Path, int, int], bool] = {}
         self._reported = OncePerKey()
         self._unshrinkable = OncePerKey()
 
@@ -79,9 +78,9 @@ class Host:
         passed = instances if self._pass_nodes else ()
         minors = read_mig_minors(self._minors) if passed else {}
         return HostFacts(library=str(library), license=(self._root / "license").exists(), classes=self._classes(),
-                         locks=limited and not _reads_limits(library),
+                         locks=limited and not self._reads_limits(library),
                          nodes=tuple(node for node in CONTROL_NODES if os.path.exists(self._dev_root + node)),
-                         instance_nodes=tuple(node for one in passed for node in instance_nodes(minors, *one)))
+                         instance_nodes=tuple(node for ids in passed for node in instance_nodes(minors, *ids)))
 
     def prepare(self, uid: str, container: str, *, keep: bool = False) -> None:
         """Creates the directory of a container, and one in it that is open to all users.
@@ -111,8 +110,9 @@ class Host:
         directory = self._containers / directory_name(uid, container)
         text = render_limits(limits, f"{self._root}/{token}{REGION_SUFFIX}")
         with host_errors("cannot write the limits of a container"):
-            _fill(directory / f"{token}{REGION_SUFFIX}", REGION_SIZE, region_parts(limits))
-            _fill(directory / f"{token}{COMPUTE_SUFFIX}", COMPUTE_SIZE, {})
+            with opened_directory(directory) as opened:
+                fill(opened, f"{token}{REGION_SUFFIX}", REGION_SIZE, region_parts(limits))
+                fill(opened, f"{token}{COMPUTE_SUFFIX}", COMPUTE_SIZE, {})
             write_atomically(directory / LIMITS, text.encode(), 0o444, durable=not keep)
 
     def directories(self) -> frozenset[str]:
@@ -132,7 +132,7 @@ class Host:
         removed = []
         self._reported.keep_only(directories)
         orphans = [name for name in directories
-                   if (found := _DIRECTORY.fullmatch(name)) is not None and found["uid"] not in live]
+                   if (match := _DIRECTORY.fullmatch(name)) is not None and match["uid"] not in live]
         for name in random.sample(orphans, len(orphans)):
             if (left := deadline - time.monotonic()) <= 0:
                 break
@@ -148,19 +148,20 @@ class Host:
                     log.warning("container directory cannot be removed", extra={"path": str(path), "error": error})
         return sorted(removed)
 
-    def shrink_regions(self) -> list[str]:
-        """Truncates regions and compute files that containers have enlarged; returns the names of their directories.
+    def shrink_regions(self) -> dict[str, bool]:
+        """Truncates regions and compute files that containers have enlarged, or replaces them if that fails.
+        Returns the names of their directories, and whether nothing had to be replaced.
 
         Containers may write to these files, and could fill the file system with them. Processes that have mapped one go
-        on: its first bytes stay. Logs once what cannot be truncated. Raises: HostError.
+        on: its first bytes stay. Logs once what fails. Raises: HostError.
         """
-        shrunk = []
+        shrunk = {}
         names = sorted(name for name in self.directories() if _DIRECTORY.fullmatch(name))
         self._unshrinkable.keep_only(names)
         for name in names:
             try:
-                if _shrink_files(self._containers / name):
-                    shrunk.append(name)
+                if (result := _shrink_files(self._containers / name)) is not False:
+                    shrunk[name] = result is not None
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (OSError, HostError) as error:
@@ -186,6 +187,19 @@ class Host:
         """Returns all entries of the kubelet's checkpoint; ``None`` without one. Raises: HostError."""
         return read_checkpoint(self._checkpoint)
 
+    def _reads_limits(self, library: Path) -> bool:
+        """Reports whether a library is a limiter of this project, which needs no directory for locks.
+
+        Each version is read once: a container in which it is mounted can hold a lease on it. Raises: HostError.
+        """
+        with host_errors("cannot read the limiter"):
+            about = library.stat()
+            version = library, about.st_ino, about.st_mtime_ns
+            if version not in self._reads_by_version:
+                with open(os.open(library, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                    self._reads_by_version = {version: FIRST_LINE.encode() in file.read()}
+        return self._reads_by_version[version]
+
 
 def directory_name(uid: str, container: str) -> str:
     """Returns the name of a container's directory, which is no path. Raises: HostError."""
@@ -204,61 +218,18 @@ def _make_directory(path: Path, mode: int) -> None:
     path.chmod(mode)
 
 
-def _fill(path: Path, size: int, parts: Mapping[int, bytes]) -> None:
-    """Gives a file *parts*, by their offsets, and zeros elsewhere; lets all users write to it. It stays the same file,
-    unless it is none.
-
-    The kernel reserves the zeros of a new file, so that containers find room on a full disk; writing them takes longer
-    than all else that a container needs.
-    """
-    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-        path.unlink()
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW), "wb") as file:
-        os.fchmod(file.fileno(), _ANY_USER_WRITES)
-        if os.fstat(file.fileno()).st_size == 0:
-            os.posix_fallocate(file.fileno(), 0, size)
-            for offset, data in parts.items():
-                os.pwrite(file.fileno(), data, offset)
-        else:
-            content = bytearray(size)
-            for offset, data in parts.items():
-                content[offset:offset + len(data)] = data
-            os.ftruncate(file.fileno(), size)
-            file.write(content)
-
-
-def _reads_limits(library: Path) -> bool:
-    """Reports whether a library is a limiter of this project, which needs no directory for locks."""
-    with host_errors("cannot read the limiter"):
-        return FIRST_LINE.encode() in library.read_bytes()
-
-
-def _shrink_files(path: Path) -> bool:
-    """Truncates what is larger than the limiter's files in a directory; reports whether anything was.
-
-    A directory without limits is HAMi's: its containers may use a larger layout.
+def _shrink_files(path: Path) -> bool | None:
+    """Truncates what is larger than the limiter's files in a directory; returns whether anything was, ``None`` if a
+    file was replaced. A directory without limits is HAMi's: its containers may use a larger layout.
     """
     with opened_directory(path) as directory:
         names = list_names(directory)
-        sizes = {name: _SIZES[Path(name).suffix] for name in names if Path(name).suffix in _SIZES and LIMITS in names}
-        enlarged = [(name, size) for name, size in sizes.items()
-                    if _is_enlarged(os.stat(name, dir_fd=directory, follow_symlinks=False), size)]
-        for name, size in enlarged:
-            _truncate(name, size, directory)
-    return bool(enlarged)
-
-
-def _is_enlarged(status: os.stat_result, size: int) -> bool:
-    """Reports whether a file is longer than *size*, or has blocks beyond its end."""
-    return stat.S_ISREG(status.st_mode) and (status.st_size > size or 512 * status.st_blocks > size + _SLACK)
-
-
-def _truncate(name: str, size: int, directory: int) -> None:
-    """Truncates a file, but nothing else that has taken its place. This also frees what is reserved beyond its end."""
-    with located_file(directory, name) as (seen, about):
-        if _is_enlarged(about, size):
-            with reopened(seen) as file:
-                os.ftruncate(file, size)
+        results = [shrink(directory, name, size) for name in names
+                   if LIMITS in names and (size := _SIZES.get(Path(name).suffix)) is not None]
+        for name in names:
+            if name.endswith(HELD_SUFFIX):
+                remove_held(directory, name)
+    return None if None in results else any(results)
 
 
 def _remove(path: Path, timeout: float) -> None:

@@ -52,8 +52,8 @@ def _read_verified(source: Path) -> dict[str, tuple[bytes, int]]:
     contents = {}
     for name, path in files.items():
         data = path.read_bytes()
-        if (found := hashlib.sha256(data).hexdigest()) != expected[name]:
-            raise HostError(f"{_ACTION}: {path} has the SHA-256 checksum {found}; "
+        if (checksum := hashlib.sha256(data).hexdigest()) != expected[name]:
+            raise HostError(f"{_ACTION}: {path} has the SHA-256 checksum {checksum}; "
                             f"expected {expected[name]}, as in {listing}")
         contents[name] = data, stat.S_IMODE(path.stat().st_mode)
     return contents
@@ -65,7 +65,7 @@ def _parse_checksums(listing: Path) -> dict[str, str]:
         text = file.read(_MAX_CHECKSUMS)
     sums = {}
     for number, line in enumerate(text.splitlines(), 1):
-        if (found := _LINE.fullmatch(line)) is None:
+        if (match := _LINE.fullmatch(line)) is None:
             raise HostError(f"{_ACTION}: {listing}, line {number}: expected a SHA-256 checksum and a file name")
-        sums[found["name"]] = found["sum"]
+        sums[match["name"]] = match["sum"]
     return sums

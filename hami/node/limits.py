@@ -7,7 +7,7 @@ Source of the region's layout: HAMi-core 1.2, multiprocess_memory_limit.h. HAMi'
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hami.devices.cards import Card
@@ -16,13 +16,12 @@ from hami.errors import AllocationRefused
 from hami.model import Share
 from hami.node import region_layout
 from hami.node.region_layout import CURRENT, MAGIC, MAJOR, MAX_DEVICES, MINOR, UUID_SIZE
-from hami.quantity import parse_integer
+from hami.quantity import MIB, parse_integer
 
 LIMITS = "limits"
 """Name of the file in which the limiter looks for limits, in its own directory."""
 FIRST_LINE = "hami-limits 1"
 """With this line the file begins. A limiter that reads it contains it."""
-_MIB = 1 << 20
 _SEMAPHORE = 24  # offset of one in the region, and of the other behind slots_used
 _UNLOCKED = struct.pack("<QI20x", 1, 128)  # as sem_init leaves a semaphore of several processes
 _POLICIES = ("default", "force", "disable")
@@ -30,11 +29,13 @@ _POLICIES = ("default", "force", "disable")
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimit:
-    """The limits on one device. *memory*: bytes. *cores*: percent; 100 for no limit."""
+    """The limits on one device. *memory*: bytes. *cores*: percent; 100 for no limit. *context*: bytes that a context
+    takes; 0 if unknown."""
 
     uuid: str
     memory: int
     cores: int
+    context: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +49,11 @@ class ContainerLimits:
     log_level: int | None = None
 
 
-def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]],
-                     env: Mapping[str, str]) -> ContainerLimits:
+def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]], env: Mapping[str, str],
+                     context_bytes: Callable[[Card], int] = lambda card: 0) -> ContainerLimits:
     """Returns the limits of a container. *parts*: its shares with their cards. *env*: variables in its specification,
-    which may choose what is not enforced on them, and what the webhook sets.
+    which may choose what is not enforced on them, and what the webhook sets. *context_bytes*: what a context takes on a
+    card; 0 if unknown.
 
     Raises: AllocationRefused if it has more devices than the region.
     """
@@ -61,8 +63,8 @@ def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]],
     policy = env.get("GPU_CORE_UTILIZATION_POLICY") or ("disable" if config.disable_core_limit else "default")
     level = parse_integer(env.get("LIBCUDA_LOG_LEVEL") or config.log_level)
     return ContainerLimits(
-        devices=tuple(DeviceLimit(card.uuid, share.memory_mib * _MIB, share.cores if 0 < share.cores < 100 else 100)
-                      for card, share in in_order),
+        devices=tuple(DeviceLimit(card.uuid, share.memory_mib * MIB, share.cores if 0 < share.cores < 100 else 100,
+                                  context_bytes(card)) for card, share in in_order),
         priority=task_priority(env),
         policy=policy.lower() if policy.lower() in _POLICIES else "default",
         log_level=None if level is None else min(max(level, 0), 9))
@@ -79,7 +81,8 @@ def render_limits(limits: ContainerLimits, region: str) -> str:
     lines = [FIRST_LINE, f"region {region}", f"priority {limits.priority}", f"policy {limits.policy}"]
     if limits.log_level is not None:
         lines.append(f"log-level {limits.log_level}")
-    lines += (f"device {one.uuid} memory={one.memory} cores={one.cores}" for one in limits.devices)
+    lines += (f"device {device.uuid} memory={device.memory} cores={device.cores}"
+              + (f" context={device.context}" if device.context else "") for device in limits.devices)
     return "\n".join(lines) + "\n"
 
 
@@ -89,10 +92,10 @@ def region_parts(limits: ContainerLimits) -> dict[int, bytes]:
     head = bytearray(CURRENT.slots)
     struct.pack_into("<III", head, 0, MAGIC, MAJOR, MINOR)
     struct.pack_into("<Q", head, CURRENT.device_count, len(limits.devices))
-    for place, one in enumerate(limits.devices):
-        struct.pack_into(f"<{UUID_SIZE}s", head, CURRENT.uuids + UUID_SIZE * place, one.uuid.encode())
-        struct.pack_into("<Q", head, CURRENT.memory_limits + 8 * place, one.memory)
-        struct.pack_into("<Q", head, CURRENT.core_limits + 8 * place, one.cores)
+    for place, device in enumerate(limits.devices):
+        struct.pack_into(f"<{UUID_SIZE}s", head, CURRENT.uuids + UUID_SIZE * place, device.uuid.encode())
+        struct.pack_into("<Q", head, CURRENT.memory_limits + 8 * place, device.memory)
+        struct.pack_into("<Q", head, CURRENT.core_limits + 8 * place, device.cores)
     tail = bytearray(CURRENT.size - CURRENT.slots_used)
     struct.pack_into("<i", tail, region_layout.SWITCH, 1)
     struct.pack_into("<i", tail, region_layout.PRIORITY, limits.priority)

@@ -14,8 +14,8 @@ MAX_DEVICES, MAX_SLOTS = 16, 1024
 UUID_SIZE = 96
 SWITCH, RECENT_KERNEL, PRIORITY, LAST_KERNEL = 4, 8, 12, 16
 """Offsets from `RegionLayout.slots_used`."""
-CONTEXT, MODULE, BUFFER, TOTAL = 0, 8, 16, 32
-"""Offsets in the memory counters of a slot and device."""
+CONTEXT, MODULE, BUFFER, TOTAL, UNCOUNTED = 0, 8, 16, 32, 40
+"""Offsets in the memory counters of a slot and device. The last is of our limiter; the monitor writes it."""
 SM = 16
 """Offset in the utilization of a slot and device."""
 
@@ -90,7 +90,7 @@ def identify(size: int, head: bytes) -> tuple[RegionLayout, str] | None:
 
     *size*: that of the file. *head*: its first bytes.
     """
-    layout = next((one for one in LAYOUTS if one.matches(size)), None)
+    layout = next((candidate for candidate in LAYOUTS if candidate.matches(size)), None)
     if layout is None or len(head) < _HEAD.size:
         return None
     magic, major, minor = _HEAD.unpack_from(head)
@@ -98,5 +98,5 @@ def identify(size: int, head: bytes) -> tuple[RegionLayout, str] | None:
         return None
     if layout is LEGACY:
         return layout, "v0"
-    known = (1, 2) if layout is CURRENT else (1,)
-    return (layout, f"{major}.{minor}") if major == MAJOR and minor in known else None
+    minors = (1, 2) if layout is CURRENT else (1,)
+    return (layout, f"{major}.{minor}") if major == MAJOR and minor in minors else None

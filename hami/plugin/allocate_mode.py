@@ -56,7 +56,8 @@ def is_start_time(settings: PluginSettings, cluster: Cluster, recorded: bool | N
 def start_time_config(config: PluginConfig) -> PluginConfig:
     """Returns *config* for start-time mode: edits of CDI devices replace annotations, and the kubelet's choice of cards
     is a hint."""
-    strategies = dict.fromkeys("cdi-cri" if one == "cdi-annotations" else one for one in config.list_strategies)
+    strategies = dict.fromkeys("cdi-cri" if strategy == "cdi-annotations" else strategy
+                               for strategy in config.list_strategies)
     return replace(config, list_strategies=tuple(strategies), aligned=False)
 
 

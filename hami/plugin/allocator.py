@@ -23,19 +23,22 @@ from hami.kube.cluster import Cluster
 from hami.kube.retry import CONFLICT_S, brief_retry
 from hami.model import BindPhase, Node, Pod, PodRef
 from hami.node.grant import Grant
+from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host
 from hami.node.pods import NodePods
 from hami.plugin.container_match import (
-    AllocateCall, ContainerMatch, NoMatch, PodRejection, find_container, is_done_with_lock, preferred_ids,
+    AllocateCall, ContainerMatch, NoMatch, PodRejection, cards_of, check_card_ids, find_container, is_done_with_lock,
+    preferred_ids,
 )
 from hami.plugin.deferred_writes import DeferredWrites
-from hami.plugin.grant_builder import GrantBuilder
 from hami.vendors.spec import Catalog
 
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 20.0
 """Seconds for which an API server that does not answer is retried; the kubelet waits that long, too."""
+QUEUED_S = 10.0
+"""Seconds of these in which writes that earlier calls have left are begun."""
 AMBIGUOUS_S = 3.0
 """Seconds for which a pod that the kubelet has just rejected may still look as if it waited for devices."""
 
@@ -111,7 +114,7 @@ class Allocator:
         with self._lock:
             progress = _CallProgress(self._clock.now())
             try:
-                self._grants.check_ids(device_ids)
+                check_card_ids(device_ids, self._grants.inventory.snapshot())
                 retry = brief_retry(_is_retriable, self._clock.sleep,
                                     stop=lambda state: self._clock.now() - progress.started >= DEADLINE_S,
                                     first_s=CONFLICT_S)
@@ -150,20 +153,21 @@ class Allocator:
 
     def release_stale_lock(self) -> None:
         """Releases the node lock if its pod is gone or no longer needs it. Raises: HamiError."""
-        with self._lock:
-            node = self._cluster.node(self._config.node)
-            lock = node.annotations.get(NODE_LOCK) if node is not None else None
-            if node is None or lock is None or (holder := parse_lock(lock).holder) is None:
-                return
-            pod = self._cluster.pod(*holder)
-            if pod is None or self._is_done_with_lock(pod):
-                log.info("stale node lock released", extra={"node": node.name, "pod": "/".join(holder)})
+        node = self._cluster.node(self._config.node)
+        lock = node.annotations.get(NODE_LOCK) if node is not None else None
+        if node is None or lock is None or (holder := parse_lock(lock).holder) is None:
+            return
+        pod = self._cluster.pod(*holder)
+        if pod is None or self._is_done_with_lock(pod):
+            log.info("stale node lock released", extra={"node": node.name, "pod": "/".join(holder)})
+            with self._lock:  # not while the API server is read: calls of the kubelet wait for it
                 self._release(lock, node)
 
     def _attempt(self, ids: tuple[str, ...], progress: _CallProgress) -> Grant:
-        self._deferred.flush()
         call = self._call(ids)
         node = self._node()  # before the pods: the pod that it is locked for is bound afterwards
+        if self._deferred.flush(lambda: progress.started + QUEUED_S - self._clock.now()):
+            node = self._node()
         pods = self._cluster.pods_on(call.node)
         if progress.match is not None and progress.grant is not None and progress.is_written(pods):
             self._finish(progress.match, node, progress)
@@ -227,7 +231,8 @@ class Allocator:
     def _serve(self, match: ContainerMatch, call: AllocateCall, node: Node, progress: _CallProgress) -> Grant:
         pod = match.pod
         try:
-            grant, annotations = self._grants.build(match, call)
+            parts = cards_of(match, call, self._grants.inventory.snapshot(), self._config)
+            grant, annotations = self._grants.build(pod, match.container.name, match.container.position, parts)
         except ClusterError:
             raise  # it says nothing about the pod
         except HamiError as error:
@@ -273,8 +278,8 @@ class Allocator:
 
 def other_allocation_keys(vendors: Catalog) -> tuple[str, ...]:
     """Returns the to-allocate annotations of the other vendors that share the node lock."""
-    return tuple(one.annotations.to_allocate for one in vendors
-                 if one is not vendors[VENDOR] and one.annotations.lock == NODE_LOCK and one.annotations.to_allocate)
+    others = (vendor.annotations for vendor in vendors if vendor is not vendors[VENDOR])
+    return tuple(keys.to_allocate for keys in others if keys.lock == NODE_LOCK and keys.to_allocate)
 
 
 def _is_retriable(error: BaseException) -> bool:

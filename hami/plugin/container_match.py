@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from hami.codec.allocation import parse_shares, render_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.devices.cards import Card
+from hami.devices.config import PluginConfig
 from hami.devices.inventory import InventorySnapshot
+from hami.devices.registration import MIG
 from hami.errors import AllocationRefused, MalformedInput
 from hami.model import BindPhase, ContainerKind, Pod, Share
 from hami.quantity import strict_integer
@@ -104,13 +106,19 @@ def card_uuid(device_id: str, cards: Collection[str]) -> str:
     return next((shape for shape in shapes if shape in cards), device_id)
 
 
+def check_card_ids(ids: Sequence[str], inventory: InventorySnapshot) -> None:
+    """Raises AllocationRefused unless *ids* are different ids of cards of this node."""
+    uuids = {card.uuid for card in inventory.cards}
+    check_ids(ids, lambda device_id: card_uuid(device_id, uuids) in uuids)
+
+
 def check_ids(ids: Sequence[str], is_known: Callable[[str], bool]) -> None:
     """Raises AllocationRefused unless *ids* are different device ids of this node, of which *is_known* is true."""
     if not ids:
         raise AllocationRefused("the kubelet requested no devices")
     if len(set(ids)) < len(ids):
         raise AllocationRefused(f"the kubelet requested a device twice: {', '.join(sorted(ids))}")
-    if unknown := sorted(one for one in ids if not is_known(one)):
+    if unknown := sorted(device_id for device_id in ids if not is_known(device_id)):
         raise AllocationRefused(f"the kubelet requested devices that are not on this node: {', '.join(unknown)}")
 
 
@@ -188,17 +196,19 @@ def is_done_with_lock(pod: Pod, node: str, keys: Iterable[str]) -> bool:
         phase == BindPhase.SUCCESS and not any(has_outstanding(pod, key) for key in keys)))
 
 
-def cards_of(match: ContainerMatch, call: AllocateCall, inventory: InventorySnapshot, *, limited: bool,
-             aligned: bool) -> tuple[tuple[Card, Share], ...]:
+def cards_of(match: ContainerMatch, call: AllocateCall, inventory: InventorySnapshot,
+             config: PluginConfig) -> tuple[tuple[Card, Share], ...]:
     """Returns the shares of the matched container, each with its card.
 
-    *limited*: the limiter enforces memory and cores; it reads a limit of 0 as no limit. *aligned*: the kubelet was told
-    which cards to prefer, so its ids must lie on the allocated cards, as many on each; their order carries no meaning.
-    Containers that inherit devices of init containers are exempt.
+    Except in operating mode ``mig``, the limiter enforces memory and cores; it reads a limit of 0 as no limit. With
+    *aligned* of the configuration, the kubelet was told which cards to prefer, so its ids must lie on the allocated
+    cards, as many on each; their order carries no meaning. Containers that inherit devices of init containers are
+    exempt.
     A running pod keeps a card that became unhealthy, as it would if the kubelet did not ask again, unless the card
     cannot even be read.
     Raises: AllocationRefused.
     """
+    limited = config.operating_mode != MIG
     by_uuid = {card.uuid: card for card in inventory.cards}
     shares, prefix = match.container.shares, f"container {match.container.name} was allocated"
     for share in shares:
@@ -213,7 +223,7 @@ def cards_of(match: ContainerMatch, call: AllocateCall, inventory: InventorySnap
     chosen = Counter(card_uuid(device_id, by_uuid) for device_id in call.ids)
     if limited and len(allocated) < len(shares):
         raise AllocationRefused(f"{prefix} one card twice: {', '.join(sorted(allocated))}")
-    if aligned and allocated != chosen and not match.inherits:
+    if limited and config.aligned and allocated != chosen and not match.inherits:
         raise AllocationRefused(f"{prefix} {_counts(allocated)}, but the kubelet chose {_counts(chosen)}")
     return tuple((by_uuid[share.uuid], share) for share in shares)
 
@@ -224,11 +234,11 @@ def preferred_ids(shares: Sequence[Share], available: Sequence[str], must_includ
     pool = list(dict.fromkeys((*must_include, *available)))
     taken: list[str] = []
     for share in shares:
-        found = next((one for one in pool if card_uuid(one, {share.uuid}) == share.uuid), None)
-        if found is None:
+        device_id = next((item for item in pool if card_uuid(item, {share.uuid}) == share.uuid), None)
+        if device_id is None:
             return ()
-        pool.remove(found)
-        taken.append(found)
+        pool.remove(device_id)
+        taken.append(device_id)
     return tuple(taken) if set(must_include) <= set(taken) else ()
 
 
@@ -252,7 +262,7 @@ def _match_candidate(pod: Pod, name: str, call: AllocateCall) -> ContainerMatch 
         containers = container_shares(pod, call.resource, call.vendor)
     except MalformedInput as error:
         return PodRejection(pod=pod, reason=str(error))
-    return _match(pod, containers, next(one for one in containers if one.name == name), call)
+    return _match(pod, containers, next(container for container in containers if container.name == name), call)
 
 
 def _match_holder(pod: Pod, call: AllocateCall) -> ContainerMatch | NoMatch:
@@ -269,11 +279,11 @@ def _match_holder(pod: Pod, call: AllocateCall) -> ContainerMatch | NoMatch:
         containers = container_shares(pod, call.resource, call.vendor)
     except MalformedInput as error:
         return NoMatch(str(error))
-    fitting = [one for one in containers if len(one.shares) == call.count]
+    fitting = [container for container in containers if len(container.shares) == call.count]
     if call.served is None and len(fitting) == 1 and not fitting[0].outstanding:
         return _match(pod, containers, fitting[0], call)
-    waiting = [one for one in containers
-               if (not call.has_served(pod, one.name) if call.served is not None else one.outstanding)]
+    waiting = [container for container in containers
+               if (not call.has_served(pod, container.name) if call.served is not None else container.outstanding)]
     if not waiting:
         return NoMatch(f"{prefix} all its containers have their devices")
     return NoMatch(f"{prefix} its next container, {waiting[0].name}, gets {len(waiting[0].shares)}")
@@ -293,8 +303,8 @@ def _candidates(pod: Pod, call: AllocateCall) -> tuple[str, ...]:
         return ()
     if pod.annotations.get(BIND_PHASE) in _ALLOCATED_PHASES:
         try:
-            requesting = [(one.name, len(one.shares)) for one in container_shares(pod, call.resource, call.vendor)
-                          if one.outstanding]
+            requesting = [(container.name, len(container.shares))
+                          for container in container_shares(pod, call.resource, call.vendor) if container.outstanding]
         except MalformedInput:
             pass
     return tuple(name for name, count in requesting[:1] if count == call.count)
@@ -326,14 +336,15 @@ def _names(pods: Iterable[Pod]) -> str:
 
 def _match(pod: Pod, containers: Sequence[ContainerShares], container: ContainerShares,
            call: AllocateCall) -> ContainerMatch:
-    rest = [one for one in containers
-            if one.outstanding and one is not container and not call.has_served(pod, one.name)]
+    rest = [other for other in containers
+            if other.outstanding and other is not container and not call.has_served(pod, other.name)]
     finished = not rest and not any(has_outstanding(pod, key) for key in call.other_keys)
-    inherits = container.kind is not ContainerKind.INIT and any(one.kind is ContainerKind.INIT for one in containers)
+    inherits = (container.kind is not ContainerKind.INIT
+                and any(other.kind is ContainerKind.INIT for other in containers))
     annotations: dict[str, str] = {}
     if container.outstanding:
-        kept = {one.position: one.shares for one in rest}
-        entries = max([len(pod.containers), *(one.position + 1 for one in containers)])
+        kept = {other.position: other.shares for other in rest}
+        entries = max([len(pod.containers), *(other.position + 1 for other in containers)])
         annotations[call.vendor.annotations.to_allocate] = render_shares(
             tuple(kept.get(at, ()) for at in range(entries)))
     if finished and pod.annotations.get(BIND_PHASE) != BindPhase.SUCCESS:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from hami.codec.allocation import render_shares
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
@@ -70,20 +71,38 @@ class DeferredWrites:
         """Ends a `wait`."""
         self._queued.set()
 
-    def flush(self) -> None:
-        """Makes all queued writes. Sends nothing if there are none. Logs what fails. Never raises a HamiError."""
-        with self._flush_lock:
+    def flush(self, seconds_left: Callable[[], float] = lambda: math.inf) -> bool:
+        """Makes all queued writes; returns whether any was made. Logs what fails. Never raises a HamiError.
+
+        *seconds_left*: no write is begun when it returns 0 or less, nor after one that the API server did not answer:
+        the next would wait as long.
+        """
+        if not self._flush_lock.acquire(timeout=min(max(seconds_left(), 0.0), threading.TIMEOUT_MAX)):
+            return False
+        try:
             with self._lock:
                 writes = dict(self._writes)
-            for key, write in writes.items():
-                try:
-                    write()
-                except ClusterError as error:
-                    log.warning("deferred write failed", extra={"subject": str(key), "error": error})
-                    continue
-                with self._lock:
-                    if self._writes.get(key) is write:
-                        del self._writes[key]
+            return self._make(writes, seconds_left)
+        finally:
+            self._flush_lock.release()
+
+    def _make(self, writes: Mapping[PodRef | str, Callable[[], None]], seconds_left: Callable[[], float]) -> bool:
+        is_any_made = False
+        for key, write in writes.items():
+            if seconds_left() <= 0:
+                break
+            try:
+                write()
+            except ClusterError as error:
+                log.warning("deferred write failed", extra={"subject": str(key), "error": error})
+                if error.status is None:
+                    break
+                continue
+            is_any_made = True
+            with self._lock:
+                if self._writes.get(key) is write:
+                    del self._writes[key]
+        return is_any_made
 
     def _queue(self, key: PodRef | str, write: Callable[[], None]) -> None:
         with self._lock:

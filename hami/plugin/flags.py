@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hami.codec.device_config import parse_resource_name
 from hami.errors import MalformedInput
-from hami.runtime.options import (
-    ADDRESS, BOOLEAN, COUNT, FACTOR, FILE, RESOURCE, STRING, Flag, Groups, Value, choice, whole_number,
-)
+from hami.node.flags import KUBE_TIMEOUT, MOCK_DEVICES, driver_root
+from hami.runtime.options import ADDRESS, BOOLEAN, FACTOR, FILE, STRING, Flag, Groups, Value, choice, whole_number
 
 NODE_CONFIG_FILE = "/config/config.json"
 OPERATING_MODES = ("hami-core", "mig")
@@ -43,15 +43,15 @@ NODE = (
          also=("--device-config-file",), environment=("CONFIG_FILE",)),
     Flag("--node-config-file", FILE, "Settings of single nodes (JSON): the entries with this node's name override "
          f"everything else. Without the flag, {NODE_CONFIG_FILE} if it exists.", environment=("NODE_CONFIG_FILE",)),
-    Flag("--mock-devices", FILE, "Use the devices in this file (YAML) instead of the driver's.",
-         environment=("MOCK_DEVICES",)),
+    MOCK_DEVICES,
 )
 SHARING = (
-    Flag("--resource-name", RESOURCE, "The resource that the kubelet offers.", "resource"),
+    Flag("--resource-name", Value("name", parse_resource_name), "The resource that the kubelet offers.", "resource"),
     Flag("--device-split-count", whole_number(1), "Containers that may share a device.", "split_count",
          environment=("DEVICE_SPLIT_COUNT",)),
     Flag("--device-memory-scaling", FACTOR, "Ratio of the memory that can be allocated to a device's memory; above 1, "
-         "containers may use host memory.", "memory_scaling", environment=("DEVICE_MEMORY_SCALING",)),
+         "pods may together be given more than it has: nothing moves to host memory, and a program gets the driver's "
+         "out-of-memory error when the device is full.", "memory_scaling", environment=("DEVICE_MEMORY_SCALING",)),
     Flag("--device-cores-scaling", FACTOR, "Ratio of the cores that can be allocated to a device's cores.",
          "core_scaling", environment=("DEVICE_CORES_SCALING",)),
     Flag("--disable-core-limit", BOOLEAN, "Do not limit the cores that containers use.",
@@ -102,9 +102,7 @@ PATHS = (
          environment=("NVIDIA_DRIVER_ROOT",), keys=("nvidiaDriverRoot",)),
     Flag("--dev-root", FILE, "Root of the driver's /dev on the host; without it, the driver root.",
          also=("--nvidia-dev-root",), environment=("NVIDIA_DEV_ROOT",), keys=("nvidiaDevRoot",)),
-    Flag("--driver-root-ctr-path", FILE, "Path of the driver root in this container; / for a plugin that runs on the "
-         "host.", "driver_root_in_container", also=("--container-driver-root",),
-         environment=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"), keys=("containerDriverRoot",)),
+    driver_root("plugin"),
     Flag("--kubelet-socket", FILE, "The kubelet's socket; the plugin's own is beside it. Empty: devices are only "
          "registered with the node.", environment=("KUBELET_SOCKET",)),
     Flag("--socket-name", STRING, "Name of the plugin's socket; without it, nvidia-<resource>.sock, as in NVIDIA's "
@@ -124,7 +122,7 @@ REGISTRATION = (
     Flag("--health-bind-address", ADDRESS, "Address of /readyz and /healthz, plain HTTP. /readyz: 200 when the "
          "devices are registered with the kubelet or there are none, else 503 and the reason. /healthz: 200, or 500 "
          "when a thread has died or hangs, or the plugin's own server no longer answers. Not served without the flag."),
-    Flag("--kube-timeout", COUNT, "Seconds until a request to the API server times out; 0 for the built-in timeout."),
+    KUBE_TIMEOUT,
 )
 FLAGS: Groups = (
     ("Node", NODE),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hami.devices.cards import Card, CardSource
-from hami.devices.dynamic_mig import DynamicMig
+from hami.devices.context_size import ContextSizes
 from hami.devices.inventory import DeviceInventory
 from hami.devices.mock import MockCards
 from hami.devices.nvml import NvmlCards
@@ -32,14 +32,15 @@ from hami.node.cdi import IMEX, Roots
 from hami.node.cdi_specs import CdiSpecs
 from hami.node.container_specs import ContainerSpecs
 from hami.node.driver import shared_node
+from hami.node.dynamic_mig import DynamicMig
 from hami.node.grant import CDI, wanted_extras
+from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host
 from hami.node.library import install_library
 from hami.node.pods import NodePods
 from hami.plugin.allocate_mode import is_start_time, start_time_config
 from hami.plugin.allocator import Allocator, other_allocation_keys
 from hami.plugin.deferred_writes import DeferredWrites
-from hami.plugin.grant_builder import GrantBuilder
 from hami.plugin.kubelet_registration import KubeletRegistration
 from hami.plugin.region_guard import RegionGuard
 from hami.plugin.registrar import NodeRegistrar
@@ -69,6 +70,8 @@ CALLS_S = 900.0
 """Seconds for work that calls the API server once for each container, which may hang."""
 JOIN_S = 3.0
 DRAIN_S = 1.0
+LAST_WRITES_S = 5.0
+"""Seconds in which a program that stops begins writes that are left."""
 
 
 class DevicePluginProgram:
@@ -96,17 +99,20 @@ class DevicePluginProgram:
         if config.operating_mode == MIG and has_cards:
             self._mig = DynamicMig(lambda: cluster.pods_on(config.node), self._source.instances, self._inventory.cards,
                                    publish=on_instances)
+        self._contexts = ContextSizes(Path(config.hook_path) / "vgpu", settings.driver_root_in_container)
         self._deferred = DeferredWrites(cluster, config.node, vendor.annotations.to_allocate, self._events)
         at_start = start_time_config(config)
         self._start_time = StartTimeAllocator(
             at_start, cluster, vendor, host,
-            GrantBuilder(at_start, cluster, self._inventory, host, self._mig, node_pods=self._node_pods),
+            GrantBuilder(at_start, cluster, self._inventory, host, self._mig, node_pods=self._node_pods,
+                         context_bytes=self._contexts.bytes_of),
             ContainerSpecs(Path(settings.cdi_root or CDI_ROOT)), node_pods=self._node_pods,
             edits=self._cdi.edits if self._cdi is not None else lambda names: [])
         self._is_start_time = has_cards and is_start_time(settings, cluster, self._start_time.is_recorded(), os.environ)
         self._needs_completion = partial(needs_completion, node=config.node, vendor=vendor)
         self._other_keys = other_allocation_keys(catalog)
-        grants = GrantBuilder(config, cluster, self._inventory, host, self._mig, node_pods=self._node_pods)
+        grants = GrantBuilder(config, cluster, self._inventory, host, self._mig, node_pods=self._node_pods,
+                              context_bytes=self._contexts.bytes_of)
         self._allocator = Allocator(config, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods)
         self._clean_up_node = partial(clean_up_node, config.node, self._mig, self._allocator, self._deferred)
         self._sweep_node = partial(sweep_node, config.node, cluster, host, self._start_time.sweep)
@@ -146,6 +152,8 @@ class DevicePluginProgram:
         log.info("cards found", extra={
             "node": settings.config.node, "mode": settings.config.operating_mode,
             "cards": [card.uuid for card in self._inventory.cards()]})
+        if not settings.mock_devices and settings.config.operating_mode != MIG:
+            self._start_task(PeriodicTask("contexts", self._measure_contexts, CLEANUP_S, limit_s=CALLS_S))
         if self._node_pods is not None:
             self._start_task(self._node_pods.task)
         for task in (self._events, self._health, self._registrar,
@@ -190,7 +198,8 @@ class DevicePluginProgram:
             self._static_mig.close()
         for task in tasks:
             task.join(JOIN_S)
-        self._deferred.flush()
+        deadline = time.monotonic() + LAST_WRITES_S
+        self._deferred.flush(lambda: deadline - time.monotonic())
         if last and not is_replaced:
             self._registrar.leave(unregister=self._settings.config.unregister_on_stop)
         self._events.drain(DRAIN_S)
@@ -273,6 +282,9 @@ class DevicePluginProgram:
         else:
             self._deferred.flush()
         self._deferred.wait(RETRY_WRITES_S)
+
+    def _measure_contexts(self) -> None:
+        self._contexts.measure_missing(self._inventory.cards())
 
 
 def clean_up_node(node: str, mig: DynamicMig | None, allocator: Allocator, deferred: DeferredWrites) -> None:

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class RegionGuard:
-    """Truncates the shared regions that containers of one node have enlarged, and reports these containers."""
+    """Truncates or replaces shared regions that containers of one node have enlarged, and reports these containers."""
 
     def __init__(self, node: str, cluster: Cluster, host: Host, events: EventRecorder) -> None:
         self._node = node
@@ -35,9 +35,10 @@ class RegionGuard:
         except HamiError as error:
             self._warn("sizes of regions cannot be checked", error)
             return
-        for name in shrunk:
+        for name, is_truncated in shrunk.items():
             try:
-                self._report(name)
+                self._report(name, "was truncated" if is_truncated else "cannot be truncated and was replaced: the "
+                             "monitor ends the containers of the pod")
             except HamiError as error:
                 self._warn("the pod of an enlarged region cannot be found", error)
 
@@ -45,16 +46,16 @@ class RegionGuard:
         if self._reported.is_new(message, str(error)):
             log.warning(message, extra={"node": self._node, "error": error})
 
-    def _report(self, name: str) -> None:
+    def _report(self, name: str, outcome: str) -> None:
         uid, _, container = name.rpartition("_")
-        if self._reported.is_new(name):
-            log.warning("region was enlarged by its container and truncated",
-                        extra={"pod": uid, "container": container, "node": self._node})
+        if self._reported.is_new(name, outcome):
+            log.warning("region was enlarged by its container",
+                        extra={"pod": uid, "container": container, "node": self._node, "outcome": outcome})
         if name not in self._pods:
-            found = [pod.ref for pod in self._cluster.pods_on(self._node) if pod.ref.uid == uid]
+            refs = [pod.ref for pod in self._cluster.pods_on(self._node) if pod.ref.uid == uid]
             present = self._host.directories()
             self._pods = {known: pod for known, pod in self._pods.items() if known in present}
-            self._pods[name] = found[0] if found else None
+            self._pods[name] = refs[0] if refs else None
         if (pod := self._pods[name]) is not None:
             self._events.record(pod, "Warning", "RegionEnlarged",
-                                f"container {container} has enlarged its shared region, which was truncated")
+                                f"container {container} has enlarged its shared region, which {outcome}")

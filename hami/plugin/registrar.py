@@ -10,11 +10,12 @@ from datetime import datetime
 from hami.devices.cards import Card, CardSource
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory, InventorySnapshot
-from hami.devices.registration import SCORES, annotation_changes, lock_free_changes, node_annotations
+from hami.devices.registration import annotation_changes, lock_free_changes, node_annotations
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import Task
+from hami.vendors.inventory import PAIR_SCORES
 from hami.vendors.spec import Vendor
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class NodeRegistrar(Task):
         """Removes the annotations that this plugin alone may promise, in one attempt, since it ends: its successor may
         need node locks. *unregister*: the node no longer offers cards, either."""
         name = self._config.node
-        changes: dict[str, str | None] = {self._vendor.annotations.register: None, SCORES: None} if unregister else {}
+        changes: dict[str, str | None] = {self._vendor.annotations.register: None, PAIR_SCORES: None} if unregister else {}
         try:
             node = self._cluster.node(name) if unregister or self._is_lock_free is not None else None
             shared = lock_free_changes(node, False) if node is not None else {}

@@ -38,7 +38,8 @@ UNHEALTHY = "Unhealthy"
 _SERVICE = f"{VERSION}.DevicePlugin"
 _REGISTER = f"/{VERSION}.Registration/Register"
 _OPTIONS = f"/{_SERVICE}/GetDevicePluginOptions"
-_THREADS = 32  # each stream occupies one; a kubelet opens one stream
+_STARTS = 128  # PreStartContainer calls at a time; a kubelet runs 110 pods by default
+_THREADS = _STARTS + 32  # those that are left serve streams, other calls and the probe of this plugin
 _REGISTER_TIMEOUT_S = 5.0
 _PROBE_TIMEOUT_S = 2.0
 _PATH_LIMIT = 107  # bytes in the path of a unix socket, by the kernel's limit
@@ -66,10 +67,10 @@ def socket_path(config: PluginConfig) -> Path:
 def socket_identity(path: Path) -> SocketIdentity | None:
     """Returns the identity of the socket at *path*; ``None`` if there is none. An inode alone may be reused."""
     try:
-        found = path.stat()
+        about = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return about.st_dev, about.st_ino, about.st_mtime_ns
 
 
 def register(kubelet_socket: str, endpoint: str, resource: str, *, pre_start: bool = False,
@@ -80,15 +81,19 @@ def register(kubelet_socket: str, endpoint: str, resource: str, *, pre_start: bo
     """
     request = api.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource,
                                   options=_options(pre_start))
-    with grpc.insecure_channel(f"unix:{kubelet_socket}") as channel:
-        call = channel.unary_unary(_REGISTER, request_serializer=api.RegisterRequest.SerializeToString,
-                                   response_deserializer=api.Empty.FromString)
+    # a kubelet that does not listen yet is not waited for: when it starts, it removes the plugin's socket
+    if problem := _call(kubelet_socket, _REGISTER, request, timeout):
+        raise HamiError(f"the kubelet rejected the registration of {resource}: {problem}")
+
+
+def _call(path: str | Path, method: str, request: Any, timeout: float) -> str:
+    """Makes one call, over a connection of its own; returns the error, empty if it was answered."""
+    with grpc.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         try:
-            # do not wait for a kubelet that does not listen yet: when it starts, it removes the plugin's socket
-            call(request, timeout=timeout)
+            channel.unary_unary(method)(_serialize(request), timeout=timeout)
         except grpc.RpcError as error:
-            raise HamiError(f"the kubelet rejected the registration of {resource}: "
-                            f"{error.code().name}: {error.details()}") from error
+            return f"{error.code().name}: {error.details()}"
+    return ""
 
 
 class PluginServer:
@@ -117,6 +122,7 @@ class PluginServer:
         """The number of calls that have ended, with or without success, except streams."""
         self.identity: SocketIdentity | None = None
         """The identity of this server's socket; ``None`` before `start`."""
+        self._starts = threading.BoundedSemaphore(_STARTS)
         self._threads = ThreadPoolExecutor(_THREADS, "device-plugin")
         self._server: Any = grpc.server(self._threads, handlers=[self._handlers()])
 
@@ -162,17 +168,10 @@ class PluginServer:
 
     def answers(self, timeout: float = _PROBE_TIMEOUT_S) -> bool:
         """Reports whether a new client of the socket gets an answer within *timeout* seconds."""
-        # a connection of its own, as that of a kubelet that has just started
-        with grpc.insecure_channel(f"unix:{self._path}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-            call = channel.unary_unary(_OPTIONS, request_serializer=api.Empty.SerializeToString,
-                                       response_deserializer=api.DevicePluginOptions.FromString)
-            try:
-                call(api.Empty(), timeout=timeout)
-            except grpc.RpcError as error:
-                log.warning("the plugin's own server does not answer",
-                            extra={"socket": self._path, "error": f"{error.code().name}: {error.details()}"})
-                return False
-        return True
+        problem = _call(self._path, _OPTIONS, api.Empty(), timeout)
+        if problem:
+            log.warning("the plugin's own server does not answer", extra={"socket": self._path, "error": problem})
+        return not problem
 
     def _handlers(self) -> Any:
         def unary(call: Callable[..., Any], request: Any) -> Any:
@@ -222,8 +221,8 @@ class PluginServer:
     def _get_preferred_allocation(self, request: api.PreferredAllocationRequest,
                                   context: Any) -> api.PreferredAllocationResponse:
         return api.PreferredAllocationResponse(container_responses=[
-            api.ContainerPreferredAllocationResponse(deviceIDs=self._preferred(one))
-            for one in request.container_requests])
+            api.ContainerPreferredAllocationResponse(deviceIDs=self._preferred(container))
+            for container in request.container_requests])
 
     def _preferred(self, request: api.ContainerPreferredAllocationRequest) -> tuple[str, ...]:
         """Returns the preferred ids; none instead of an error, which would fail the pod."""
@@ -237,14 +236,21 @@ class PluginServer:
     def _allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:
         with _errors_to(context):
             return api.AllocateResponse(container_responses=[
-                _render_grant(self._allocator.allocate(tuple(one.devices_ids))) for one in request.container_requests])
+                _render_grant(self._allocator.allocate(tuple(container.devices_ids)))
+                for container in request.container_requests])
 
     def _pre_start_container(self, request: api.PreStartContainerRequest,
                              context: Any) -> api.PreStartContainerResponse:
-        with _errors_to(context):
-            if self._pre_start is not None:
-                self._pre_start(tuple(request.devices_ids))
-            return api.PreStartContainerResponse()
+        if not self._starts.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED,
+                          f"{_STARTS} containers are being prepared: the kubelet tries again")
+        try:
+            with _errors_to(context):
+                if self._pre_start is not None:
+                    self._pre_start(tuple(request.devices_ids))
+                return api.PreStartContainerResponse()
+        finally:
+            self._starts.release()
 
     def _render_devices(self, snapshot: InventorySnapshot) -> api.ListAndWatchResponse:
         answer = api.ListAndWatchResponse()
@@ -253,8 +259,8 @@ class PluginServer:
             topology = None
             if self._config.numa_topology and card.numa is not None:
                 topology = api.TopologyInfo(nodes=[api.NUMANode(ID=card.numa)])
-            answer.devices.extend(api.Device(ID=one, health=health, topology=topology)
-                                  for one in self._ids(card, self._config))
+            answer.devices.extend(api.Device(ID=device_id, health=health, topology=topology)
+                                  for device_id in self._ids(card, self._config))
         return answer
 
 
@@ -280,7 +286,8 @@ def _options(pre_start: bool) -> api.DevicePluginOptions:
 def _render_grant(grant: Grant) -> api.ContainerAllocateResponse:
     return api.ContainerAllocateResponse(
         envs=dict(grant.env), annotations=dict(grant.annotations),
-        mounts=[api.Mount(**asdict(mount)) for mount in grant.mounts],
+        mounts=[api.Mount(container_path=mount.container_path, host_path=mount.host_path, read_only=mount.read_only)
+                for mount in grant.mounts],
         devices=[api.DeviceSpec(**asdict(device)) for device in grant.devices],
         cdi_devices=[api.CDIDevice(name=name) for name in grant.cdi_devices])
 
@@ -298,13 +305,13 @@ def _own_path(path: Path) -> Path:
 def _remove_dead_sockets(path: Path) -> None:
     """Removes sockets beside *path* that servers of killed processes have left."""
     own = re.compile(rf"{re.escape(path.stem)}-[0-9a-f]{{8}}(\.new|{re.escape(path.suffix)})")
-    for found in path.parent.iterdir():
-        if own.fullmatch(found.name):
+    for entry in path.parent.iterdir():
+        if own.fullmatch(entry.name):
             with socket.socket(socket.AF_UNIX) as client:
                 client.settimeout(_PROBE_TIMEOUT_S)
                 try:
-                    client.connect(str(found))
+                    client.connect(str(entry))
                 except ConnectionRefusedError:
-                    found.unlink(missing_ok=True)
+                    entry.unlink(missing_ok=True)
                 except OSError as error:
-                    log.debug("socket kept", extra={"socket": found, "error": error})
+                    log.debug("socket kept", extra={"socket": entry, "error": error})

@@ -7,7 +7,7 @@ Source: HAMi v2.10, cmd/device-plugin/nvidia; k8s-device-plugin 0.17, api/config
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,14 +16,15 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict
 
-from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config, parse_device_config
+from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
 from hami.codec.documents import convert, parse_json
 from hami.devices.config import PluginConfig
 from hami.devices.health import XidRules, parse_xid_rules
 from hami.errors import HamiError, MalformedInput
 from hami.plugin.flags import AUTO, FLAGS, NODE_CONFIG_FILE, OPERATING_MODES, START
 from hami.quantity import INT32_MAX
-from hami.runtime.options import Address, Flag, parse_named, read_text, values_of_environment
+from hami.runtime.options import Address, parse_named, read_text
+from hami.runtime.settings import gather, load_device_config, require_node_name
 
 CDI_ROOT = "/var/run/cdi"
 
@@ -68,16 +69,14 @@ def read_plugin_settings(given: Mapping[str, object], environ: Mapping[str, str]
     Fields are those of PluginSettings and PluginConfig, and ``device_config_file`` and ``node_config_file``.
     Raises: HamiError when a file cannot be read or a value cannot be used; names it.
     """
-    overrides = {**values_of_environment(_flags(), environ, {"topology_score": _is_true}), **given}
+    # as in upstream, only "true" enables ENABLE_TOPOLOGY_SCORE
+    overrides = gather(FLAGS, given, environ, {"topology_score": lambda text: text == "true"})
     path = str(overrides.pop("device_config_file", ""))
-    devices = chart_config()
-    if path:
-        devices = parse_device_config(read_text("--config-file", path), path, known=("flags", "imex"))
+    devices = load_device_config("--config-file", path)
     node_path = str(overrides.pop("node_config_file", ""))
     values = {**_from_section(devices.nvidia or NvidiaConfig(resource_count_name="")), **_from_flags(path, devices),
               **overrides}
-    if not values.get("node"):
-        raise HamiError("the node's name is missing: give --node-name, or NODE_NAME in the environment")
+    require_node_name(values.get("node"))
     of_node = _from_node_config(node_path, str(values["node"]))
     values |= of_node
     values.setdefault("dev_root", values.get("driver_root", "/"))
@@ -117,15 +116,6 @@ def _check(settings: PluginSettings, mode_by_node: bool) -> None:
             raise MalformedInput(flag, path, "expected an absolute path")
 
 
-def _flags() -> Iterator[Flag]:
-    return (flag for _, flags in FLAGS for flag in flags)
-
-
-def _is_true(text: str) -> bool:
-    """Reports whether *text* enables ENABLE_TOPOLOGY_SCORE: as in upstream, only "true" does."""
-    return text == "true"
-
-
 def _from_section(nvidia: NvidiaConfig) -> dict[str, object]:
     """The values of the device configuration's section ``nvidia``."""
     return {
@@ -143,13 +133,13 @@ def _from_flags(path: str, devices: DeviceConfig) -> dict[str, object]:
     plugin = flags.get("plugin") or {}
     if not isinstance(plugin, dict):
         raise MalformedInput(f"{path}: flags.plugin", plugin, "expected a mapping")
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for place, section in (("flags", flags), ("flags", plugin), ("imex", devices.extra_sections.get("imex", {}))):
-        for flag in _flags():
+        for flag in (flag for _, group in FLAGS for flag in group):
             for key in flag.keys:
                 if (value := section.get(key)) is not None:
-                    found[flag.parameter] = parse_named(_as_argument(value), flag.type.parse, f"{path}: {place}.{key}")
-    return found
+                    values[flag.parameter] = parse_named(_as_argument(value), flag.type.parse, f"{path}: {place}.{key}")
+    return values
 
 
 def _as_argument(value: object) -> str:
@@ -211,11 +201,11 @@ def _from_node_config(path: str, node: str) -> dict[str, object]:
     except RecursionError as error:
         raise MalformedInput(str(file), "", "expected less nesting") from error
     config = convert(document, _NodeConfig, lambda place: f"{file}: {place}" if place else str(file))
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for entry in config.nodeconfig:
         if entry.name == node:
-            found |= entry.values()
-    return found
+            values |= entry.values()
+    return values
 
 
 def _normalized(value: object) -> object:

@@ -28,14 +28,14 @@ from hami.node.cdi import Document
 from hami.node.checkpoint import CheckpointEntry
 from hami.node.container_specs import ContainerSpecs, device_name, render_grant, spec_names
 from hami.node.grant import Grant, overridable_env
+from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host
 from hami.node.pods import NodePods
 from hami.plugin import api_pb2 as api
 from hami.plugin.container_match import (
-    AllocateCall, ContainerMatch, container_shares, find_container, has_outstanding, preferred_ids,
-    reason_not_allocated,
+    AllocateCall, ContainerMatch, cards_of, check_card_ids, container_shares, find_container, has_outstanding,
+    preferred_ids, reason_not_allocated,
 )
-from hami.plugin.grant_builder import GrantBuilder
 from hami.vendors.spec import Vendor
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class StartTimeAllocator:
         Raises: AllocationRefused.
         """
         try:
-            self._grants.check_ids(device_ids)
+            check_card_ids(device_ids, self._grants.inventory.snapshot())
         except AllocationRefused as error:
             log.warning("allocation failed", extra={"node": self._config.node, "error": error})
             raise
@@ -145,14 +145,16 @@ class StartTimeAllocator:
     def _prepare(self, pod: Pod, container: str, name: str, ids: tuple[str, ...]) -> Pod:
         """Writes the specification of one container; returns the pod as it is now."""
         shares = container_shares(pod, self._config.resource, self._vendor)
-        found = next((one for one in shares if one.name == container), None)
-        if found is None or len(found.shares) != len(ids):
-            raise AllocationRefused(f"pod {pod.ref} was allocated {len(found.shares) if found else 0} devices for "
-                                    f"container {container}, but the kubelet chose {len(ids)}")
-        match = ContainerMatch(pod=pod, container=found, annotations={}, finished=True)
+        allocated = next((entry for entry in shares if entry.name == container), None)
+        if allocated is None or len(allocated.shares) != len(ids):
+            raise AllocationRefused(
+                f"pod {pod.ref} was allocated {len(allocated.shares) if allocated else 0} devices for container "
+                f"{container}, but the kubelet chose {len(ids)}")
+        match = ContainerMatch(pod=pod, container=allocated, annotations={}, finished=True)
+        parts = cards_of(match, self._call(ids), self._grants.inventory.snapshot(), self._config)
         # the same name, the same text: a container that starts again keeps its counters, and its file is not written
         token = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
-        grant, annotations = self._grants.build(match, self._call(ids), token=token)
+        grant, annotations = self._grants.build(pod, container, allocated.position, parts, token=token)
         if annotations:
             pod = self._cluster.annotate_pod(pod.ref, annotations, resource_version=pod.resource_version)
         own = overridable_env(self._config, len(ids)).keys()
@@ -175,7 +177,7 @@ class StartTimeAllocator:
         pod = self._node_pods.pod(uid) if self._node_pods is not None else None
         if pod is None:
             pods = self._cluster.pods_on(self._config.node)
-            pod = next((one for one in pods if one.ref.uid == uid), None)
+            pod = next((pod for pod in pods if pod.ref.uid == uid), None)
         elif self._config.operating_mode == MIG:  # containers that start together record their instances on it
             latest = self._cluster.pod(pod.ref.namespace, pod.ref.name)
             pod = latest if latest is not None and latest.ref.uid == uid else None

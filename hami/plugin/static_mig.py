@@ -38,10 +38,11 @@ def instances_by_resource(strategy: str, resource: str, cards: Sequence[Card],
     Raises: HamiError if they are not.
     """
     if strategy == MIXED:
-        names = {one.profile: f"{DOMAIN}/mig-{one.profile.replace('+', '.')}" for one in devices
-                 if not _PARTIAL.match(one.profile)}
-        return {name: tuple(one for one in devices if one.profile == profile) for profile, name in names.items()}
-    partitioned = {one.gpu for one in devices}
+        names = {device.profile: f"{DOMAIN}/mig-{device.profile.replace('+', '.')}" for device in devices
+                 if not _PARTIAL.match(device.profile)}
+        return {name: tuple(device for device in devices if device.profile == profile)
+                for profile, name in names.items()}
+    partitioned = {device.gpu for device in devices}
     if not any(card.mig for card in cards):
         return {}
     for problem, wrong in (
@@ -50,7 +51,7 @@ def instances_by_resource(strategy: str, resource: str, cards: Sequence[Card],
     ):
         if wrong:
             raise HamiError(f"--mig-strategy {SINGLE}: card {wrong[0]} {problem}")
-    if len(profiles := {one.profile for one in devices}) > 1:
+    if len(profiles := {device.profile for device in devices}) > 1:
         raise HamiError(f"--mig-strategy {SINGLE}: MIG instances have different profiles, "
                         f"{', '.join(sorted(profiles))}: use --mig-strategy {MIXED}")
     return {resource: tuple(devices)}
@@ -83,16 +84,17 @@ class StaticMig:
             devices, problems = self._read(cards)
             grouped = instances_by_resource(self._strategy, self._config.resource, cards, devices)
             self._on_instances(devices)
-            self._devices |= {one.uuid: one for one in devices}
+            self._devices |= {device.uuid: device for device in devices}
             self._parents |= {card.uuid: card for card in cards}
             added = [InstanceResource(name, self._config, self._host, self._devices)
                      for name in grouped if name not in self._resources]
-            self._resources |= {one.resource: one for one in added}
+            self._resources |= {resource.resource: resource for resource in added}
             for name, resource in self._resources.items():
                 members = grouped.get(name, ())
-                resource.inventory.report_all({one.uuid: self._unhealthy.get(one.gpu, "") for one in members})
-                resource.inventory.update([_as_card(index, one, self._parents[one.gpu], problems.get(one.gpu, ""))
-                                           for index, one in enumerate(members)])
+                resource.inventory.report_all({device.uuid: self._unhealthy.get(device.gpu, "") for device in members})
+                resource.inventory.update([
+                    _as_card(index, device, self._parents[device.gpu], problems.get(device.gpu, ""))
+                    for index, device in enumerate(members)])
             return added
 
     def report(self, gpu: str, reason: str) -> None:
@@ -101,7 +103,7 @@ class StaticMig:
         with self._lock:
             cards = [gpu] if gpu else list(self._parents)
             self._unhealthy |= dict.fromkeys(cards, reason)
-            reasons = {one.uuid: reason for one in self._devices.values() if one.gpu in cards}
+            reasons = {device.uuid: reason for device in self._devices.values() if device.gpu in cards}
             for resource in self._resources.values():
                 resource.inventory.report_all(reasons)
 
@@ -114,17 +116,17 @@ class StaticMig:
     def _read(self, cards: Sequence[Card]) -> tuple[list[MigDevice], dict[str, str]]:
         """Returns the instances by card and number, and the problems by card. A card that cannot be read keeps the
         instances known before."""
-        found: list[MigDevice] = []
+        devices: list[MigDevice] = []
         problems: dict[str, str] = {}
         for card in cards:
             if card.mig:
                 try:
-                    found += self._source.devices(card.uuid)
+                    devices += self._source.devices(card.uuid)
                     problems[card.uuid] = card.problem
                 except HamiError as error:
-                    found += [one for one in self._devices.values() if one.gpu == card.uuid]
+                    devices += [device for device in self._devices.values() if device.gpu == card.uuid]
                     problems[card.uuid] = str(error)
-        return found, problems
+        return devices, problems
 
 
 class InstanceResource:
@@ -155,17 +157,19 @@ class InstanceResource:
     def _grant(self, device_ids: Sequence[str]) -> Grant:
         snapshot = self.inventory.snapshot()
         cards = {card.uuid: card for card in snapshot.cards}
-        check_ids(device_ids, lambda one: one in cards)
+        check_ids(device_ids, lambda device_id: device_id in cards)
         chosen = [card for name, card in cards.items() if name in device_ids]
         if unhealthy := next((card.uuid for card in chosen if card.uuid in snapshot.unhealthy), None):
             raise AllocationRefused(f"MIG instance {unhealthy} is unhealthy: {snapshot.unhealthy[unhealthy]}")
         devices = [self._devices[card.uuid] for card in chosen]
         facts = self._host.facts(limited=False, instances=[
-            (card.minor, one.gpu_instance, one.compute_instance) for card, one in zip(chosen, devices, strict=True)])
-        return visible_devices_grant(self._config, [one.uuid for one in devices], chosen, facts, str(uuid.uuid4()))
+            (card.minor, device.gpu_instance, device.compute_instance)
+            for card, device in zip(chosen, devices, strict=True)])
+        return visible_devices_grant(
+            self._config, [device.uuid for device in devices], chosen, facts, str(uuid.uuid4()))
 
 
-def _as_card(index: int, one: MigDevice, parent: Card, problem: str) -> Card:
+def _as_card(index: int, device: MigDevice, parent: Card, problem: str) -> Card:
     """Returns an instance in the form in which devices are offered, with its card's device node and NUMA node."""
-    return Card(uuid=one.uuid, index=index, minor=parent.minor, model=f"{parent.model} MIG {one.profile}",
-                memory_mib=one.memory_mib, numa=parent.numa, mig=True, problem=problem)
+    return Card(uuid=device.uuid, index=index, minor=parent.minor, model=f"{parent.model} MIG {device.profile}",
+                memory_mib=device.memory_mib, numa=parent.numa, mig=True, problem=problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, durable: boo
     Creates missing directories. Replaces links, and an empty directory, which container runtimes create in place of a
     missing file. *durable*: waits until the disk has the data.
     """
-    if path.is_file() and not path.is_symlink() and path.read_bytes() == data:
+    if _holds(path, data):
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -31,3 +32,12 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, durable: boo
         os.unlink(temporary)
         raise
     return True
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    """Reports whether *path* is a regular file with this content. Waits for nobody, such as the holder of a lease."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and file.read() == data
+    except OSError:
+        return False

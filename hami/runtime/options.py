@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import click
 
-from hami.codec.device_config import parse_resource_name
 from hami.codec.durations import parse_duration
 from hami.codec.register import parse_bool
 from hami.errors import HamiError, MalformedInput
@@ -136,7 +134,6 @@ RATE = _number("number", lambda value: value >= 0, "expected a number, 0 or more
 FACTOR = _number("factor", lambda value: value > 0, "expected a number above 0, such as 1.5")
 DURATION = Value("duration", parse_seconds)
 ADDRESS = Value("host:port", parse_address)
-RESOURCE = Value("name", parse_resource_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,18 +168,3 @@ class Flag:
 
 Groups = tuple[tuple[str, tuple[Flag, ...]], ...]
 """Titles and the flags below them, in the order of the help."""
-
-
-def values_of_environment(flags: Iterable[Flag], environ: Mapping[str, str],
-                          parsers: Mapping[str, Callable[[str], object]] = MappingProxyType({})) -> dict[str, object]:
-    """The values that environment variables set, by field. Empty variables count as missing.
-
-    *parsers*: for fields whose variable is read in another way than the flag. Raises: MalformedInput, which names the
-    variable.
-    """
-    values: dict[str, object] = {}
-    for flag in flags:
-        if name := next((name for name in flag.environment if environ.get(name)), ""):
-            parse = parsers.get(flag.parameter, flag.type.parse)
-            values[flag.parameter] = parse_named(environ[name], parse, f"environment variable {name}")
-    return values

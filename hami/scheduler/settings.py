@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from hami.codec.device_config import DeviceConfig, Fallback, Flagged, chart_config, parse_device_config
+from hami.codec.device_config import DeviceConfig, Fallback, Flagged, chart_config
 from hami.errors import HamiError, MalformedInput
 from hami.runtime.logs import DEBUG_VERBOSITY
-from hami.runtime.options import Address, parse_named, parse_seconds, read_text
+from hami.runtime.options import Address, parse_named, parse_seconds
+from hami.runtime.settings import load_device_config
 
 SELF_SIGNED_FILE = "tls.pem"
 """File in ``--self-signed-cert-dir`` that holds certificate and key, so that both are replaced at once."""
@@ -145,11 +146,7 @@ def _devices(path: str, values: Mapping[str, object], fallback: Fallback, known:
             notes += [f"{flag}: requires --{switch.replace('_', '-')}, skipped" for _, flag in flags.values()]
         else:
             enabled[place] = flags
-    if path:
-        text = read_text("--device-config-file", path)
-        config = parse_device_config(text, path, fallback=enabled, known=known)
-    else:
-        config = chart_config(enabled)
+    config = load_device_config("--device-config-file", path, fallback=enabled, known=known)
     return replace(config, notes=(*config.notes, *notes))
 
 

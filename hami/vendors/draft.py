@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from hami.codec.objects import convert_pod
+from hami.codec.pods import convert_pod
 from hami.errors import MalformedInput, PodRefused
 from hami.model import Container, Pod
 from hami.quantity import rounded_up

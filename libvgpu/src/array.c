@@ -1,12 +1,13 @@
-/* Arrays: the driver lays them out, so what they take is measured, and never below their elements. */
+#include "array.h"
+
 #include "account.h"
 #include "devices.h"
-#include "measure.h"
+#include "objects.h"
 #include "pool.h"
 #include "process.h"
 #include "resolve.h"
 
-struct flat { /* of cuArrayCreate_v2 */
+struct flat {
     uint64_t width, height;
     uint32_t format, channels;
 };
@@ -15,146 +16,106 @@ struct flat_v1 {
     uint32_t width, height, format, channels;
 };
 
-struct deep { /* of cuArray3DCreate_v2 and cuMipmappedArrayCreate */
-    uint64_t width, height, depth;
-    uint32_t format, channels, flags;
-};
-
 struct deep_v1 {
     uint32_t width, height, depth, format, channels, flags;
 };
 
-enum { FLAG_SPARSE = 0x40, FLAG_DEFERRED = 0x80 };
-
-static uint64_t element(uint32_t format)
-{
-    switch (format) {
-    case 0x01: case 0x08: return 1; /* 8 bits */
-    case 0x02: case 0x09: case 0x10: return 2;
-    default: return 4;
-    }
-}
-
-static uint64_t least(uint64_t width, uint64_t height, uint64_t depth, uint32_t format, uint32_t channels)
-{
-    uint64_t cells = vgpu_multiply(vgpu_multiply(width, height ? height : 1), depth ? depth : 1);
-    /* Formats of compressed blocks take less than their cells. */
-    if (format >= 0x91 && format <= 0x9f)
-        return cells / 2;
-    return vgpu_multiply(cells, element(format) * (channels ? channels : 1));
-}
-
-struct creation {
-    struct vgpu_measure measure;
-    uint64_t charged;
+struct requirements {
+    uint64_t bytes, alignment;
+    uint32_t reserved[4];
 };
 
-static int begin(struct creation *creation, uint64_t bytes)
-{
-    creation->measure.index = -1;
-    creation->charged = vgpu_round(bytes, 512);
-    int d;
-    if (!vgpu_current(&d, NULL))
-        return CUDA_OK;
-    int result = vgpu_reserve(d, creation->charged, PART_DATA);
-    if (result != CUDA_OK)
-        return result;
-    vgpu_measure_begin(&creation->measure);
-    if (creation->measure.index < 0)
-        vgpu_uncharge(d, creation->charged, PART_DATA);
-    return CUDA_OK;
-}
+enum { FLAG_SPARSE = 0x40, FLAG_DEFERRED = 0x80 };
 
-/* The rest of what the array takes. If that does not fit the array goes again. */
-static int end(struct creation *creation, int result, void **array, bool mipmapped)
-{
-    int d = creation->measure.index;
-    if (d < 0)
-        return result;
-    uint64_t size = creation->charged;
-    if (result != CUDA_OK) {
-        vgpu_uncharge(d, size, PART_DATA);
-        return result;
-    }
-    /* Free memory also changes by what others do: only what an array can take counts. */
-    uint64_t taken = vgpu_measure_taken(&creation->measure, vgpu_add(vgpu_multiply(size, 2), 4 << 20));
-    if (taken > size) {
-        result = vgpu_charge(d, taken - size, PART_DATA);
-        if (result != CUDA_OK) {
-            if (mipmapped)
-                REAL(cuMipmappedArrayDestroy)(*array);
-            else
-                REAL(cuArrayDestroy)(*array);
-            vgpu_uncharge(d, size, PART_DATA);
-            return result;
-        }
-        size = taken;
-    }
-    vgpu_object_put(*array, d, size, creation->measure.context, KIND_OBJECT, PART_DATA);
-    return CUDA_OK;
-}
-
-#define CREATE(name, bytes, mipmapped, ...)                                    \
-    struct creation creation;                                                  \
-    if (!array || !description)                                                \
-        return REAL(name)(__VA_ARGS__);                                        \
-    int result = begin(&creation, bytes);                                      \
-    if (result != CUDA_OK)                                                     \
-        return result;                                                         \
-    return end(&creation, REAL(name)(__VA_ARGS__), array, mipmapped)
-
-/* Sparse arrays and those that are mapped later hold no memory of their own. */
-static uint64_t deep_bytes(const struct deep *given)
-{
-    return given->flags & (FLAG_SPARSE | FLAG_DEFERRED) ? 0
-        : least(given->width, given->height, given->depth, given->format, given->channels);
-}
-
-int cuArrayCreate_v2(void *array, void *description)
+struct vgpu_array vgpu_array_flat(const void *description)
 {
     const struct flat *given = description;
-    CREATE(cuArrayCreate_v2, least(given->width, given->height, 1, given->format, given->channels), false, array,
-           description);
+    return given ? (struct vgpu_array){given->width, given->height, 0, given->format, given->channels, 0}
+                 : (struct vgpu_array){0};
 }
 
-int cuArrayCreate(void *array, void *description)
+struct vgpu_array vgpu_array_flat_v1(const void *description)
 {
     const struct flat_v1 *given = description;
-    CREATE(cuArrayCreate, least(given->width, given->height, 1, given->format, given->channels), false, array,
-           description);
+    return given ? (struct vgpu_array){given->width, given->height, 0, given->format, given->channels, 0}
+                 : (struct vgpu_array){0};
 }
 
-int cuArray3DCreate_v2(void *array, void *description)
+struct vgpu_array vgpu_array_deep(const void *description)
 {
-    CREATE(cuArray3DCreate_v2, deep_bytes(description), false, array, description);
+    return description ? *(const struct vgpu_array *)description : (struct vgpu_array){0};
 }
 
-int cuArray3DCreate(void *array, void *description)
+struct vgpu_array vgpu_array_deep_v1(const void *description)
 {
     const struct deep_v1 *given = description;
-    CREATE(cuArray3DCreate, least(given->width, given->height, given->depth, given->format, given->channels), false,
-           array, description);
+    return given ? (struct vgpu_array){given->width, given->height, given->depth, given->format, given->channels,
+                                       given->flags}
+                 : (struct vgpu_array){0};
 }
 
-int cuMipmappedArrayCreate(void *array, void *description, uint32_t levels)
+/* Bits of an element with all its channels; the least that is certain for formats that are not known. */
+static uint64_t element_bits(const struct vgpu_array *array)
 {
-    CREATE(cuMipmappedArrayCreate, deep_bytes(description), true, array, description, levels);
+    uint64_t channels = array->channels ? array->channels : 1;
+    switch (array->format) {
+    case 0x01: case 0x08: return 8 * channels;
+    case 0x02: case 0x09: case 0x10: return 16 * channels;
+    case 0x03: case 0x0a: case 0x20: return 32 * channels;
+    default: return 4; /* compressed blocks */
+    }
 }
 
-int cuArrayDestroy(void *array)
+static uint64_t least(const struct vgpu_array *array)
 {
-    struct vgpu_entry entry;
-    bool known = vgpu_object_take(array, &entry);
-    int result = REAL(cuArrayDestroy)(array);
-    vgpu_object_end(known, &entry, result);
+    uint64_t cells = vgpu_multiply(array->width, array->height ? array->height : 1);
+    cells = vgpu_multiply(cells, array->depth ? array->depth : 1);
+    return vgpu_round(vgpu_multiply(cells, element_bits(array)) / 8, 512);
+}
+
+/* Asks the driver about such an array without memory; 0 if it does not say (before CUDA 11.6). */
+static uint64_t required(struct vgpu_array array, uint32_t levels, uint32_t ordinal)
+{
+    void *made = NULL;
+    struct requirements needed = {0};
+    array.flags |= FLAG_DEFERRED;
+    if (!HAS(cuArrayGetMemoryRequirements))
+        return 0;
+    if (levels) {
+        if (REAL(cuMipmappedArrayCreate)(&made, &array, levels) != CUDA_OK)
+            return 0;
+        REAL(cuMipmappedArrayGetMemoryRequirements)(&needed, made, ordinal);
+        REAL(cuMipmappedArrayDestroy)(made);
+        return needed.bytes;
+    }
+    if (REAL(cuArray3DCreate_v2)(&made, &array) != CUDA_OK)
+        return 0;
+    REAL(cuArrayGetMemoryRequirements)(&needed, made, ordinal);
+    REAL(cuArrayDestroy)(made);
+    return needed.bytes;
+}
+
+int vgpu_array_begin(struct vgpu_creation *creation, void *place, struct vgpu_array array, uint32_t levels)
+{
+    uint32_t ordinal;
+    creation->index = -1;
+    int d;
+    if (!place || !array.width || !vgpu_current(&d, &creation->context) || REAL(cuCtxGetDevice)(&ordinal) != CUDA_OK)
+        return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : CUDA_OK;
+    if (array.flags & (FLAG_SPARSE | FLAG_DEFERRED)) /* it gets its memory when it is mapped */
+        return CUDA_OK;
+    uint64_t bytes = required(array, levels, ordinal);
+    creation->charged = bytes ? bytes : least(&array);
+    int result = vgpu_reserve(d, creation->charged, PART_DATA);
+    creation->index = result == CUDA_OK ? d : -1;
     return result;
 }
 
-int cuMipmappedArrayDestroy(void *array)
+int vgpu_array_end(const struct vgpu_creation *creation, void *place, int result)
 {
-    struct vgpu_entry entry;
-    bool known = vgpu_object_take(array, &entry);
-    int result = REAL(cuMipmappedArrayDestroy)(array);
-    vgpu_object_end(known, &entry, result);
+    if (creation->index >= 0 && result == CUDA_OK)
+        vgpu_object_put(*(void **)place, creation->index, creation->charged, creation->context, KIND_OBJECT, PART_DATA);
+    else if (creation->index >= 0)
+        vgpu_uncharge(creation->index, creation->charged, PART_DATA);
     return result;
 }

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define DEFAULT_REGION "/tmp/cudevshr.cache"
@@ -87,7 +88,20 @@ static bool parse_cores(const char *text, int *cores)
     return true;
 }
 
-/* device UUID [memory=BYTES] [cores=PERCENT] */
+static bool parse_compute_by(const char *text, enum vgpu_compute_by *by)
+{
+    if (!strcmp(text, "events"))
+        *by = BY_EVENTS;
+    else if (!strcmp(text, "nvml"))
+        *by = BY_NVML;
+    else if (!strcmp(text, "off"))
+        *by = BY_NOTHING;
+    else
+        return false;
+    return true;
+}
+
+/* device UUID [memory=BYTES] [context=BYTES] [cores=PERCENT] [cores-most=PERCENT] */
 static bool parse_device(struct vgpu_config *config, char *text)
 {
     if (config->count == VGPU_DEVICES)
@@ -101,11 +115,19 @@ static bool parse_device(struct vgpu_config *config, char *text)
         if (!strncmp(word, "memory=", 7)) {
             if (!vgpu_parse_bytes(word + 7, &device->memory) || !device->memory)
                 return false;
+        } else if (!strncmp(word, "context=", 8)) {
+            if (!vgpu_parse_bytes(word + 8, &device->context))
+                return false;
         } else if (!strncmp(word, "cores=", 6)) {
             if (!parse_cores(word + 6, &device->cores))
                 return false;
+        } else if (!strncmp(word, "cores-most=", 11)) {
+            if (!parse_cores(word + 11, &device->cores_most))
+                return false;
         }
     }
+    if (device->cores_most && device->cores_most < device->cores)
+        return false;
     config->count++;
     return true;
 }
@@ -133,6 +155,8 @@ static bool parse_line(struct vgpu_config *config, char *line)
         return parse_path(config->compute, value);
     if (!strcmp(line, "policy"))
         return parse_policy(value, &config->policy);
+    if (!strcmp(line, "compute-by"))
+        return parse_compute_by(value, &config->compute_by);
     if (!strcmp(line, "priority")) {
         if (!parse_number(value, INT_MAX, &number))
             return false;
@@ -165,15 +189,32 @@ bool vgpu_config_parse(struct vgpu_config *config, const char *text, size_t leng
     return config->valid = config->count > 0;
 }
 
+enum { MOST_TEXT = 16384 };
+
+/* Threads and coroutines with small stacks come here, too. */
 static void read_file(struct vgpu_config *config, int file)
 {
-    char text[16384];
     size_t length = 0;
-    ssize_t more;
-    while ((more = read(file, text + length, sizeof text - length)) > 0)
+    ssize_t more = -1;
+    char *text = mmap(NULL, MOST_TEXT, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (text == MAP_FAILED)
+        return;
+    while ((more = read(file, text + length, MOST_TEXT - length)) > 0)
         length += (size_t)more;
-    if (more < 0 || length == sizeof text || !vgpu_config_parse(config, text, length))
+    if (more < 0 || length == MOST_TEXT || !vgpu_config_parse(config, text, length))
         config->valid = false;
+    munmap(text, MOST_TEXT);
+}
+
+bool vgpu_config_read_again(struct vgpu_config *config, const char *limits)
+{
+    clear(config);
+    int file = open(limits, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (file < 0)
+        return false;
+    read_file(config, file);
+    close(file);
+    return config->valid;
 }
 
 static const char *variable(const char *name, int index)

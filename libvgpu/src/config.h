@@ -8,10 +8,15 @@ enum { UUID_TEXT = 48, PATH_TEXT = 4096 };
 
 enum vgpu_policy { POLICY_DEFAULT, POLICY_FORCE, POLICY_DISABLE };
 
+/* By what launches are charged: events around some of them, the monitor's samples of NVML, or nothing at all. */
+enum vgpu_compute_by { BY_EVENTS, BY_NVML, BY_NOTHING };
+
 struct vgpu_device {
     char uuid[UUID_TEXT]; /* empty: known by its place only */
     uint64_t memory;      /* bytes, 0: no limit */
+    uint64_t context;     /* bytes that a context takes; 0: not known */
     int cores;            /* percent, 100: no limit */
+    int cores_most;       /* percent while the container is alone on the device; 0: as the policy says */
 };
 
 struct vgpu_config {
@@ -22,6 +27,7 @@ struct vgpu_config {
     int priority;
     int log_level;
     enum vgpu_policy policy;
+    enum vgpu_compute_by compute_by;
     char region[PATH_TEXT];
     char compute[PATH_TEXT];
     struct vgpu_device device[VGPU_DEVICES];
@@ -32,6 +38,9 @@ bool vgpu_config_parse(struct vgpu_config *config, const char *text, size_t leng
 
 /* The file at `limits` if there is one, else the environment. */
 void vgpu_config_read(struct vgpu_config *config, const char *limits);
+
+/* A file that has changed, into memory of the caller. False: it cannot be used, as while it is being written. */
+bool vgpu_config_read_again(struct vgpu_config *config, const char *limits);
 
 /* Bytes in a text such as "3000m". Returns false for anything but digits and one optional unit k, m or g. */
 bool vgpu_parse_bytes(const char *text, uint64_t *bytes);

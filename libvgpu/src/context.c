@@ -1,61 +1,77 @@
-/* Contexts take memory of the device by themselves, which is measured. With a context goes all that it held. */
+#include "context.h"
+
 #include "account.h"
 #include "devices.h"
+#include "launch.h"
 #include "log.h"
-#include "measure.h"
-#include "nvml.h"
+#include "objects.h"
 #include "process.h"
 #include "resolve.h"
 
 /* A context that seems to take more was made while another tenant took memory: not ours to pay. */
 static const uint64_t MOST = (uint64_t)2 << 30;
 
-struct making {
-    int index; /* -1: not measured */
-    bool by_nvml;
-    uint64_t free, counted;
-};
-
-static bool free_bytes(int index, bool by_nvml, uint64_t *bytes)
+int vgpu_context_begin(struct vgpu_making *making, void *place, int ordinal)
 {
-    uint64_t total;
-    return by_nvml ? vgpu_nvml_free(index, bytes) : REAL(cuMemGetInfo_v2)(bytes, &total) == 0;
-}
-
-/* NVML is asked where the thread has no context of the device yet, which is the rule for the first one. */
-static void begin(struct making *making, int ordinal)
-{
-    uint32_t current;
-    making->index = vgpu_attach() ? vgpu_index_of(ordinal) : -1;
-    if (making->index < 0)
-        return;
-    making->by_nvml = REAL(cuCtxGetDevice)(&current) != 0 || (int)current != ordinal;
-    making->counted = vgpu_usage(making->index);
-    if (!free_bytes(making->index, making->by_nvml, &making->free))
-        making->free = 0;
-}
-
-static uint64_t taken(const struct making *making)
-{
-    uint64_t now;
-    if (!making->free || !free_bytes(making->index, making->by_nvml, &now))
-        return 0;
-    int64_t bytes = (int64_t)(making->free - now) - (int64_t)(vgpu_usage(making->index) - making->counted);
-    return bytes > 0 && (uint64_t)bytes <= MOST ? (uint64_t)bytes : 0;
-}
-
-/* Charges the context. 0, or 2: the caller destroys it again. */
-static int end(const struct making *making, void *context)
-{
-    if (making->index < 0)
+    *making = (struct vgpu_making){.index = -1, .measure = {.index = -1}};
+    if (!place || !vgpu_attach())
+        return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : CUDA_OK;
+    int index = vgpu_index_of(ordinal);
+    if (index < 0)
         return CUDA_OK;
-    uint64_t bytes = taken(making);
-    int result = vgpu_charge(making->index, bytes, PART_CONTEXT);
-    if (result == CUDA_OK)
-        vgpu_object_put(context, making->index, bytes, (uint64_t)(uintptr_t)context, KIND_CONTEXT, PART_CONTEXT);
-    else
+    atomic_fetch_or(&vgpu_process.ordinals, (uint64_t)1 << ordinal);
+    uint64_t known = vgpu_process.config.device[index].context;
+    int result = vgpu_charge(index, known, PART_CONTEXT);
+    if (result != CUDA_OK) {
         LOG_ONCE(LOG_WARNING, "a context takes %llu bytes, which do not fit in the memory limit",
-                 (unsigned long long)bytes);
+                 (unsigned long long)known);
+        return result;
+    }
+    making->index = index;
+    making->charged = known;
+    vgpu_lock(&vgpu_process.context_lock); /* one after the other, so that each can be measured */
+    if (!known) {
+        vgpu_measure_begin(&making->measure, ordinal);
+        if (making->measure.index < 0)
+            LOG_ONCE(LOG_WARNING, "the memory of contexts is not counted: neither the limits nor NVML tell it");
+    }
+    return CUDA_OK;
+}
+
+int vgpu_context_end(struct vgpu_making *making, void *place, int result, bool *undo)
+{
+    *undo = false;
+    if (making->index < 0)
+        return result;
+    uint64_t taken = result == CUDA_OK ? vgpu_measure_taken(&making->measure, UINT64_MAX) : 0;
+    vgpu_unlock(&vgpu_process.context_lock);
+    taken = taken <= MOST ? taken : 0;
+    if (result == CUDA_OK && taken) {
+        result = vgpu_charge(making->index, taken, PART_CONTEXT);
+        *undo = result != CUDA_OK;
+        if (*undo)
+            LOG_ONCE(LOG_WARNING, "a context takes %llu bytes, which do not fit in the memory limit",
+                     (unsigned long long)taken);
+    }
+    void *context = result == CUDA_OK ? *(void **)place : NULL;
+    if (context)
+        vgpu_object_put(context, making->index, making->charged + taken, (uint64_t)(uintptr_t)context, KIND_CONTEXT,
+                        PART_CONTEXT);
+    else
+        vgpu_uncharge(making->index, making->charged, PART_CONTEXT);
+    return result;
+}
+
+void vgpu_context_going(void *context)
+{
+    if (vgpu_is_open())
+        vgpu_launch_forget((uint64_t)(uintptr_t)context);
+}
+
+int vgpu_context_ended(void *context, int result)
+{
+    if (result == CUDA_OK)
+        vgpu_context_gone((uint64_t)(uintptr_t)context);
     return result;
 }
 
@@ -65,31 +81,37 @@ static bool is_active(uint32_t device)
     return REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == 0 && active;
 }
 
+/* Held while primary contexts come and go, so that each is charged once. */
+static struct vgpu_lock primary_lock;
+
 int cuDevicePrimaryCtxRetain(void *context, uint32_t device)
 {
+    bool undo;
+    struct vgpu_making making;
     if (!context || !vgpu_open())
         return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : REAL(cuDevicePrimaryCtxRetain)(context, device);
-    vgpu_lock(&vgpu_process.context_lock);
-    struct making making = {.index = -1};
-    bool fresh = !is_active(device);
-    if (fresh)
-        begin(&making, (int)device);
-    int result = REAL(cuDevicePrimaryCtxRetain)(context, device);
-    if (result == CUDA_OK && fresh && (result = end(&making, *(void **)context)) != CUDA_OK)
-        REAL(cuDevicePrimaryCtxRelease_v2)(device);
-    vgpu_unlock(&vgpu_process.context_lock);
+    vgpu_lock(&primary_lock);
+    int result = CUDA_OK;
+    if (is_active(device)) {
+        result = REAL(cuDevicePrimaryCtxRetain)(context, device);
+    } else if ((result = vgpu_context_begin(&making, context, (int)device)) == CUDA_OK) {
+        result = vgpu_context_end(&making, context, REAL(cuDevicePrimaryCtxRetain)(context, device), &undo);
+        if (undo)
+            REAL(cuDevicePrimaryCtxRelease_v2)(device);
+    }
+    vgpu_unlock(&primary_lock);
     return result;
 }
 
 /* The primary context of a device, as far as it has been charged; 0 if there is none. */
-static uint64_t primary(uint32_t device)
+static void *primary(uint32_t device)
 {
     /* Only one context of a device is its own: it is found by asking for it once more. */
     void *context = NULL;
     if (!is_active(device) || REAL(cuDevicePrimaryCtxRetain)(&context, device) != 0)
-        return 0;
+        return NULL;
     REAL(cuDevicePrimaryCtxRelease_v2)(device);
-    return (uint64_t)(uintptr_t)context;
+    return context;
 }
 
 enum ending { RELEASE, RELEASE_V1, RESET, RESET_V1 };
@@ -108,12 +130,13 @@ static int leave_primary(enum ending ending, uint32_t device)
 {
     if (!vgpu_is_open())
         return end_primary(ending, device);
-    vgpu_lock(&vgpu_process.context_lock);
-    uint64_t context = primary(device);
+    vgpu_lock(&primary_lock);
+    void *context = primary(device);
+    vgpu_context_going(context);
     int result = end_primary(ending, device);
-    if (result == CUDA_OK && (ending == RESET || ending == RESET_V1 || !is_active(device)))
-        vgpu_context_gone(context);
-    vgpu_unlock(&vgpu_process.context_lock);
+    if (ending == RESET || ending == RESET_V1 || !is_active(device))
+        vgpu_context_ended(context, result);
+    vgpu_unlock(&primary_lock);
     return result;
 }
 
@@ -137,66 +160,42 @@ int cuDevicePrimaryCtxReset(uint32_t device)
     return leave_primary(RESET_V1, device);
 }
 
-#define CREATE(name, device, destroy, ...)                                     \
-    if (!context || !vgpu_open())                                              \
-        return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : REAL(name)(__VA_ARGS__); \
-    vgpu_lock(&vgpu_process.context_lock);                            \
-    struct making making;                                                      \
-    begin(&making, (int)(device));                                             \
-    int result = REAL(name)(__VA_ARGS__);                                      \
-    if (result == CUDA_OK && (result = end(&making, *(void **)context)) != CUDA_OK) \
-        REAL(destroy)(*(void **)context);                                      \
-    vgpu_unlock(&vgpu_process.context_lock);                          \
-    return result
+/* -- what a context sets aside for what runs on the device */
 
-int cuCtxCreate(void *context, uint32_t flags, uint32_t device)
+enum { PRINTF_FIFO = 1, MALLOC_HEAP = 2 };
+
+/* What is charged for one of them, by a key that no handle has. */
+static struct vgpu_entry limit_of(uint64_t context, uint32_t limit)
 {
-    CREATE(cuCtxCreate, device, cuCtxDestroy_v2, context, flags, device);
+    struct vgpu_entry entry = {.key = context + limit, .owner = context, .kind = KIND_OBJECT, .part = PART_CONTEXT};
+    vgpu_lock(&vgpu_process.lock);
+    const struct vgpu_entry *known = vgpu_table_find(&vgpu_process.objects, entry.key);
+    entry = known ? *known : entry;
+    vgpu_unlock(&vgpu_process.lock);
+    return entry;
 }
 
-int cuCtxCreate_v2(void *context, uint32_t flags, uint32_t device)
+int cuCtxSetLimit(uint32_t limit, uint64_t value)
 {
-    CREATE(cuCtxCreate_v2, device, cuCtxDestroy_v2, context, flags, device);
-}
-
-int cuCtxCreate_v3(void *context, void *affinity, uint32_t count, uint32_t flags, uint32_t device)
-{
-    CREATE(cuCtxCreate_v3, device, cuCtxDestroy_v2, context, affinity, count, flags, device);
-}
-
-int cuCtxCreate_v4(void *context, void *parameters, uint32_t flags, uint32_t device)
-{
-    CREATE(cuCtxCreate_v4, device, cuCtxDestroy_v2, context, parameters, flags, device);
-}
-
-int cuGreenCtxCreate(void *context, void *resources, uint32_t device, uint32_t flags)
-{
-    CREATE(cuGreenCtxCreate, device, cuGreenCtxDestroy, context, resources, device, flags);
-}
-
-static int gone(int result, void *context)
-{
-    if (result == CUDA_OK)
-        vgpu_context_gone((uint64_t)(uintptr_t)context);
+    int d;
+    uint64_t context, usual = 0;
+    if ((limit != PRINTF_FIFO && limit != MALLOC_HEAP) || !vgpu_current(&d, &context))
+        return REAL(cuCtxSetLimit)(limit, value);
+    struct vgpu_entry entry = limit_of(context, limit);
+    if (!entry.second && REAL(cuCtxGetLimit)(&usual, limit) == CUDA_OK)
+        entry.second = usual; /* part of the context */
+    uint64_t before = entry.size, after = vgpu_round(vgpu_less(value, entry.second), 512);
+    int result = vgpu_charge(d, vgpu_less(after, before), PART_CONTEXT);
+    if (result != CUDA_OK)
+        return result;
+    result = REAL(cuCtxSetLimit)(limit, value);
+    if (result != CUDA_OK) {
+        vgpu_uncharge(d, vgpu_less(after, before), PART_CONTEXT);
+        return result;
+    }
+    vgpu_uncharge(d, vgpu_less(before, after), PART_CONTEXT);
+    entry.device = d;
+    entry.size = after;
+    vgpu_object_keep(&entry);
     return result;
-}
-
-int cuCtxDestroy_v2(void *context)
-{
-    return gone(REAL(cuCtxDestroy_v2)(context), context);
-}
-
-int cuCtxDestroy(void *context)
-{
-    return gone(REAL(cuCtxDestroy)(context), context);
-}
-
-int cuCtxDetach(void *context)
-{
-    return gone(REAL(cuCtxDetach)(context), context);
-}
-
-int cuGreenCtxDestroy(void *context)
-{
-    return gone(REAL(cuGreenCtxDestroy)(context), context);
 }

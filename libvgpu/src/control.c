@@ -25,12 +25,18 @@ static uint64_t scaled(const struct vgpu_bucket *bucket, uint64_t cost)
     return cost > MOST_ELAPSED ? MOST_ELAPSED : cost * scale / UNIT;
 }
 
+/* One of so many, at distances that no pattern of launches has: multiples of the golden ratio are spread evenly. */
+static bool is_sampled(uint32_t number)
+{
+    return number * 0x9e3779b9u < UINT32_MAX / MEASURE_EVERY;
+}
+
 uint64_t vgpu_estimate_launch(struct vgpu_estimate *estimate, bool *measure)
 {
     uint32_t measured = atomic_load_explicit(&estimate->measured, memory_order_relaxed);
     uint32_t number = atomic_load_explicit(&estimate->launches, memory_order_relaxed);
     atomic_store_explicit(&estimate->launches, number + 1, memory_order_relaxed);
-    *measure = number < MEASURE_FIRST || number % MEASURE_EVERY == 0 || measured == 0;
+    *measure = number < MEASURE_FIRST || is_sampled(number) || measured == 0;
     if (LIKELY(measured))
         return atomic_load_explicit(&estimate->mean, memory_order_relaxed);
     /* Nothing is known yet: the more launches wait to be measured, the longer they probably are. */
@@ -111,9 +117,23 @@ void vgpu_bucket_settle(struct vgpu_bucket *bucket, int64_t cost)
     atomic_fetch_add(&bucket->charged, (uint64_t)amount);
 }
 
-static double root8(double x)
+void vgpu_bucket_bill(struct vgpu_bucket *bucket, uint64_t when, uint64_t percent)
 {
-    return __builtin_sqrt(__builtin_sqrt(__builtin_sqrt(x)));
+    uint64_t before = atomic_load(&bucket->sampled);
+    if (when == before || !atomic_compare_exchange_strong(&bucket->sampled, &before, when))
+        return; /* another process has it */
+    uint64_t passed = when - before;
+    if (before == 0 || when < before || passed > MOST_ELAPSED)
+        return;
+    uint64_t cost = passed * (percent > MOST_PERCENT ? MOST_PERCENT : percent) / MOST_PERCENT;
+    atomic_fetch_sub(&bucket->credit, (int64_t)cost);
+    atomic_fetch_add(&bucket->charged, cost);
+}
+
+uint64_t vgpu_bucket_debt(const struct vgpu_bucket *bucket)
+{
+    int64_t credit = atomic_load_explicit(&bucket->credit, memory_order_relaxed);
+    return credit < 0 ? (uint64_t)-(credit + 1) : 0;
 }
 
 static uint64_t smoothed(uint64_t before, uint64_t sample)
@@ -140,7 +160,8 @@ void vgpu_bucket_sample(struct vgpu_bucket *bucket, uint64_t when, uint64_t perc
         return;
     /* What events overcount: time slices of other tenants, streams that overlap. A slow correction of a scale. */
     uint64_t scale = atomic_load(&bucket->scale);
-    double next = (double)(scale ? scale : UNIT) * root8((double)seen / (double)expected);
+    double off = ((double)seen - (double)expected) / (double)expected; /* no ratio: what varies must not weigh more */
+    double next = (double)(scale ? scale : UNIT) * (1 + (off > 1 ? 1 : off) / 8);
     next = next < SCALE_LEAST ? SCALE_LEAST : next > SCALE_MOST ? SCALE_MOST : next;
     atomic_store(&bucket->scale, (uint64_t)next);
 }

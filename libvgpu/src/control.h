@@ -53,6 +53,12 @@ uint64_t vgpu_bucket_refill(struct vgpu_bucket *bucket, uint64_t now, int cores)
 /* Charges or, negative, gives back. */
 void vgpu_bucket_settle(struct vgpu_bucket *bucket, int64_t cost);
 
+/* A sample, where nothing else tells what launches take: charges it. */
+void vgpu_bucket_bill(struct vgpu_bucket *bucket, uint64_t when, uint64_t percent);
+
+/* Nanoseconds that are owed. */
+uint64_t vgpu_bucket_debt(const struct vgpu_bucket *bucket);
+
 /* A sample: the container had `percent` of the device until `when`. Corrects the scale of what is charged. */
 void vgpu_bucket_sample(struct vgpu_bucket *bucket, uint64_t when, uint64_t percent);
 

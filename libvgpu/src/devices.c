@@ -1,7 +1,7 @@
 #include "devices.h"
 
+#include "driver_nvml.h"
 #include "log.h"
-#include "nvml.h"
 #include "process.h"
 #include "resolve.h"
 
@@ -33,11 +33,16 @@ static const char *digits(const char *uuid)
     return dash ? dash + 1 : uuid;
 }
 
-int vgpu_index_of_uuid(const char *uuid)
+const char *vgpu_uuid_at(int index)
 {
     const struct vgpu_process *process = &vgpu_process;
+    return process->config.trusted ? process->config.device[index].uuid : process->region->uuid[index];
+}
+
+int vgpu_index_of_uuid(const char *uuid)
+{
     for (int d = 0; d < VGPU_DEVICES; d++) {
-        const char *listed = process->config.trusted ? process->config.device[d].uuid : process->region->uuid[d];
+        const char *listed = vgpu_uuid_at(d);
         if (*listed && !strncasecmp(digits(listed), digits(uuid), 36))
             return d;
     }
@@ -102,4 +107,35 @@ bool vgpu_current(int *index, uint64_t *context)
         *context = (uint64_t)(uintptr_t)current;
     }
     return *index >= 0;
+}
+
+int vgpu_ordinal_of(int index)
+{
+    for (int i = 0; i < VGPU_ORDINALS; i++)
+        if (atomic_load(&vgpu_process.index[i]) == index + 1)
+            return i;
+    return 0;
+}
+
+/* The device of a context that was made here. */
+static int ordinal_of_context(void *context)
+{
+    struct vgpu_process *process = &vgpu_process;
+    vgpu_lock(&process->lock);
+    const struct vgpu_entry *known = vgpu_table_find(&process->objects, (uint64_t)(uintptr_t)context);
+    int index = known && known->kind == KIND_CONTEXT ? known->device : -1;
+    vgpu_unlock(&process->lock);
+    return index < 0 ? -1 : vgpu_ordinal_of(index);
+}
+
+int vgpu_stream_ordinal(void *stream)
+{
+    uint64_t used = atomic_load_explicit(&vgpu_process.ordinals, memory_order_relaxed);
+    if (LIKELY(used && !(used & (used - 1))))
+        return __builtin_ctzll(used);
+    uint32_t ordinal;
+    void *context = NULL;
+    bool named = (uintptr_t)stream > STREAM_PER_THREAD && HAS(cuStreamGetCtx);
+    int found = named && REAL(cuStreamGetCtx)(stream, &context) == CUDA_OK ? ordinal_of_context(context) : -1;
+    return found >= 0 ? found : REAL(cuCtxGetDevice)(&ordinal) == CUDA_OK ? (int)ordinal : -1;
 }

@@ -1,7 +1,7 @@
 /* Memory that somebody else has allocated: another process, by handles of CUDA, or another interface, such as Vulkan. */
 #include "account.h"
 #include "devices.h"
-#include "measure.h"
+#include "objects.h"
 #include "pool.h"
 #include "process.h"
 #include "resolve.h"

@@ -1,11 +1,14 @@
-/* Graphs: their launches count as one kernel each, their memory is charged when they are instantiated. */
+#include "graph.h"
+
+#include "account.h"
+#include "capture.h"
 #include "devices.h"
-#include "launch.h"
-#include "measure.h"
+#include "objects.h"
 #include "pool.h"
 #include "process.h"
 #include "resolve.h"
 
+#include <string.h>
 #include <sys/mman.h>
 
 struct allocation_node {
@@ -17,8 +20,84 @@ struct allocation_node {
 
 _Static_assert(offsetof(struct allocation_node, bytes) == 104, "CUDA_MEM_ALLOC_NODE_PARAMS");
 
-/* Bytes that the allocation nodes of a graph take on each device. */
-static void needed(void *graph, uint64_t bytes[VGPU_DEVICES])
+enum { MOST_DEPTH = 8 };
+
+static uint64_t instantiated_bytes[VGPU_DEVICES], charged[VGPU_DEVICES];
+static int32_t owner; /* process that these belong to; a forked child has none */
+
+/* Caller locks. */
+static void forget_of_parent(void)
+{
+    int32_t self = atomic_load(&vgpu_process.pid);
+    if (owner == self)
+        return;
+    memset(instantiated_bytes, 0, sizeof instantiated_bytes);
+    memset(charged, 0, sizeof charged);
+    owner = self;
+}
+
+/* Charges for graphs: `instantiated` more bytes than before, negative for less. 0 or 2. */
+static int charge(int d, int64_t instantiated)
+{
+    struct vgpu_process *process = &vgpu_process;
+    uint64_t more = instantiated > 0 ? (uint64_t)instantiated : 0;
+    int result = vgpu_reserve(d, more, PART_DATA);
+    if (result != CUDA_OK)
+        return result;
+    vgpu_lock(&process->lock);
+    forget_of_parent();
+    charged[d] += more;
+    instantiated_bytes[d] = instantiated > 0 ? instantiated_bytes[d] + more
+        : vgpu_less(instantiated_bytes[d], (uint64_t)-instantiated);
+    vgpu_unlock(&process->lock);
+    return result;
+}
+
+/* What the driver holds for the graphs of device d may have changed. */
+static void look(int d)
+{
+    struct vgpu_process *process = &vgpu_process;
+    uint64_t reserved = 0;
+    uint32_t mode = vgpu_relax();
+    if (!HAS(cuDeviceGetGraphMemAttribute)
+        || REAL(cuDeviceGetGraphMemAttribute)((uint32_t)vgpu_ordinal_of(d), GRAPH_RESERVED_CURRENT, &reserved) != 0)
+        reserved = 0;
+    vgpu_restore(mode);
+    vgpu_lock(&process->lock);
+    forget_of_parent();
+    uint64_t before = charged[d];
+    uint64_t after = instantiated_bytes[d] > reserved ? instantiated_bytes[d] : reserved;
+    charged[d] = after;
+    vgpu_unlock(&process->lock);
+    if (before != after)
+        vgpu_correct(d, before, after, PART_DATA);
+}
+
+
+static void needed(void *graph, uint64_t bytes[VGPU_DEVICES], int depth);
+
+/* Bytes that one node takes: of an allocation, or of the graph in it. */
+static void needed_by(void *node, uint64_t bytes[VGPU_DEVICES], int depth)
+{
+    uint32_t type = 0;
+    void *child = NULL;
+    struct {
+        struct allocation_node node;
+        uint64_t spare[16];
+    } given = {0};
+    if (REAL(cuGraphNodeGetType)(node, &type) != 0)
+        return;
+    if (type == GRAPH_NODE_GRAPH && depth < MOST_DEPTH && REAL(cuGraphChildGraphNodeGetGraph)(node, &child) == 0)
+        needed(child, bytes, depth + 1);
+    if (type != GRAPH_NODE_MEM_ALLOC || REAL(cuGraphMemAllocNodeGetParams)(node, &given) != 0)
+        return;
+    int index = given.node.location == LOCATION_DEVICE ? vgpu_index_of((int)given.node.id) : -1;
+    if (index >= 0)
+        bytes[index] = vgpu_add(bytes[index], vgpu_round(given.node.bytes, 512));
+}
+
+/* Bytes that the allocation nodes of a graph, and of graphs in it, take on each device. */
+static void needed(void *graph, uint64_t bytes[VGPU_DEVICES], int depth)
 {
     uint64_t count = 0;
     if (!HAS(cuGraphMemAllocNodeGetParams) || REAL(cuGraphGetNodes)(graph, NULL, &count) != 0 || count == 0)
@@ -29,19 +108,8 @@ static void needed(void *graph, uint64_t bytes[VGPU_DEVICES])
         return;
     uint64_t known = count;
     int result = REAL(cuGraphGetNodes)(graph, nodes, &known);
-    for (uint64_t i = 0; result == 0 && i < known && i < count; i++) {
-        uint32_t type = 0;
-        struct {
-            struct allocation_node node;
-            uint64_t spare[16];
-        } given = {0};
-        if (REAL(cuGraphNodeGetType)(nodes[i], &type) != 0 || type != GRAPH_NODE_MEM_ALLOC
-            || REAL(cuGraphMemAllocNodeGetParams)(nodes[i], &given) != 0)
-            continue;
-        int index = given.node.location == LOCATION_DEVICE ? vgpu_index_of((int)given.node.id) : -1;
-        if (index >= 0)
-            bytes[index] = vgpu_add(bytes[index], vgpu_round(given.node.bytes, 512));
-    }
+    for (uint64_t i = 0; result == 0 && i < known && i < count; i++)
+        needed_by(nodes[i], bytes, depth);
     munmap(nodes, size);
 }
 
@@ -51,33 +119,25 @@ static void *key_of(void *graph, int d)
     return (void *)((uintptr_t)graph * 2 * VGPU_DEVICES + (uintptr_t)d * 2 + 1);
 }
 
-static int ordinal_of(int d)
-{
-    for (int i = 0; i < VGPU_ORDINALS; i++)
-        if (atomic_load(&vgpu_process.index[i]) == d + 1)
-            return i;
-    return 0;
-}
-
-static int begin(void *graph, uint64_t bytes[VGPU_DEVICES])
+int vgpu_graph_begin(void *graph, uint64_t bytes[VGPU_DEVICES])
 {
     if (!graph || !vgpu_open())
         return CUDA_OK;
-    needed(graph, bytes);
+    needed(graph, bytes, 0);
     for (int d = 0; d < VGPU_DEVICES; d++) {
-        if (!bytes[d] || vgpu_graph_memory(d, (int64_t)bytes[d]) == CUDA_OK)
+        if (!bytes[d] || charge(d, (int64_t)bytes[d]) == CUDA_OK)
             continue;
         while (d-- > 0)
             if (bytes[d]) {
-                vgpu_graph_memory(d, -(int64_t)bytes[d]);
-                vgpu_graph_memory_look(d, ordinal_of(d));
+                charge(d, -(int64_t)bytes[d]);
+                look(d);
             }
         return CUDA_OUT_OF_MEMORY;
     }
     return CUDA_OK;
 }
 
-static int end(void *place, uint64_t bytes[VGPU_DEVICES], int result)
+int vgpu_graph_end(void *place, const uint64_t bytes[VGPU_DEVICES], int result)
 {
     for (int d = 0; d < VGPU_DEVICES; d++) {
         if (!bytes[d])
@@ -85,43 +145,11 @@ static int end(void *place, uint64_t bytes[VGPU_DEVICES], int result)
         if (result == CUDA_OK) {
             vgpu_object_put(key_of(*(void **)place, d), d, bytes[d], 0, KIND_OBJECT, PART_DATA);
         } else {
-            vgpu_graph_memory(d, -(int64_t)bytes[d]);
-            vgpu_graph_memory_look(d, ordinal_of(d));
+            charge(d, -(int64_t)bytes[d]);
+            look(d);
         }
     }
     return result;
-}
-
-#define INSTANTIATE(name, ...)                                                 \
-    uint64_t bytes[VGPU_DEVICES] = {0};                                        \
-    int result = begin(graph, bytes);                                          \
-    if (result != CUDA_OK)                                                     \
-        return result;                                                         \
-    return end(place, bytes, REAL(name)(__VA_ARGS__))
-
-int cuGraphInstantiate(void *place, void *graph, void *node, void *log, uint64_t size)
-{
-    INSTANTIATE(cuGraphInstantiate, place, graph, node, log, size);
-}
-
-int cuGraphInstantiate_v2(void *place, void *graph, void *node, void *log, uint64_t size)
-{
-    INSTANTIATE(cuGraphInstantiate_v2, place, graph, node, log, size);
-}
-
-int cuGraphInstantiateWithFlags(void *place, void *graph, uint64_t flags)
-{
-    INSTANTIATE(cuGraphInstantiateWithFlags, place, graph, flags);
-}
-
-int cuGraphInstantiateWithParams(void *place, void *graph, void *parameters)
-{
-    INSTANTIATE(cuGraphInstantiateWithParams, place, graph, parameters);
-}
-
-int cuGraphInstantiateWithParams_ptsz(void *place, void *graph, void *parameters)
-{
-    INSTANTIATE(cuGraphInstantiateWithParams_ptsz, place, graph, parameters);
 }
 
 int cuGraphExecDestroy(void *graph)
@@ -135,8 +163,8 @@ int cuGraphExecDestroy(void *graph)
         if (!known[d])
             continue;
         if (result == CUDA_OK) {
-            vgpu_graph_memory(d, -(int64_t)entry[d].size);
-            vgpu_graph_memory_look(d, ordinal_of(d));
+            charge(d, -(int64_t)entry[d].size);
+            look(d);
         } else {
             vgpu_object_put((void *)(uintptr_t)entry[d].key, d, entry[d].size, 0, KIND_OBJECT, PART_DATA);
         }
@@ -149,28 +177,6 @@ int cuDeviceGraphMemTrim(uint32_t device)
     int result = REAL(cuDeviceGraphMemTrim)(device);
     int index = vgpu_is_open() ? vgpu_index_of((int)device) : -1;
     if (index >= 0)
-        vgpu_graph_memory_look(index, (int)device);
-    return result;
-}
-
-int cuGraphLaunch(void *graph, void *stream)
-{
-    if (vgpu_launch_is_free())
-        return REAL(cuGraphLaunch)(graph, stream);
-    struct vgpu_launch launch;
-    vgpu_launch_begin(&launch, graph, 0, stream, false);
-    int result = REAL(cuGraphLaunch)(graph, stream);
-    vgpu_launch_end(&launch, result);
-    return result;
-}
-
-int cuGraphLaunch_ptsz(void *graph, void *stream)
-{
-    if (vgpu_launch_is_free())
-        return REAL(cuGraphLaunch_ptsz)(graph, stream);
-    struct vgpu_launch launch;
-    vgpu_launch_begin(&launch, graph, 0, stream, true);
-    int result = REAL(cuGraphLaunch_ptsz)(graph, stream);
-    vgpu_launch_end(&launch, result);
+        look(index);
     return result;
 }

@@ -2,6 +2,7 @@
 #include "account.h"
 #include "devices.h"
 #include "log.h"
+#include "pool.h"
 #include "process.h"
 #include "resolve.h"
 
@@ -34,8 +35,10 @@ int cuMemGetInfo_v2(void *free, void *total)
         return result;
     if (vgpu_current(&d, NULL)) {
         static _Atomic uint32_t calls;
+        vgpu_refresh();
         if (UNLIKELY((atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed) & 15) == 0))
             vgpu_tidy();
+        vgpu_pools_look(d);
         slice(d, &free_bytes, &total_bytes);
     }
     if (free)

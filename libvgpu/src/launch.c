@@ -1,5 +1,6 @@
 #include "launch.h"
 
+#include "capture.h"
 #include "compute.h"
 #include "devices.h"
 #include "process.h"
@@ -15,8 +16,10 @@ enum { ESTIMATES = 4096, PROBES = 8, POLL_EVERY = 8 };
 static const uint64_t SLICE = 20000000;      /* a wait is looked at anew after 20 ms at most */
 static const uint64_t SHORT_SLICE = 200000;  /* after 0.2 ms while measurements are open */
 static const uint64_t HEARTBEAT = 30000000000;
+static const uint64_t ALONE_HEARTBEAT = 5000000000; /* a monitor that has stopped for so long tells nobody that he is alone */
+static const uint64_t MOST_BRACKET = 2000000000;    /* a measurement of the program takes 2 s at most */
+static const uint64_t BRACKET_DEBT = 250000000;     /* and 0.25 s of GPU time beyond its credit */
 
-_Atomic(_Atomic int32_t *) vgpu_free_recent;
 _Thread_local uint32_t vgpu_launch_count __attribute__((tls_model("initial-exec")));
 
 static struct vgpu_estimate estimates[ESTIMATES];
@@ -53,9 +56,30 @@ static void wait_while_blocked(struct vgpu_process *process)
 static bool is_limited(const struct vgpu_process *process)
 {
     for (int d = 0; d < VGPU_DEVICES; d++)
-        if (process->core_limit[d] < 100 && process->config.policy != POLICY_DISABLE)
+        if (atomic_load(&process->core_limit[d]) < 100 && atomic_load(&process->policy) != POLICY_DISABLE
+            && atomic_load(&process->compute_by) != BY_NOTHING)
             return true;
     return false;
+}
+
+/* The monitor's switch is off while no other container works on the device. */
+static bool is_alone(const struct vgpu_process *process)
+{
+    if (atomic_load_explicit(&process->region->limit_switch, memory_order_relaxed))
+        return false;
+    uint64_t beat = atomic_load_explicit(&process->compute->heartbeat, memory_order_relaxed);
+    if (!beat) /* of HAMi's */
+        return true;
+    uint64_t now = vgpu_now();
+    return beat <= now && now - beat <= ALONE_HEARTBEAT;
+}
+
+/* The percent that count now: from the floor, which is certain, up to the ceiling. */
+static int cores_of(const struct vgpu_process *process, int d)
+{
+    int cores = atomic_load_explicit(&process->core_limit[d], memory_order_relaxed);
+    int most = atomic_load_explicit(&process->core_most[d], memory_order_relaxed);
+    return most > cores && is_alone(process) ? most : cores;
 }
 
 /* A lossy table: where too many kernels meet, the estimate of one of them starts anew. */
@@ -96,7 +120,10 @@ static void take_sample(struct vgpu_process *process, struct vgpu_bucket *bucket
     for (int32_t i = 0; i < used && i < REGION_SLOTS; i++)
         if (atomic_load(&region->slot[i].sampled) == when)
             sum = vgpu_add(sum, atomic_load(&region->slot[i].utilization[d].sm));
-    vgpu_bucket_sample(bucket, when, sum);
+    if (atomic_load_explicit(&process->compute_by, memory_order_relaxed) == BY_NVML)
+        vgpu_bucket_bill(bucket, when, sum);
+    else
+        vgpu_bucket_sample(bucket, when, sum);
 }
 
 static void wait_for_credit(struct vgpu_process *process, struct vgpu_bucket *bucket, int d, uint64_t cost)
@@ -105,31 +132,55 @@ static void wait_for_credit(struct vgpu_process *process, struct vgpu_bucket *bu
     bool open = vgpu_timing_poll();
     while (!vgpu_bucket_take(bucket, cost)) {
         take_sample(process, bucket, d);
-        uint64_t now = vgpu_now(), wait = vgpu_bucket_refill(bucket, now, process->core_limit[d]);
+        int cores = cores_of(process, d);
+        uint64_t now = vgpu_now(), wait = vgpu_bucket_refill(bucket, now, cores);
+        if (cores >= 100)
+            break;
         if (wait == 0)
             continue;
         begun = begun ? begun : now;
         uint64_t most = open ? SHORT_SLICE : SLICE;
         wait_for(wait < most ? wait : most);
         open = vgpu_timing_poll();
-        if (process->config.policy == POLICY_DEFAULT && !atomic_load(&process->region->limit_switch))
-            break;
     }
     if (begun)
         atomic_fetch_add_explicit(&bucket->throttled, vgpu_now() - begun, memory_order_relaxed);
 }
 
-static bool is_capturing(void *stream, bool per_thread)
+static _Atomic uint32_t generation;
+static int32_t owner; /* process that estimates belong to */
+
+/* After limits have changed, or in a child that copied this process. */
+__attribute__((noinline, cold)) static void set_up(struct vgpu_process *process)
 {
-    uint32_t status = 0;
-    int result = per_thread ? REAL(cuStreamIsCapturing_ptsz)(stream, &status) : REAL(cuStreamIsCapturing)(stream, &status);
-    return result != CUDA_OK || status != 0;
+    int32_t self = atomic_load(&process->pid);
+    vgpu_lock(&process->lock);
+    if (owner && owner != self) {
+        memset(estimates, 0, sizeof estimates);
+        vgpu_timing_forked();
+    }
+    owner = self;
+    vgpu_unlock(&process->lock);
+    atomic_store(&vgpu_free_recent, is_limited(process) ? NULL : &process->region->recent_kernel);
+    atomic_store(&generation, __atomic_load_n(&process->generation, __ATOMIC_ACQUIRE));
 }
 
-static void set_up(struct vgpu_process *process)
+static bool is_set_up(struct vgpu_process *process)
 {
-    if (!is_limited(process))
-        atomic_store(&vgpu_free_recent, &process->region->recent_kernel);
+    return LIKELY(atomic_load_explicit(&generation, memory_order_relaxed)
+                  == __atomic_load_n(&process->generation, __ATOMIC_RELAXED));
+}
+
+/* Between two events by which the program measures time, as autotuners do, nothing waits: it would choose what happens not to
+ * have waited. Debt is paid before the first of them. */
+static _Thread_local struct {
+    bool open;
+    uint64_t begun;
+} bracket __attribute__((tls_model("initial-exec")));
+
+static bool is_measuring(const struct vgpu_bucket *bucket)
+{
+    return UNLIKELY(bracket.open) && vgpu_bucket_debt(bucket) < BRACKET_DEBT && vgpu_now() - bracket.begun < MOST_BRACKET;
 }
 
 /* Where nothing can be measured a kernel costs what an unknown one does; its cost must not grow with its launches. */
@@ -144,6 +195,15 @@ static void note_sample(struct vgpu_launch *launch)
     }
 }
 
+/* The current device if it has a limit that counts now, else -1. */
+static int limited_device(const struct vgpu_process *process)
+{
+    uint32_t ordinal;
+    int d = REAL(cuCtxGetDevice)(&ordinal) == CUDA_OK ? vgpu_index_of((int)ordinal) : -1;
+    return d >= 0 && atomic_load_explicit(&process->core_limit[d], memory_order_relaxed) < 100
+        && cores_of(process, d) < 100 ? d : -1;
+}
+
 void vgpu_launch_begin(struct vgpu_launch *launch, void *function, uint64_t shape, void *stream, bool per_thread)
 {
     struct vgpu_process *process = &vgpu_process;
@@ -151,7 +211,7 @@ void vgpu_launch_begin(struct vgpu_launch *launch, void *function, uint64_t shap
     if (UNLIKELY(!vgpu_attach()))
         return;
     uint32_t count = ++vgpu_launch_count;
-    if (atomic_load_explicit(&vgpu_free_recent, memory_order_relaxed) == NULL)
+    if (!is_set_up(process))
         set_up(process);
     if (UNLIKELY(atomic_load_explicit(&process->region->recent_kernel, memory_order_relaxed) != RECENT_ACTIVE)
         || (count & 255) == 0) {
@@ -159,21 +219,25 @@ void vgpu_launch_begin(struct vgpu_launch *launch, void *function, uint64_t shap
         note_activity(process->region);
     }
     int d;
-    uint32_t ordinal;
-    if (atomic_load_explicit(&vgpu_free_recent, memory_order_relaxed)
-        || (process->config.policy == POLICY_DEFAULT
-            && !atomic_load_explicit(&process->region->limit_switch, memory_order_relaxed))
-        || REAL(cuCtxGetDevice)(&ordinal) != 0 || (d = vgpu_index_of((int)ordinal)) < 0
-        || process->core_limit[d] >= 100 || is_capturing(stream, per_thread))
+    if (atomic_load_explicit(&vgpu_free_recent, memory_order_relaxed) || (d = limited_device(process)) < 0
+        || vgpu_capturing(stream, per_thread) != NOT_CAPTURING)
         return;
     struct vgpu_bucket *bucket = &process->compute->bucket[d];
+    if (atomic_load_explicit(&process->compute_by, memory_order_relaxed) == BY_NVML) {
+        take_sample(process, bucket, d);
+        if (!vgpu_bucket_take(bucket, 0))
+            wait_for_credit(process, bucket, d, 0);
+        return;
+    }
     bool measure;
     launch->estimate = estimate_of(function, shape);
     uint64_t cost = launch->cost = vgpu_estimate_launch(launch->estimate, &measure);
     launch->bucket = bucket;
     if (count % POLL_EVERY == 0)
         vgpu_timing_poll();
-    if (!vgpu_bucket_take(bucket, cost))
+    if (is_measuring(bucket))
+        vgpu_bucket_settle(bucket, (int64_t)cost);
+    else if (!vgpu_bucket_take(bucket, cost))
         wait_for_credit(process, bucket, d, cost);
     if (measure) {
         void *context = NULL;
@@ -209,14 +273,65 @@ void vgpu_launch_end(struct vgpu_launch *launch, int result)
 
 void vgpu_launch_forget(uint64_t context)
 {
-    vgpu_timing_forget(context);
+    if (vgpu_process.region && !is_set_up(&vgpu_process))
+        set_up(&vgpu_process);
+    if (context)
+        vgpu_timing_forget(context);
 }
 
-void vgpu_launch_forked(void)
+/* -- the program's own measurements */
+
+enum { DISABLE_TIMING = 2 };
+
+int cuEventCreate(void *event, uint32_t flags)
 {
-    atomic_store(&vgpu_free_recent, NULL);
-    memset(estimates, 0, sizeof estimates);
-    vgpu_timing_forget(0);
+    int result = REAL(cuEventCreate)(event, flags);
+    if (result == CUDA_OK && !(flags & DISABLE_TIMING) && vgpu_is_open() && is_limited(&vgpu_process)) {
+        vgpu_lock(&vgpu_process.lock);
+        vgpu_table_put(&vgpu_process.events, &(struct vgpu_entry){.key = *(uint64_t *)event});
+        vgpu_unlock(&vgpu_process.lock);
+    }
+    return result;
+}
+
+void vgpu_event_gone(void *event)
+{
+    struct vgpu_entry gone;
+    if (!vgpu_is_open() || !vgpu_process.events.count)
+        return;
+    vgpu_lock(&vgpu_process.lock);
+    vgpu_table_take(&vgpu_process.events, (uint64_t)(uintptr_t)event, &gone);
+    vgpu_unlock(&vgpu_process.lock);
+}
+
+static bool measures_time(void *event)
+{
+    if (!vgpu_is_open() || !vgpu_process.events.count)
+        return false;
+    vgpu_lock(&vgpu_process.lock);
+    bool known = vgpu_table_find(&vgpu_process.events, (uint64_t)(uintptr_t)event) != NULL;
+    vgpu_unlock(&vgpu_process.lock);
+    return known;
+}
+
+/* They come in pairs: before the first of two, what is owed is paid. */
+void vgpu_event_recorded(void *event, void *stream, bool per_thread)
+{
+    struct vgpu_process *process = &vgpu_process;
+    if (LIKELY(!measures_time(event)))
+        return;
+    int d = vgpu_attach() ? limited_device(process) : -1;
+    if (d < 0 || vgpu_capturing(stream, per_thread) != NOT_CAPTURING) {
+        bracket.open = false;
+        return;
+    }
+    bracket.open = !bracket.open;
+    if (!bracket.open)
+        return;
+    struct vgpu_bucket *bucket = &process->compute->bucket[d];
+    if (!vgpu_bucket_take(bucket, 0))
+        wait_for_credit(process, bucket, d, 0);
+    bracket.begun = vgpu_now();
 }
 
 struct multi_launch {

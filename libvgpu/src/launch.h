@@ -2,7 +2,7 @@
 #ifndef VGPU_LAUNCH_H
 #define VGPU_LAUNCH_H
 
-#include "types.h"
+#include "process.h"
 
 struct vgpu_bucket;
 struct vgpu_estimate;
@@ -18,9 +18,6 @@ struct vgpu_launch {
 
 enum { RECENT_ACTIVE = 2 };
 
-/* For launches without a compute limit: the monitor's word in the region, or NULL where every launch must be looked
- * at. */
-extern _Atomic(_Atomic int32_t *) vgpu_free_recent;
 extern _Thread_local uint32_t vgpu_launch_count __attribute__((tls_model("initial-exec")));
 
 /* True: nothing is to be done. Now and then false, so that activity is noted. */
@@ -28,15 +25,18 @@ static inline bool vgpu_launch_is_free(void)
 {
     _Atomic int32_t *recent = atomic_load_explicit(&vgpu_free_recent, memory_order_relaxed);
     return LIKELY(recent && atomic_load_explicit(recent, memory_order_relaxed) == RECENT_ACTIVE
-                  && (++vgpu_launch_count & 255));
+                  && (++vgpu_launch_count & 255) && !vgpu_is_look_due());
 }
 
 void vgpu_launch_begin(struct vgpu_launch *launch, void *function, uint64_t shape, void *stream, bool per_thread);
 void vgpu_launch_begin_config(struct vgpu_launch *launch, void *function, const void *config, bool per_thread);
 void vgpu_launch_end(struct vgpu_launch *launch, int result);
 
-/* Events of a context that is gone must not be used again. */
+/* Before a context goes. 0: none. */
 void vgpu_launch_forget(uint64_t context);
-void vgpu_launch_forked(void);
+
+/* Around the program's own events. */
+void vgpu_event_recorded(void *event, void *stream, bool per_thread);
+void vgpu_event_gone(void *event);
 
 #endif

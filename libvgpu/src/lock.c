@@ -2,8 +2,21 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+int vgpu_keep_thread(void)
+{
+    int before;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    return before;
+}
+
+void vgpu_release_thread(int state)
+{
+    pthread_setcancelstate(state, &(int){0});
+}
 
 bool vgpu_trylock(struct vgpu_lock *lock)
 {

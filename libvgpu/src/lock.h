@@ -10,6 +10,11 @@ struct vgpu_lock {
     _Atomic unsigned state; /* 0: free, 1: held, 2: held and somebody waits */
 };
 
+/* Between the two, the thread cannot be canceled: it would leave locks and files behind. The first returns what the second
+ * takes. */
+int vgpu_keep_thread(void);
+void vgpu_release_thread(int state);
+
 void vgpu_lock(struct vgpu_lock *lock);
 bool vgpu_trylock(struct vgpu_lock *lock);
 void vgpu_unlock(struct vgpu_lock *lock);

@@ -1,5 +1,7 @@
 #include "log.h"
 
+#include "lock.h"
+
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -28,7 +30,9 @@ void vgpu_log(int level, const char *format, ...)
         used += (size_t)more < sizeof line - used - 1 ? (size_t)more : sizeof line - used - 2;
     line[used++] = '\n';
     /* One write, so that lines of several processes do not mix; a closed standard error is no reason to fail. */
+    int state = vgpu_keep_thread();
     ssize_t written = write(STDERR_FILENO, line, used);
     (void)written;
+    vgpu_release_thread(state);
     errno = saved;
 }

@@ -20,44 +20,6 @@ struct memory_v2 {
     uint64_t total, reserved, free, used;
 };
 
-/* NVML is loaded only by a process that uses CUDA, and stays open: it counts its users. */
-static bool is_there(void)
-{
-    static _Atomic int state; /* 0: not tried, 1: there, 2: not there */
-    int known = atomic_load(&state);
-    if (!known) {
-        known = vgpu_resolve_nvml(true) && REAL(nvmlInit_v2)() == 0 ? 1 : 2;
-        atomic_store(&state, known);
-    }
-    return known == 1;
-}
-
-int vgpu_nvml_count(void)
-{
-    uint32_t count = 0;
-    return is_there() && REAL(nvmlDeviceGetCount_v2)(&count) == 0 ? (int)count : 0;
-}
-
-bool vgpu_nvml_uuid(int number, char *text, uint32_t size)
-{
-    void *device;
-    return is_there() && REAL(nvmlDeviceGetHandleByIndex_v2)((uint32_t)number, &device) == 0
-        && REAL(nvmlDeviceGetUUID)(device, text, size) == 0;
-}
-
-bool vgpu_nvml_free(int index, uint64_t *bytes)
-{
-    struct memory_v1 memory;
-    void *device;
-    const struct vgpu_process *process = &vgpu_process;
-    const char *uuid = process->config.trusted ? process->config.device[index].uuid : process->region->uuid[index];
-    if (!*uuid || !is_there() || REAL(nvmlDeviceGetHandleByUUID)((void *)(uintptr_t)uuid, &device) != 0
-        || REAL(nvmlDeviceGetMemoryInfo)(device, &memory) != 0)
-        return false;
-    *bytes = memory.free;
-    return true;
-}
-
 /* The slice of the container on an NVML device. False: there is no limit. */
 static bool slice(void *device, uint64_t real, uint64_t *total, uint64_t *used)
 {
@@ -188,4 +150,33 @@ int vgpu_nvml_processes(vgpu_list real, void *device, void *count, void *entries
     *room = all.count;
     munmap(all.entries, all.bytes);
     return code;
+}
+
+/* The list that says most has a frame of its own around the others' parameters. */
+struct detail_list {
+    uint32_t version, mode, count;
+    void *entries;
+};
+
+enum { DETAIL_BYTES = 32 };
+
+static _Thread_local struct detail_list detailed __attribute__((tls_model("initial-exec")));
+
+static int details(void *device, void *count, void *entries)
+{
+    struct detail_list list = detailed;
+    list.count = *(uint32_t *)count;
+    list.entries = entries;
+    int code = REAL(nvmlDeviceGetRunningProcessDetailList)(device, &list);
+    *(uint32_t *)count = list.count;
+    return code;
+}
+
+int nvmlDeviceGetRunningProcessDetailList(void *device, void *given)
+{
+    struct detail_list *list = given;
+    if (!list)
+        return REAL(nvmlDeviceGetRunningProcessDetailList)(device, given);
+    detailed = *list;
+    return vgpu_nvml_processes(details, device, &list->count, list->entries, DETAIL_BYTES);
 }

@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include "account.h"
+#include "capture.h"
 #include "devices.h"
 #include "log.h"
 #include "process.h"
@@ -9,8 +10,9 @@
 
 #include <string.h>
 
-enum { POOLS = 256 };
+enum { POOLS = 256, MANAGED = 2 };
 
+static const uint64_t LOOK_INTERVAL = 100000000; /* nanoseconds */
 static const uint64_t STEP_LEAST = (uint64_t)2 << 20, STEP_MOST = (uint64_t)32 << 20;
 
 struct pool {
@@ -21,10 +23,13 @@ struct pool {
     uint64_t live;
     uint64_t charged;
     uint64_t step; /* by which the driver lets it grow */
+    uint64_t looked; /* when the driver was last asked what it has reserved */
+    bool stale;      /* something has been freed since */
 };
 
 static struct pool pools[POOLS];
-static uint64_t graph_instantiated[VGPU_DEVICES], graph_charged[VGPU_DEVICES];
+static uint64_t current_pools[VGPU_ORDINALS]; /* from which a device allocates; 0: the driver must be asked */
+static atomic_bool stale_pools;
 static int32_t owner; /* process that pools belong to; a forked child has none */
 
 /* Caller locks, as for all functions that return a pool. */
@@ -34,8 +39,8 @@ static void forget_of_parent(void)
     if (owner == self)
         return;
     memset(pools, 0, sizeof pools);
-    memset(graph_instantiated, 0, sizeof graph_instantiated);
-    memset(graph_charged, 0, sizeof graph_charged);
+    memset(current_pools, 0, sizeof current_pools);
+    atomic_store(&stale_pools, false);
     owner = self;
 }
 
@@ -60,7 +65,7 @@ static struct pool *add(uint64_t handle, int device)
 }
 
 /* A pool that we have not seen made is a device's own. Asks the driver: not under the lock. */
-static int device_of(void *handle)
+static int home_of(void *handle)
 {
     uint32_t count = 0;
     void *found = NULL;
@@ -91,14 +96,17 @@ static int pool_device(void *handle)
     vgpu_unlock(&process->lock);
     if (device != -2)
         return device;
-    device = device_of(handle);
+    device = home_of(handle);
     keep((uint64_t)(uintptr_t)handle, device);
     return device;
 }
 
 static bool attribute(uint64_t pool, uint32_t which, uint64_t *value)
 {
-    return HAS(cuMemPoolGetAttribute) && REAL(cuMemPoolGetAttribute)((void *)(uintptr_t)pool, which, value) == 0;
+    uint32_t mode = vgpu_relax();
+    bool told = HAS(cuMemPoolGetAttribute) && REAL(cuMemPoolGetAttribute)((void *)(uintptr_t)pool, which, value) == 0;
+    vgpu_restore(mode);
+    return told;
 }
 
 /* The driver does not say by how much pools grow: the largest power of two in the first growth that is seen. */
@@ -132,6 +140,8 @@ static bool reconcile(uint64_t handle, uint64_t held)
     if (pool) {
         before = pool->charged;
         after = pool->charged = told && reserved > pool->live ? reserved : pool->live;
+        pool->looked = vgpu_now();
+        pool->stale = false;
         learn_step(pool, before, after);
         if (pool->destroyed && !pool->live)
             pool->handle = 0, after = 0;
@@ -143,15 +153,46 @@ static bool reconcile(uint64_t handle, uint64_t held)
     return fits || after <= before + held;
 }
 
+/* The pool grows and shrinks without notice: it is looked at now and then. */
+static bool is_due(const struct pool *pool)
+{
+    return pool->destroyed || vgpu_now() - pool->looked > LOOK_INTERVAL;
+}
+
 void vgpu_pool_freed(uint64_t handle, uint64_t bytes)
 {
     vgpu_lock(&vgpu_process.lock);
     struct pool *pool = find(handle);
-    if (pool)
+    bool due = pool && is_due(pool);
+    if (pool) {
         pool->live = vgpu_less(pool->live, bytes);
+        pool->stale = true;
+        atomic_store_explicit(&stale_pools, true, memory_order_relaxed);
+    }
     vgpu_unlock(&vgpu_process.lock);
-    if (pool)
+    if (due)
         reconcile(handle, 0);
+}
+
+void vgpu_pools_look(int d)
+{
+    uint64_t handles[POOLS];
+    int count = 0;
+    if (LIKELY(!atomic_load_explicit(&stale_pools, memory_order_relaxed)))
+        return;
+    vgpu_lock(&vgpu_process.lock);
+    forget_of_parent();
+    bool others = false;
+    for (int i = 0; i < POOLS; i++) {
+        bool stale = pools[i].handle && pools[i].stale;
+        if (stale && pools[i].device == d)
+            handles[count++] = pools[i].handle;
+        others |= stale && pools[i].device != d;
+    }
+    atomic_store(&stale_pools, others);
+    vgpu_unlock(&vgpu_process.lock);
+    for (int i = 0; i < count; i++)
+        reconcile(handles[i], 0);
 }
 
 bool vgpu_pools_trim(int d)
@@ -165,7 +206,9 @@ bool vgpu_pools_trim(int d)
             handles[count++] = pools[i].handle;
     vgpu_unlock(&vgpu_process.lock);
     for (int i = 0; i < count; i++) {
+        uint32_t mode = vgpu_relax();
         REAL(cuMemPoolTrimTo)((void *)(uintptr_t)handles[i], 0);
+        vgpu_restore(mode);
         reconcile(handles[i], 0);
     }
     return vgpu_counted(d) < before;
@@ -187,11 +230,55 @@ int vgpu_reserve_import(int d, uint64_t before, uint64_t after, enum vgpu_part p
     return result;
 }
 
+/* An allocation in a pool, by whichever function the program has called. */
+struct request {
+    enum { DEFAULT, DEFAULT_PTSZ, POOL, POOL_PTSZ } function;
+    uint64_t *address;
+    uint64_t bytes;
+    void *pool, *stream;
+};
+
+static int call(const struct request *asked)
+{
+    switch (asked->function) {
+    case DEFAULT: return REAL(cuMemAllocAsync)(asked->address, asked->bytes, asked->stream);
+    case DEFAULT_PTSZ: return REAL(cuMemAllocAsync_ptsz)(asked->address, asked->bytes, asked->stream);
+    case POOL: return REAL(cuMemAllocFromPoolAsync)(asked->address, asked->bytes, asked->pool, asked->stream);
+    default: return REAL(cuMemAllocFromPoolAsync_ptsz)(asked->address, asked->bytes, asked->pool, asked->stream);
+    }
+}
+
+static bool is_per_thread(const struct request *asked)
+{
+    return asked->function == DEFAULT_PTSZ || asked->function == POOL_PTSZ;
+}
+
+/* Takes room that the pool is charged for already. */
+static enum { NO_ROOM, ROOM, ROOM_TO_LOOK_AT, UNKNOWN_POOL } take_room(uint64_t handle, uint64_t size)
+{
+    vgpu_lock(&vgpu_process.lock);
+    struct pool *pool = find(handle);
+    bool fits = pool && vgpu_add(pool->live, size) <= pool->charged;
+    bool due = fits && is_due(pool);
+    if (fits)
+        pool->live += size;
+    vgpu_unlock(&vgpu_process.lock);
+    return !pool ? UNKNOWN_POOL : !fits ? NO_ROOM : due ? ROOM_TO_LOOK_AT : ROOM;
+}
+
+static void change_live(uint64_t handle, uint64_t more, uint64_t less)
+{
+    vgpu_lock(&vgpu_process.lock);
+    struct pool *pool = find(handle);
+    if (pool)
+        pool->live = vgpu_less(vgpu_add(pool->live, more), less);
+    vgpu_unlock(&vgpu_process.lock);
+}
+
 /* Bytes to charge before the driver is asked: none if the pool has that much in reserve. -1: refused. */
-static int64_t admit(uint64_t pool, int device, uint64_t bytes)
+static int64_t admit(uint64_t pool, int device, uint64_t size)
 {
     uint64_t reserved, used;
-    uint64_t size = vgpu_round(bytes, 512);
     bool told = attribute(pool, POOL_RESERVED_CURRENT, &reserved) && attribute(pool, POOL_USED_CURRENT, &used);
     if (told && reserved >= used && reserved - used >= size)
         return 0;
@@ -202,95 +289,141 @@ static int64_t admit(uint64_t pool, int device, uint64_t bytes)
     return vgpu_reserve(device, size, PART_DATA) == CUDA_OK ? (int64_t)size : -1;
 }
 
-static void remember(uint64_t pool, int device, uint64_t address, uint64_t bytes)
+static void remember(uint64_t address, const struct vgpu_entry *entry)
 {
-    struct vgpu_entry entry = {.key = address, .size = vgpu_round(bytes, 512), .owner = pool, .device = device,
-                               .kind = KIND_POOLED, .part = PART_DATA};
+    struct vgpu_entry kept = *entry;
+    kept.key = address;
     vgpu_lock(&vgpu_process.lock);
-    vgpu_table_put(&vgpu_process.memory, &entry);
-    struct pool *known = find(pool);
-    if (known)
-        known->live += entry.size;
+    vgpu_table_put(&vgpu_process.memory, &kept);
     vgpu_unlock(&vgpu_process.lock);
 }
 
-static bool capturing(void *stream, bool per_thread)
+static void give_back(const struct request *asked)
 {
-    uint32_t status = 0;
-    int result = per_thread ? REAL(cuStreamIsCapturing_ptsz)(stream, &status) : REAL(cuStreamIsCapturing)(stream, &status);
-    return result == CUDA_OK && status != 0;
-}
-
-static int real_allocate(uint64_t *address, uint64_t bytes, void *pool, void *stream, bool per_thread)
-{
-    return per_thread ? REAL(cuMemAllocFromPoolAsync_ptsz)(address, bytes, pool, stream)
-                      : REAL(cuMemAllocFromPoolAsync)(address, bytes, pool, stream);
-}
-
-static void give_back(uint64_t address, void *stream, bool per_thread)
-{
-    if (per_thread)
-        REAL(cuMemFreeAsync_ptsz)(address, stream);
+    if (is_per_thread(asked))
+        REAL(cuMemFreeAsync_ptsz)(*asked->address, asked->stream);
     else
-        REAL(cuMemFreeAsync)(address, stream);
+        REAL(cuMemFreeAsync)(*asked->address, asked->stream);
 }
 
-static int allocate(uint64_t *address, uint64_t bytes, void *pool, void *stream, bool per_thread)
+/* The pool has grown by more than was asked for, and beyond the limit. */
+static int undo(const struct request *asked, int device)
 {
-    uint64_t handle = (uint64_t)(uintptr_t)pool;
-    int device = -1;
-    if (address && pool && vgpu_open() && !capturing(stream, per_thread)) /* captured, it is memory of a graph */
-        device = pool_device(pool);
-    if (device < 0)
-        return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : real_allocate(address, bytes, pool, stream, per_thread);
-    int64_t held = admit(handle, device, bytes);
-    if (held < 0)
-        return CUDA_OUT_OF_MEMORY;
-    int result = real_allocate(address, bytes, pool, stream, per_thread);
+    struct vgpu_entry entry;
+    vgpu_lock(&vgpu_process.lock);
+    bool known = vgpu_table_take(&vgpu_process.memory, *asked->address, &entry);
+    vgpu_unlock(&vgpu_process.lock);
+    give_back(asked);
+    if (known)
+        vgpu_pool_freed(entry.owner, entry.size);
+    vgpu_pools_trim(device);
+    return CUDA_OUT_OF_MEMORY;
+}
+
+/* More pools than we remember: each allocation is charged by itself. */
+static int allocate_by_itself(const struct request *asked, struct vgpu_entry entry)
+{
+    int result = vgpu_reserve(entry.device, entry.size, PART_DATA);
+    if (result != CUDA_OK)
+        return result;
+    entry.kind = KIND_MEMORY;
+    entry.owner = 0;
+    result = call(asked);
     if (result == CUDA_OK)
-        remember(handle, device, *address, bytes);
-    if (!reconcile(handle, (uint64_t)held) && result == CUDA_OK) {
-        /* The pool has grown by more than was asked for, and beyond the limit. */
-        struct vgpu_entry entry;
-        vgpu_lock(&vgpu_process.lock);
-        vgpu_table_take(&vgpu_process.memory, *address, &entry);
-        vgpu_unlock(&vgpu_process.lock);
-        give_back(*address, stream, per_thread);
-        vgpu_pool_freed(handle, entry.size);
-        vgpu_pools_trim(device);
-        return CUDA_OUT_OF_MEMORY;
-    }
+        remember(*asked->address, &entry);
+    else
+        vgpu_uncharge(entry.device, entry.size, PART_DATA);
     return result;
 }
 
-static int allocate_default(uint64_t *address, uint64_t bytes, void *stream, bool per_thread)
+/* While the pool has room, the driver is asked nothing but what the program asks. */
+static int allocate(const struct request *asked)
 {
-    uint32_t ordinal;
-    void *pool = NULL;
-    if (!address || REAL(cuCtxGetDevice)(&ordinal) != 0 || REAL(cuDeviceGetMemPool)(&pool, ordinal) != 0)
-        return per_thread ? REAL(cuMemAllocAsync_ptsz)(address, bytes, stream)
-                          : REAL(cuMemAllocAsync)(address, bytes, stream);
-    return allocate(address, bytes, pool, stream, per_thread);
+    uint64_t handle = (uint64_t)(uintptr_t)asked->pool, size = vgpu_round(asked->bytes, 512);
+    int device = -1;
+    if (asked->address && handle && vgpu_open() && vgpu_capturing(asked->stream, is_per_thread(asked)) != CAPTURING)
+        device = pool_device(asked->pool); /* captured, it is memory of a graph */
+    if (device < 0)
+        return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : call(asked);
+    struct vgpu_entry entry = {.size = size, .owner = handle, .device = device, .kind = KIND_POOLED, .part = PART_DATA};
+    int room = take_room(handle, size);
+    if (UNLIKELY(room == UNKNOWN_POOL))
+        return allocate_by_itself(asked, entry);
+    int64_t held = room == NO_ROOM ? admit(handle, device, size) : 0;
+    if (held < 0)
+        return CUDA_OUT_OF_MEMORY;
+    int result = call(asked);
+    if (result == CUDA_OK)
+        remember(*asked->address, &entry);
+    if (room == NO_ROOM && result == CUDA_OK)
+        change_live(handle, size, 0);
+    else if (room != NO_ROOM && result != CUDA_OK)
+        change_live(handle, 0, size);
+    bool fits = LIKELY(room == ROOM && result == CUDA_OK) || reconcile(handle, (uint64_t)held);
+    return !fits && result == CUDA_OK ? undo(asked, device) : result;
+}
+
+static int allocate_default(struct request asked)
+{
+    int ordinal = asked.address && vgpu_open() ? vgpu_stream_ordinal(asked.stream) : -1;
+    if (ordinal < 0)
+        return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : call(&asked);
+    vgpu_lock(&vgpu_process.lock);
+    forget_of_parent();
+    asked.pool = (void *)(uintptr_t)current_pools[ordinal];
+    vgpu_unlock(&vgpu_process.lock);
+    if (UNLIKELY(!asked.pool)) {
+        if (REAL(cuDeviceGetMemPool)(&asked.pool, (uint32_t)ordinal) != CUDA_OK)
+            return call(&asked);
+        vgpu_lock(&vgpu_process.lock);
+        current_pools[ordinal] = (uint64_t)(uintptr_t)asked.pool;
+        vgpu_unlock(&vgpu_process.lock);
+    }
+    return allocate(&asked);
 }
 
 int cuMemAllocAsync(void *address, uint64_t bytes, void *stream)
 {
-    return allocate_default(address, bytes, stream, false);
+    return allocate_default((struct request){.function = DEFAULT, .address = address, .bytes = bytes, .stream = stream});
 }
 
 int cuMemAllocAsync_ptsz(void *address, uint64_t bytes, void *stream)
 {
-    return allocate_default(address, bytes, stream, true);
+    return allocate_default((struct request){.function = DEFAULT_PTSZ, .address = address, .bytes = bytes,
+                                             .stream = stream});
 }
 
 int cuMemAllocFromPoolAsync(void *address, uint64_t bytes, void *pool, void *stream)
 {
-    return allocate(address, bytes, pool, stream, false);
+    return allocate(&(struct request){.function = POOL, .address = address, .bytes = bytes, .pool = pool,
+                                      .stream = stream});
 }
 
 int cuMemAllocFromPoolAsync_ptsz(void *address, uint64_t bytes, void *pool, void *stream)
 {
-    return allocate(address, bytes, pool, stream, true);
+    return allocate(&(struct request){.function = POOL_PTSZ, .address = address, .bytes = bytes, .pool = pool,
+                                      .stream = stream});
+}
+
+/* Which pool a device allocates from has changed: the driver is asked again. */
+static int chosen(int result)
+{
+    if (vgpu_is_open()) {
+        vgpu_lock(&vgpu_process.lock);
+        memset(current_pools, 0, sizeof current_pools);
+        vgpu_unlock(&vgpu_process.lock);
+    }
+    return result;
+}
+
+int cuDeviceSetMemPool(uint32_t device, void *pool)
+{
+    return chosen(REAL(cuDeviceSetMemPool)(device, pool));
+}
+
+int cuMemSetMemPool(void *location, uint32_t type, void *pool)
+{
+    return chosen(REAL(cuMemSetMemPool)(location, type, pool));
 }
 
 struct pool_properties {
@@ -304,6 +437,8 @@ int cuMemPoolCreate(void *pool, void *properties)
     if (result != CUDA_OK || !vgpu_open())
         return result;
     int device = given->location == LOCATION_DEVICE ? vgpu_index_of((int)given->id) : -1;
+    if (given->type == MANAGED && given->location != LOCATION_DEVICE)
+        vgpu_current(&device, NULL); /* it may be anywhere: it counts where it was made */
     vgpu_lock(&vgpu_process.lock);
     add(*(uint64_t *)pool, device);
     vgpu_unlock(&vgpu_process.lock);
@@ -313,7 +448,7 @@ int cuMemPoolCreate(void *pool, void *properties)
 /* Its memory goes with the last allocation. */
 int cuMemPoolDestroy(void *pool)
 {
-    int result = REAL(cuMemPoolDestroy)(pool);
+    int result = chosen(REAL(cuMemPoolDestroy)(pool));
     if (result != CUDA_OK || !vgpu_is_open())
         return result;
     vgpu_lock(&vgpu_process.lock);
@@ -380,39 +515,4 @@ int cuMemPoolTrimTo(void *pool, uint64_t bytes)
     if (vgpu_is_open())
         reconcile((uint64_t)(uintptr_t)pool, 0);
     return result;
-}
-
-int vgpu_graph_memory(int d, int64_t instantiated)
-{
-    struct vgpu_process *process = &vgpu_process;
-    uint64_t more = instantiated > 0 ? (uint64_t)instantiated : 0;
-    int result = vgpu_charge(d, more, PART_DATA);
-    if (result == CUDA_OUT_OF_MEMORY && vgpu_pools_trim(d))
-        result = vgpu_charge(d, more, PART_DATA);
-    if (result != CUDA_OK)
-        return result;
-    vgpu_lock(&process->lock);
-    forget_of_parent();
-    graph_charged[d] += more;
-    graph_instantiated[d] = instantiated > 0 ? graph_instantiated[d] + more
-        : vgpu_less(graph_instantiated[d], (uint64_t)-instantiated);
-    vgpu_unlock(&process->lock);
-    return result;
-}
-
-void vgpu_graph_memory_look(int d, int ordinal)
-{
-    struct vgpu_process *process = &vgpu_process;
-    uint64_t reserved = 0;
-    if (!HAS(cuDeviceGetGraphMemAttribute)
-        || REAL(cuDeviceGetGraphMemAttribute)((uint32_t)ordinal, GRAPH_RESERVED_CURRENT, &reserved) != 0)
-        reserved = 0;
-    vgpu_lock(&process->lock);
-    forget_of_parent();
-    uint64_t before = graph_charged[d];
-    uint64_t after = graph_instantiated[d] > reserved ? graph_instantiated[d] : reserved;
-    graph_charged[d] = after;
-    vgpu_unlock(&process->lock);
-    if (before != after)
-        vgpu_correct(d, before, after, PART_DATA);
 }

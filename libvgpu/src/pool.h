@@ -19,10 +19,7 @@ uint64_t vgpu_pool_name(uint64_t pool, bool own);
 /* An allocation of the pool is gone. */
 void vgpu_pool_freed(uint64_t pool, uint64_t bytes);
 
-/* Charges for the memory of graphs: `instantiated` more bytes than before, negative for less. 0 or 2. */
-int vgpu_graph_memory(int d, int64_t instantiated);
-
-/* What the driver holds for the graphs of device d may have changed. */
-void vgpu_graph_memory_look(int d, int ordinal);
+/* Before somebody is told what device d has left: pools may have given memory back to the driver. */
+void vgpu_pools_look(int d);
 
 #endif

@@ -4,12 +4,12 @@
 #include "process.h"
 
 #include "compute.h"
-#include "launch.h"
 #include "log.h"
 
 #include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -18,6 +18,12 @@
 #endif
 
 struct vgpu_process vgpu_process;
+_Atomic int64_t vgpu_look_at = INT64_MAX;
+_Atomic(_Atomic int32_t *) vgpu_free_recent;
+
+/* How the file with the limits was when it was read. */
+static struct stat seen;
+static uint32_t last_generation;
 
 enum { CLOSED, OPENING, OPEN };
 
@@ -59,10 +65,16 @@ bool vgpu_is_open(void)
     return LIKELY(word != &plain_stage) || atomic_load(&vgpu_process.pid) == (int32_t)getpid();
 }
 
-/* The region's limits count where the environment, which the pod itself can change, says something else. */
-static void apply_limits(struct vgpu_process *process, bool made)
+static int most_cores(const struct vgpu_config *config, int d, int cores)
 {
-    const struct vgpu_config *config = &process->config;
+    if (config->policy == POLICY_FORCE)
+        return cores;
+    return config->device[d].cores_most ? config->device[d].cores_most : 100;
+}
+
+/* The region's limits count where the environment, which the pod itself can change, says something else. */
+static void apply_limits(struct vgpu_process *process, const struct vgpu_config *config, bool made)
+{
     for (int d = 0; d < VGPU_DEVICES; d++) {
         uint64_t memory = config->device[d].memory;
         uint64_t cores = (uint64_t)config->device[d].cores;
@@ -78,9 +90,13 @@ static void apply_limits(struct vgpu_process *process, bool made)
             if (set_cores > 0 && set_cores <= 100)
                 cores = set_cores;
         }
-        process->memory_limit[d] = memory;
-        process->core_limit[d] = (int)cores;
+        atomic_store(&process->memory_limit[d], memory);
+        atomic_store(&process->core_limit[d], (int)cores);
+        atomic_store(&process->core_most[d], most_cores(config, d, (int)cores));
     }
+    atomic_store(&process->policy, (int)config->policy);
+    atomic_store(&process->compute_by, (int)config->compute_by);
+    __atomic_store_n(&process->generation, ++last_generation, __ATOMIC_RELEASE);
 }
 
 static void open_region(struct vgpu_process *process)
@@ -97,28 +113,84 @@ static void open_region(struct vgpu_process *process)
         made = true;
     }
     if (process->region)
-        apply_limits(process, made);
+        apply_limits(process, &process->config, made);
+}
+
+static int64_t coarse_second(void)
+{
+    struct timespec time;
+    return clock_gettime(CLOCK_MONOTONIC_COARSE, &time) == 0 ? time.tv_sec : 0;
+}
+
+static bool is_same(const struct stat *one, const struct stat *other)
+{
+    return one->st_ino == other->st_ino && one->st_dev == other->st_dev && one->st_size == other->st_size
+        && one->st_mtim.tv_sec == other->st_mtim.tv_sec && one->st_mtim.tv_nsec == other->st_mtim.tv_nsec;
+}
+
+/* The same devices, in the same order: others cannot be given to a container that runs. */
+static bool is_for_same_devices(const struct vgpu_config *one, const struct vgpu_config *other)
+{
+    bool same = one->count == other->count;
+    for (int d = 0; same && d < one->count; d++)
+        same = !strcmp(one->device[d].uuid, other->device[d].uuid);
+    return same;
+}
+
+/* New limits count from now on; what is held beyond a lower one may be kept. A file that cannot be used is looked at again a
+ * second later. */
+static void read_again(struct vgpu_process *process, const struct stat *about)
+{
+    size_t size = sizeof(struct vgpu_config);
+    struct vgpu_config *config = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (config == MAP_FAILED)
+        return;
+    if (vgpu_config_read_again(config, process->limits) && is_for_same_devices(config, &process->config)) {
+        apply_limits(process, config, false);
+        seen = *about;
+    } else {
+        LOG_ONCE(LOG_WARNING, "%s has changed and cannot be used: earlier limits hold", process->limits);
+    }
+    munmap(config, size);
+}
+
+/* One thread in a second. */
+__attribute__((noinline, cold)) static void look_at_limits(struct vgpu_process *process)
+{
+    struct stat about;
+    int64_t now = coarse_second(), due = atomic_load(&vgpu_look_at);
+    if (now < due || !atomic_compare_exchange_strong(&vgpu_look_at, &due, now + 1) || !vgpu_trylock(&claim_lock))
+        return;
+    int state = vgpu_keep_thread();
+    if (stat(process->limits, &about) == 0 && !is_same(&about, &seen))
+        read_again(process, &about);
+    vgpu_unlock(&claim_lock);
+    vgpu_release_thread(state);
 }
 
 static void start(struct vgpu_process *process)
 {
-    char limits[PATH_TEXT];
     if (atomic_load(&process->pid)) { /* copied from the parent: its mappings are shared, its charges are not ours */
         vgpu_table_clear(&process->memory);
         vgpu_table_clear(&process->objects);
         vgpu_table_clear(&process->handles);
         vgpu_table_clear(&process->blocks);
         vgpu_table_clear(&process->bindings);
+        vgpu_table_clear(&process->events);
         vgpu_compute_close(process->compute);
         if (process->region)
             munmap(process->region, REGION_FILE);
         vgpu_region_forked();
-        vgpu_launch_forked();
     }
+    atomic_store(&vgpu_free_recent, NULL);
     memset(process, 0, sizeof *process);
     process->lock = process->context_lock = claim_lock = (struct vgpu_lock){0};
     process->slot = -1;
-    vgpu_config_read(&process->config, vgpu_limits_path(limits, sizeof limits) ? limits : NULL);
+    bool known = vgpu_limits_path(process->limits, sizeof process->limits);
+    memset(&seen, 0, sizeof seen);
+    bool there = known && stat(process->limits, &seen) == 0;
+    vgpu_config_read(&process->config, known ? process->limits : NULL);
+    atomic_store(&vgpu_look_at, there && process->config.trusted ? coarse_second() + 1 : INT64_MAX);
     if (process->config.valid)
         open_region(process);
     if (process->region && !(process->compute = vgpu_compute_open(process->shares ? process->config.compute : "")))
@@ -135,8 +207,10 @@ bool vgpu_open(void)
     if (word == &plain_stage && atomic_load(&vgpu_process.pid) != (int32_t)getpid())
         atomic_compare_exchange_strong(word, &(int){OPEN}, CLOSED);
     if (atomic_compare_exchange_strong(word, &expected, OPENING)) {
+        int state = vgpu_keep_thread();
         start(&vgpu_process);
         atomic_store_explicit(word, OPEN, memory_order_release);
+        vgpu_release_thread(state);
     }
     while (atomic_load_explicit(word, memory_order_acquire) != OPEN)
         sched_yield(); /* another thread of this process is opening; what it does is bounded */
@@ -148,13 +222,21 @@ bool vgpu_is_forbidden(void)
     return !vgpu_open();
 }
 
+void vgpu_refresh(void)
+{
+    if (UNLIKELY(vgpu_is_look_due()))
+        look_at_limits(&vgpu_process);
+}
+
 bool vgpu_attach(void)
 {
     struct vgpu_process *process = &vgpu_process;
     if (!vgpu_open())
         return false;
+    vgpu_refresh();
     if (LIKELY(__atomic_load_n(&process->slot, __ATOMIC_ACQUIRE) >= 0))
         return true;
+    int state = vgpu_keep_thread();
     vgpu_lock(&claim_lock);
     if (process->slot < 0) {
         const char *path = process->config.region;
@@ -164,6 +246,7 @@ bool vgpu_attach(void)
         __atomic_store_n(&process->slot, slot, __ATOMIC_RELEASE);
     }
     vgpu_unlock(&claim_lock);
+    vgpu_release_thread(state);
     if (process->slot < 0)
         LOG_ONCE(LOG_ERROR, "%d processes of this container use GPUs: no more can", REGION_SLOTS);
     return process->slot >= 0;

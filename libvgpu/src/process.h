@@ -7,6 +7,7 @@
 #include "region.h"
 #include "table.h"
 
+#include <time.h>
 
 struct vgpu_compute; /* compute.h */
 
@@ -17,6 +18,7 @@ struct vgpu_process {
     _Atomic int32_t pid;           /* 0: nothing is open yet */
     bool shares;                   /* the region is a file */
     int slot;                      /* -1: none */
+    char limits[PATH_TEXT]; /* the file, where it is known */
     struct vgpu_config config;
     struct region *region;
     struct vgpu_compute *compute;
@@ -25,14 +27,19 @@ struct vgpu_process {
         uint64_t version, bytes;
     } shared[VGPU_DEVICES];              /* what vgpu_shares_sum said of that version of the records */
     uint64_t imports;                    /* records of what this process has imported */
-    uint64_t memory_limit[VGPU_DEVICES]; /* bytes, 0: none; UINT64_MAX: nothing may be used */
-    int core_limit[VGPU_DEVICES];        /* percent, 100: none */
+    uint32_t generation;                 /* of the limits below, and of the process: changes with either */
+    _Atomic uint64_t memory_limit[VGPU_DEVICES]; /* bytes, 0: none; UINT64_MAX: nothing may be used */
+    _Atomic int core_limit[VGPU_DEVICES];        /* percent, 100: none */
+    _Atomic int core_most[VGPU_DEVICES];         /* percent while the container is alone on the device */
+    _Atomic int policy, compute_by;              /* of enum vgpu_policy, vgpu_compute_by */
+    _Atomic uint64_t ordinals;           /* CUDA devices that have had a context, a bit each */
     _Atomic int32_t index[VGPU_ORDINALS]; /* region index + 1 by CUDA device number, 0: not asked yet */
     struct vgpu_table memory;      /* by address */
     struct vgpu_table objects;     /* contexts, arrays, modules, graphs by handle */
     struct vgpu_table handles;     /* of physical memory; size: references */
     struct vgpu_table blocks;      /* physical memory by number; owner: references, second: mappings and bindings */
     struct vgpu_table bindings;    /* to multicast objects, by number */
+    struct vgpu_table events;      /* of the program, that measure time */
 };
 
 extern struct vgpu_process vgpu_process;
@@ -43,6 +50,9 @@ bool vgpu_open(void);
 /* As vgpu_open, and has a slot. False also if there is none left. */
 bool vgpu_attach(void);
 
+/* Reads the limits again if their file has changed; looks once in a second. Part of vgpu_attach. */
+void vgpu_refresh(void);
+
 /* The limits cannot be read, or there is no memory to count in: nothing may be used. */
 bool vgpu_is_forbidden(void);
 
@@ -50,5 +60,18 @@ bool vgpu_is_forbidden(void);
 bool vgpu_is_open(void);
 
 uint64_t vgpu_now(void); /* monotonic nanoseconds */
+
+/* The second from which on the file with the limits is to be looked at again, by a clock that costs little. */
+extern _Atomic int64_t vgpu_look_at;
+
+static inline bool vgpu_is_look_due(void)
+{
+    struct timespec time;
+    int64_t due = atomic_load_explicit(&vgpu_look_at, memory_order_relaxed);
+    return due != INT64_MAX && clock_gettime(CLOCK_MONOTONIC_COARSE, &time) == 0 && time.tv_sec >= due;
+}
+
+/* For launches without a compute limit: the monitor's word in the region, or NULL where every launch must be looked at. */
+extern _Atomic(_Atomic int32_t *) vgpu_free_recent;
 
 #endif

@@ -30,6 +30,7 @@ extern void *__dso_handle __attribute__((visibility("hidden")));
 
 /* No lock is held across a fork: the child would keep a copy of it for as long as it lives. */
 static struct vgpu_lock fork_guard;
+static int kept; /* of the thread that holds it: whether it can be canceled otherwise */
 static atomic_flag guarded = ATOMIC_FLAG_INIT;
 
 static void before_fork(void)
@@ -58,6 +59,13 @@ static void pause_ms(int milliseconds)
     nanosleep(&time, NULL);
 }
 
+static void leave_section(void)
+{
+    int state = kept;
+    vgpu_unlock(&fork_guard);
+    vgpu_release_thread(state);
+}
+
 /* The file is opened for each section and closed after it: a daemon that closes all descriptors loses nothing, and
  * the lock of the open file description dies with the process. */
 int vgpu_file_lock(const char *path, int milliseconds)
@@ -65,6 +73,7 @@ int vgpu_file_lock(const char *path, int milliseconds)
     if (!atomic_flag_test_and_set(&guarded))
         __register_atfork(before_fork, after_fork, fork_child, &__dso_handle);
     vgpu_lock(&fork_guard);
+    kept = vgpu_keep_thread();
     int file = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
     for (int waited = 0; file >= 0; waited++) {
@@ -77,14 +86,14 @@ int vgpu_file_lock(const char *path, int milliseconds)
         }
         pause_ms(1);
     }
-    vgpu_unlock(&fork_guard);
+    leave_section();
     return file;
 }
 
 void vgpu_file_unlock(int file)
 {
     close(file);
-    vgpu_unlock(&fork_guard);
+    leave_section();
 }
 
 static void fill(struct region *region, const struct vgpu_config *config)

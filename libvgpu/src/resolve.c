@@ -3,8 +3,12 @@
 #endif
 #include "resolve.h"
 
+#include "log.h"
+
 #include <dlfcn.h>
 #include <string.h>
+
+enum { PER_THREAD_FLAG = 2 };
 
 typedef void *(*dlsym_type)(void *, const char *);
 
@@ -45,7 +49,7 @@ static bool resolve(atomic_bool *ready, const char *library, bool nvml, bool loa
         return false;
     for (int i = 0; i < SYMBOL_COUNT; i++)
         if (vgpu_known[i].nvml == nvml)
-            atomic_store(&vgpu_real[i], glibc_dlsym()(handle, vgpu_known[i].name));
+            atomic_store(&vgpu_real[i], glibc_dlsym()(handle, vgpu_names + vgpu_known[i].name));
     atomic_store_explicit(ready, true, memory_order_release);
     return true;
 }
@@ -81,19 +85,57 @@ void *vgpu_resolve(enum vgpu_symbol symbol)
     return address ? address : nvml ? (void *)missing_nvml : (void *)missing_cuda;
 }
 
-void *vgpu_wrapper_of(void *address)
+static bool has_base(int i, const char *name)
 {
-    for (int i = 0; address && i < SYMBOL_COUNT; i++)
-        if (vgpu_known[i].wrapper && atomic_load_explicit(&vgpu_real[i], memory_order_relaxed) == address)
+    return vgpu_known[i].wrapper && !strcmp(vgpu_names + vgpu_known[i].base, name);
+}
+
+/* As the driver chooses: of the functions with that name, the newest one that is not too new, of the kind of stream that
+ * was asked for if there is one. */
+static int choose_by_name(const char *name, uint32_t version, bool per_thread)
+{
+    int best = -1;
+    for (int i = 0; i < SYMBOL_COUNT; i++) {
+        const struct vgpu_known *known = &vgpu_known[i];
+        if (!has_base(i, name) || !atomic_load(&vgpu_real[i]) || known->version > version
+            || (known->per_thread && !per_thread))
+            continue;
+        bool better = best < 0 || known->per_thread > vgpu_known[best].per_thread
+            || (known->per_thread == vgpu_known[best].per_thread && known->version > vgpu_known[best].version);
+        best = better ? i : best;
+    }
+    return best;
+}
+
+/* The driver answers with the address that a symbol has. Of two functions at one address, the name tells which is meant. An
+ * address that no symbol has, as a driver might give, is found by the name alone. */
+void *vgpu_wrapper_of(void *address, const char *name, uint32_t version, uint64_t flags)
+{
+    int by_address = -1;
+    bool hooked = false;
+    for (int i = 0; i < SYMBOL_COUNT; i++) {
+        bool named = has_base(i, name);
+        hooked |= named;
+        if (!vgpu_known[i].wrapper || atomic_load_explicit(&vgpu_real[i], memory_order_relaxed) != address)
+            continue;
+        if (named)
             return vgpu_known[i].wrapper;
-    return address;
+        by_address = i;
+    }
+    if (LIKELY(!hooked))
+        return address;
+    if (by_address < 0) {
+        by_address = choose_by_name(name, version, flags & PER_THREAD_FLAG);
+        LOG_ONCE(LOG_WARNING, "cuGetProcAddress has given an address of %s that no symbol has: chosen by its name", name);
+    }
+    return by_address < 0 ? address : vgpu_known[by_address].wrapper;
 }
 
 NO_SANITIZE static int find(const char *name)
 {
     int low = 0, high = SYMBOL_COUNT - 1;
     while (low <= high) {
-        int middle = (low + high) / 2, order = strcmp(name, vgpu_known[middle].name);
+        int middle = (low + high) / 2, order = strcmp(name, vgpu_names + vgpu_known[middle].name);
         if (order == 0)
             return middle;
         if (order < 0)
@@ -114,14 +156,15 @@ static void *no_symbol(const char *name)
 static void *choose(int at, void *found)
 {
     const struct vgpu_known *known = &vgpu_known[at];
+    const char *name = vgpu_names + known->name;
     if (!found)
         return NULL;
     /* Only a program that has loaded the library can have its functions, and only those that it has. */
     if (!(known->nvml ? vgpu_resolve_nvml(false) : vgpu_resolve_driver(false)))
-        return found == known->wrapper ? no_symbol(known->name) : found;
+        return found == known->wrapper ? no_symbol(name) : found;
     void *real = atomic_load(&vgpu_real[at]);
     if (found == known->wrapper || found == real)
-        return real ? known->wrapper : no_symbol(known->name);
+        return real ? known->wrapper : no_symbol(name);
     return found; /* of another library that has a function with this name */
 }
 
@@ -184,21 +227,21 @@ __asm__(".text\n.globl dlsym\n.type dlsym,%function\ndlsym:\n"
 #error "only x86-64 and arm64"
 #endif
 
-static int chosen(int result, void *address)
+static int chosen(int result, const char *name, void *address, uint32_t version, uint64_t flags)
 {
     void **place = address;
-    if (result == CUDA_OK && place && *place && vgpu_resolve_driver(false))
-        *place = vgpu_wrapper_of(*place);
+    if (result == CUDA_OK && place && *place && name && vgpu_resolve_driver(false))
+        *place = vgpu_wrapper_of(*place, name, version, flags);
     return result;
 }
 
 /* The driver knows which function a version and flags mean; its answer is only replaced where it is one that we hook. */
 int cuGetProcAddress(void *name, void *address, uint32_t version, uint64_t flags)
 {
-    return chosen(REAL(cuGetProcAddress)(name, address, version, flags), address);
+    return chosen(REAL(cuGetProcAddress)(name, address, version, flags), name, address, version, flags);
 }
 
 int cuGetProcAddress_v2(void *name, void *address, uint32_t version, uint64_t flags, void *status)
 {
-    return chosen(REAL(cuGetProcAddress_v2)(name, address, version, flags, status), address);
+    return chosen(REAL(cuGetProcAddress_v2)(name, address, version, flags, status), name, address, version, flags);
 }

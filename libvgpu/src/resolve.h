@@ -6,10 +6,13 @@
 #include "types.h"
 
 struct vgpu_known {
-    const char *name;
-    void *wrapper; /* NULL: the limiter calls it but does not hook it */
-    bool nvml;
+    void *wrapper;       /* NULL: the limiter calls it but does not hook it */
+    uint16_t name, base; /* places in vgpu_names: a pointer to each would be a relocation of 24 bytes */
+    uint32_t version;    /* from which on cuGetProcAddress knows it by `base` */
+    bool per_thread, nvml;
 };
+
+extern const char vgpu_names[];
 
 extern const struct vgpu_known vgpu_known[SYMBOL_COUNT];
 extern _Atomic(void *) vgpu_real[SYMBOL_COUNT];
@@ -21,8 +24,8 @@ bool vgpu_resolve_nvml(bool load);
 /* The function of the driver, or one with any parameters that returns an error. */
 void *vgpu_resolve(enum vgpu_symbol symbol);
 
-/* Our wrapper for an address of the driver's; the address itself if there is none. */
-void *vgpu_wrapper_of(void *address);
+/* What a program gets that has asked cuGetProcAddress: our wrapper, or the driver's answer if we hook no such function. */
+void *vgpu_wrapper_of(void *address, const char *name, uint32_t version, uint64_t flags);
 
 static inline void *vgpu_real_of(enum vgpu_symbol symbol)
 {

@@ -1,36 +1,50 @@
 #include "timing.h"
 
-#include "lock.h"
+#include "capture.h"
+#include "process.h"
 #include "resolve.h"
 
-enum { PLACES = 64 };
-enum { FREE, STARTED, RUNNING };
+#include <string.h>
 
+enum { PLACES = 128, PLACES_OF_CONTEXT = 8, QUERIES = 4 };
+enum { FREE, CLAIMED, RUNNING };
+
+/* A place belongs to the thread that has claimed it; no lock is held while the driver is called, which may take long. */
 struct sample {
-    int state;
-    uint64_t context; /* whose events these are; 0: none made yet */
+    _Atomic int state;
+    _Atomic uint64_t context; /* whose events these are; 0: none made yet */
+    atomic_bool gone;         /* the context has been destroyed meanwhile */
     void *first, *second;
     struct vgpu_estimate *estimate;
     struct vgpu_bucket *bucket;
+    uint64_t begun; /* when the first event was recorded */
+    uint64_t host;  /* for how long the GPU had nothing to do since, since the launch took so long */
 };
 
-static struct vgpu_lock lock;
 static struct sample sample[PLACES];
 static _Atomic int open_samples;
 
-/* A query of an event would break a capture that another stream of the thread has begun. */
-static uint32_t relax(void)
+static bool claim(struct sample *one, int state)
 {
-    uint32_t mode = CAPTURE_MODE_RELAXED;
-    if (HAS(cuThreadExchangeStreamCaptureMode))
-        REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    return mode;
+    return atomic_compare_exchange_strong(&one->state, &state, CLAIMED);
 }
 
-static void restore(uint32_t mode)
+/* The caller has claimed it. */
+static void clear(struct sample *one)
 {
-    if (HAS(cuThreadExchangeStreamCaptureMode))
-        REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    atomic_store(&one->gone, false);
+    atomic_store(&one->context, 0);
+    atomic_store(&one->state, FREE);
+}
+
+static void release(struct sample *one, int state)
+{
+    atomic_store(&one->state, state);
+    if (UNLIKELY(atomic_load(&one->gone)) && claim(one, state)) {
+        if (state == RUNNING)
+            atomic_fetch_sub(&open_samples, 1);
+        clear(one);
+    }
 }
 
 static int record(void *event, void *stream, bool per_thread)
@@ -38,98 +52,125 @@ static int record(void *event, void *stream, bool per_thread)
     return per_thread ? REAL(cuEventRecord_ptsz)(event, stream) : REAL(cuEventRecord)(event, stream);
 }
 
-static struct sample *free_sample(uint64_t context)
+static bool make_events(struct sample *one, uint64_t context)
 {
-    struct sample *unmade = NULL;
+    if (REAL(cuEventCreate)(&one->first, 0) != 0)
+        return false;
+    if (REAL(cuEventCreate)(&one->second, 0) != 0) {
+        REAL(cuEventDestroy_v2)(one->first);
+        return false;
+    }
+    atomic_store(&one->context, context);
+    return true;
+}
+
+/* A place with events of the context, claimed; NULL if it has none left: none may take all. */
+static struct sample *claim_place(uint64_t context)
+{
+    int own = 0;
     for (int i = 0; i < PLACES; i++) {
-        if (sample[i].state == FREE && sample[i].context == context)
+        bool mine = atomic_load_explicit(&sample[i].context, memory_order_relaxed) == context;
+        own += mine;
+        if (mine && claim(&sample[i], FREE)) {
+            if (atomic_load(&sample[i].context) == context)
+                return &sample[i];
+            release(&sample[i], FREE);
+        }
+    }
+    for (int i = 0; i < PLACES && own < PLACES_OF_CONTEXT; i++) {
+        if (atomic_load_explicit(&sample[i].context, memory_order_relaxed) || !claim(&sample[i], FREE))
+            continue;
+        if (!atomic_load(&sample[i].context) && make_events(&sample[i], context))
             return &sample[i];
-        if (!unmade && sample[i].context == 0)
-            unmade = &sample[i];
-    }
-    if (!unmade || REAL(cuEventCreate)(&unmade->first, 0) != 0)
-        return NULL;
-    if (REAL(cuEventCreate)(&unmade->second, 0) != 0) {
-        REAL(cuEventDestroy_v2)(unmade->first);
+        release(&sample[i], FREE);
         return NULL;
     }
-    unmade->context = context;
-    return unmade;
+    return NULL;
 }
 
 int vgpu_timing_begin(struct vgpu_estimate *estimate, struct vgpu_bucket *bucket, uint64_t context, void *stream,
                       bool per_thread)
 {
-    if (!vgpu_trylock(&lock))
-        return -1;
-    uint32_t mode = relax();
-    struct sample *one = free_sample(context);
+    uint32_t mode = vgpu_relax();
+    struct sample *one = claim_place(context);
     bool good = one && record(one->first, stream, per_thread) == 0;
-    restore(mode);
+    vgpu_restore(mode);
     if (good) {
-        one->state = STARTED;
         one->estimate = estimate;
         one->bucket = bucket;
+        one->begun = vgpu_now();
+    } else if (one) {
+        release(one, FREE);
     }
-    vgpu_unlock(&lock);
     return good ? (int)(one - sample) : -1;
 }
 
 void vgpu_timing_end(int place, void *stream, bool per_thread, bool launched)
 {
-    vgpu_lock(&lock);
     struct sample *one = &sample[place];
-    if (one->state == STARTED) { /* else its context was destroyed meanwhile */
-        uint32_t mode = relax();
-        bool good = launched && record(one->second, stream, per_thread) == 0;
-        restore(mode);
-        one->state = good ? RUNNING : FREE;
-        if (good)
-            atomic_fetch_add(&open_samples, 1);
-    }
-    vgpu_unlock(&lock);
+    uint32_t mode = vgpu_relax();
+    /* If the GPU had nothing else to do it has waited for the launch, which may have loaded code. */
+    one->host = launched && REAL(cuEventQuery)(one->first) == CUDA_OK ? vgpu_now() - one->begun : 0;
+    bool good = launched && record(one->second, stream, per_thread) == 0;
+    vgpu_restore(mode);
+    if (good)
+        atomic_fetch_add(&open_samples, 1);
+    release(one, good ? RUNNING : FREE);
 }
 
 static bool settle(struct sample *one)
 {
     int result = REAL(cuEventQuery)(one->second);
-    if (result == CUDA_NOT_READY)
+    if (result == CUDA_NOT_READY) {
+        release(one, RUNNING);
         return false;
+    }
     float milliseconds;
     if (result == CUDA_OK && REAL(cuEventElapsedTime)(&milliseconds, one->first, one->second) == 0) {
-        uint64_t elapsed = milliseconds > 0 ? (uint64_t)((double)milliseconds * 1e6) : 0;
+        uint64_t elapsed = vgpu_less(milliseconds > 0 ? (uint64_t)((double)milliseconds * 1e6) : 0, one->host);
         vgpu_bucket_settle(one->bucket, vgpu_estimate_measured(one->estimate, elapsed ? elapsed : 1));
     }
-    one->state = FREE;
     atomic_fetch_sub(&open_samples, 1);
+    release(one, FREE);
     return true;
 }
 
 bool vgpu_timing_poll(void)
 {
+    static _Atomic uint32_t next;
     if (LIKELY(atomic_load_explicit(&open_samples, memory_order_relaxed) == 0))
         return false;
-    if (!vgpu_trylock(&lock))
-        return true;
-    uint32_t mode = relax();
-    for (int i = 0, asked = 0; i < PLACES && asked < 4; i++)
-        if (sample[i].state == RUNNING)
-            asked += !settle(&sample[i]); /* work in progress ends in about the order it began */
-    restore(mode);
-    vgpu_unlock(&lock);
+    uint32_t mode = vgpu_relax();
+    uint32_t first = atomic_fetch_add_explicit(&next, PLACES_OF_CONTEXT, memory_order_relaxed);
+    for (uint32_t i = 0, asked = 0; i < PLACES && asked < QUERIES; i++) {
+        struct sample *one = &sample[(first + i) % PLACES];
+        if (atomic_load_explicit(&one->state, memory_order_relaxed) == RUNNING && claim(one, RUNNING))
+            asked += !settle(one); /* work in progress ends in about the order it began */
+    }
+    vgpu_restore(mode);
     return atomic_load(&open_samples) > 0;
 }
 
 void vgpu_timing_forget(uint64_t context)
 {
-    if (!context)
-        lock = (struct vgpu_lock){0}; /* a child has only one thread */
-    vgpu_lock(&lock);
-    for (int i = 0; i < PLACES; i++)
-        if (!context || sample[i].context == context) {
-            if (sample[i].state == RUNNING)
-                atomic_fetch_sub(&open_samples, 1);
-            sample[i] = (struct sample){0};
-        }
-    vgpu_unlock(&lock);
+    for (int i = 0; i < PLACES; i++) {
+        struct sample *one = &sample[i];
+        if (atomic_load(&one->context) != context)
+            continue;
+        atomic_store(&one->gone, true); /* who has claimed it clears it */
+        bool running = claim(one, RUNNING);
+        if (!running && !claim(one, FREE))
+            continue;
+        if (running)
+            atomic_fetch_sub(&open_samples, 1);
+        REAL(cuEventDestroy_v2)(one->first);
+        REAL(cuEventDestroy_v2)(one->second);
+        clear(one);
+    }
+}
+
+void vgpu_timing_forked(void)
+{
+    memset(sample, 0, sizeof sample);
+    atomic_store(&open_samples, 0);
 }

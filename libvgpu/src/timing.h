@@ -14,6 +14,10 @@ void vgpu_timing_end(int place, void *stream, bool per_thread, bool launched);
 /* Settles measurements that have finished. Returns whether any are still open. */
 bool vgpu_timing_poll(void);
 
-void vgpu_timing_forget(uint64_t context); /* 0: all */
+/* Before a context goes: its events go first. */
+void vgpu_timing_forget(uint64_t context);
+
+/* In a child that copied this process: events of the parent do not exist there. */
+void vgpu_timing_forked(void);
 
 #endif

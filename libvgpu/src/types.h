@@ -23,11 +23,13 @@ enum {
     POOL_USED_CURRENT = 7,
     POINTER_DEVICE_ORDINAL = 9,
     GRAPH_RESERVED_CURRENT = 2,
+    GRAPH_NODE_GRAPH = 4,
     GRAPH_NODE_MEM_ALLOC = 10,
     CAPTURE_MODE_RELAXED = 2,
     HANDLE_FILE = 1,
     HANDLE_FABRIC = 8,
     EXTERNAL_FILE = 1,
+    STREAM_PER_THREAD = 2, /* streams with smaller numbers are those of the current device, too */
 };
 
 /* Devices of the shared region, and CUDA device numbers that are told apart. */

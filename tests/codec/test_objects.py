@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from pytest import param
 
-from hami.codec.objects import (
-    ContainerRuns, convert_pod, parse_environment, parse_node, parse_pod, parse_quota, parse_runs,
-)
+from hami.codec.objects import parse_node, parse_quota
+from hami.codec.pods import ContainerRuns, PodCondition, convert_pod, parse_node_pod, parse_observed_pod, parse_pod
 from hami.errors import MalformedInput
 from hami.model import Container, ContainerKind, Node, Pod, PodRef, QuotaLimits
 from tests.codec.fuzz import bodies
@@ -48,13 +47,14 @@ def parsed(**changes):
     param({"spec": {"containers": [{"name": "c", "env": None}, {}]}}, ("", {"c": {}, "": {}}), id="null"),
 ])
 def test_environment(pod, expected):
-    assert parse_environment(json.dumps(pod).encode()) == expected
+    found = parse_node_pod(json.dumps(pod).encode())
+    assert (found.pod.ref.uid, found.environments) == expected
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"spec": {"containers": [{"env": {"A": "1"}}]}}'])
 def test_environment_that_cannot_be_read(body):
     with pytest.raises(MalformedInput):
-        parse_environment(body)
+        parse_node_pod(body)
 
 
 @pytest.mark.parametrize("pod", [
@@ -170,27 +170,36 @@ NODE = {"metadata": {"name": "n", "labels": {"a": "b"}}, "status": {"allocatable
 QUOTA = {"metadata": {"name": "q"}, "spec": {"hard": {"limits.nvidia.com/gpumem": "4k"}}}
 
 
-@pytest.mark.parametrize("parse", [parse_pod, parse_node, parse_quota])
+@pytest.mark.parametrize("parse", [parse_pod, parse_node_pod, parse_observed_pod, parse_node, parse_quota])
 @given(data=bodies(WIRE_POD | {"status": status(i=0)}) | bodies(NODE) | bodies(QUOTA))
 def test_anything_is_read_or_malformed(parse, data):
     try:
         parse(data)
     except MalformedInput as error:
-        assert error.field in ("pod", "node", "resourcequota")
+        assert error.field.startswith(("pod", "node", "resourcequota", "environment", "container"))
 
 
 def test_the_runs_of_containers():
     """Ids of this run and the one before; who has ended and was not started again."""
     ended = {"terminated": {"exitCode": 0, "containerID": "containerd://old"}}
-    found = parse_runs(json.dumps({"status": {
+    found = parse_node_pod(json.dumps({"status": {
         "initContainerStatuses": [{"name": "init", "containerID": "cri-o://first", "state": ended}],
         "containerStatuses": [
             {"name": "main", "containerID": "containerd://new", "state": {"running": {}}, "lastState": ended},
-            {"name": "waiting", "state": {"waiting": {}}}, {}]}}).encode())
+            {"name": "waiting", "state": {"waiting": {}}}, {}]}}).encode()).runs
     assert found.ids == {"first": "init", "old": "main", "new": "main"}
     assert found.ended == {"init"}
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"status": {}}', b'{"status": {"containerStatuses": null}}'])
 def test_a_pod_that_has_not_run(body):
-    assert parse_runs(body) == ContainerRuns()
+    assert parse_node_pod(body).runs == ContainerRuns()
+
+
+def test_what_the_cluster_says_about_a_pod():
+    observed = parse_observed_pod(json.dumps({"status": {"podIP": "10.0.0.1", "conditions": [
+        {"type": "Ready", "status": "True", "lastTransitionTime": "2026-08-21T10:00:00Z"}]}}).encode())
+    assert observed.ip == "10.0.0.1"
+    assert observed.condition("Ready") == PodCondition("Ready", "True", last_transition_time="2026-08-21T10:00:00Z")
+    assert observed.condition("PodScheduled") is None
+    assert parse_observed_pod(b"{}").conditions == ()

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from hami.codec.objects import parse_node, parse_pod, parse_quota
+from hami.codec.objects import parse_node, parse_quota
+from hami.codec.pods import parse_pod
 from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, create_dashboard
 from hami.dashboard.collector import Collector

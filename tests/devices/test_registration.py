@@ -7,8 +7,9 @@ import pytest
 
 from hami.codec.register import parse_devices, parse_pair_scores
 from hami.devices.inventory import DeviceInventory
-from hami.devices.registration import SCORES, annotation_changes, devices, kubelet_ids, node_annotations, offered_card
+from hami.devices.registration import annotation_changes, devices, kubelet_ids, node_annotations, offered_card
 from hami.model import Node
+from hami.vendors.inventory import PAIR_SCORES
 from tests.builders import NVIDIA
 from tests.devices.cards import HALF, SMALL, card, cards, config
 
@@ -78,7 +79,7 @@ def test_schedulers_can_parse_the_register(format):
 
 def test_a_node_without_cards_has_no_annotations():
     assert node_annotations(snapshot(), config(topology_score=True), NVIDIA) == {
-        NVIDIA.annotations.register: None, SCORES: None}
+        NVIDIA.annotations.register: None, PAIR_SCORES: None}
 
 
 def test_memory_beyond_int32_is_truncated():
@@ -88,15 +89,15 @@ def test_memory_beyond_int32_is_truncated():
 
 def test_pair_scores_name_each_other_card():
     found = [card("GPU-a", links={"GPU-b": 150}), card("GPU-b", index=1, links={"GPU-a": 150}), card("GPU-c", index=2)]
-    text = node_annotations(snapshot(*found), config(topology_score=True), NVIDIA)[SCORES]
+    text = node_annotations(snapshot(*found), config(topology_score=True), NVIDIA)[PAIR_SCORES]
     assert json.loads(text) == [
         {"uuid": "GPU-a", "score": {"GPU-b": 150, "GPU-c": 0}}, {"uuid": "GPU-b", "score": {"GPU-a": 150, "GPU-c": 0}},
         {"uuid": "GPU-c", "score": {"GPU-a": 0, "GPU-b": 0}}]
-    assert parse_pair_scores(SCORES, text)["GPU-a"]["GPU-b"] == 150
+    assert parse_pair_scores(PAIR_SCORES, text)["GPU-a"]["GPU-b"] == 150
 
 
 def test_pair_scores_are_off_by_default():
-    assert node_annotations(snapshot(card()), config(), NVIDIA)[SCORES] is None
+    assert node_annotations(snapshot(card()), config(), NVIDIA)[PAIR_SCORES] is None
 
 
 def test_kubelet_ids_are_the_uuid_with_a_suffix():
@@ -137,8 +138,8 @@ REGISTERED = {NVIDIA.annotations.register: "x"}
     pytest.param("json", {}, REGISTERED, REGISTERED, id="no annotation yet"),
     pytest.param("json", REGISTERED, REGISTERED, {}, id="already there"),
     pytest.param("json", {NVIDIA.annotations.register: "y"}, REGISTERED, REGISTERED, id="another value"),
-    pytest.param("json", {SCORES: "s"}, {SCORES: None}, {SCORES: None}, id="to be removed"),
-    pytest.param("json", {}, {SCORES: None}, {}, id="already removed"),
+    pytest.param("json", {PAIR_SCORES: "s"}, {PAIR_SCORES: None}, {PAIR_SCORES: None}, id="to be removed"),
+    pytest.param("json", {}, {PAIR_SCORES: None}, {}, id="already removed"),
     pytest.param("json", {NVIDIA.annotations.handshake: "Requesting_2026-01-02 03:04:00"}, {}, {},
                  id="v2.8 and later: not answered"),
     pytest.param("csv", {NVIDIA.annotations.handshake: "Requesting_2026-01-02 03:04:00"}, {},

@@ -53,10 +53,18 @@ def test_each_inconsistency_is_found(nodes, pods, found):
     assert rules(nodes or [node("n", CARD)], pods) == [found]
 
 
+def test_a_device_plugin_that_is_away_is_one_finding_which_leaves_the_pods_alone():
+    """The registration stays on the node of a plugin that restarts, but the kubelet offers no devices."""
+    away = node("n", CARD, annotations={"hami.io/node-handshake": "Requesting_2026-08-21 11:50:00"},
+                allocatable={"nvidia.com/gpu": "0"})
+    found = audit(World(record([away], [held(f"p{number}", "n", ("a", 100, 0)) for number in range(10)])))
+    assert [(one.rule, one.subject) for one in found] == [("DevicePluginGone", "node n")]
+    assert "10" in found[0].problem and "recreate" not in found[0].remedy
+
+
 def test_a_node_with_more_devices_than_a_node_can_have():
     evil = node("evil", *(gpu(str(number)) for number in range(257)))
-    assert rules([node("n", CARD), evil], [held("p", "evil", ("0", 1, 1))]) == [
-        ("CardGone", "pod default/p"), ("UnreadableInventory", "node evil")]
+    assert rules([node("n", CARD), evil], [held("p", "evil", ("0", 1, 1))]) == [("UnreadableInventory", "node evil")]
 
 
 def test_an_object_that_cannot_be_read_is_found():
@@ -81,6 +89,6 @@ def test_a_random_cluster_without_mistakes_is_consistent(seed):
 def test_the_text_says_what_to_do():
     world = World(record([node("n", CARD)], [held("p", "n", ("b\x1b", 1, 1))]))
     lines = render_audit(world, audit(world)).splitlines()
-    assert lines == ["1 nodes with devices and 1 pods: 1 inconsistency", "",
+    assert lines == ["1 node with devices and 1 pod: 1 inconsistency", "",
                      "CardGone: pod default/p: it holds b?, which node n does not offer",
                      "  → check the device and the device plugin of the node, then recreate the pod"]

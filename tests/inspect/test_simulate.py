@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hami.cli.simulate import make_admit
-from hami.codec.objects import convert_pod
+from hami.codec.pods import convert_pod
 from hami.errors import HamiError
 from hami.inspect.manifests import PodSource
 from hami.inspect.simulate import Scenario, change_record, count_capacity, render_capacity, render_simulation, simulate

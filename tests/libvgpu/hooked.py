@@ -11,6 +11,7 @@ from pathlib import Path
 
 MIB = 1 << 20
 LIMIT, CONTEXT, MODULE = 2048 * MIB, 64 * MIB, 8 * MIB
+IMAGE = b" " * MODULE
 CHARGED = 256 + 16  # nanoseconds of the first device, in the compute file
 FIRST_COST = 20_000  # nanoseconds: of a launch that cannot be measured
 
@@ -84,6 +85,24 @@ def contexts():
         change(-CONTEXT, end, context)
 
 
+def limits_of_a_context():
+    """Each is charged beyond what it usually is: 8 MiB."""
+    change(2 * MIB, "cuCtxSetLimit", 2, 10 * MIB)
+    change(-2 * MIB, "cuCtxSetLimit", 2, 8 * MIB)
+
+
+def events():
+    """Of the program: without times, which the driver does not have here. They cost nothing."""
+    event, before = ctypes.c_uint64(), spent()
+    for suffix in ("", "_v2"):
+        call("cuEventCreate", ctypes.byref(event), 2)
+        for name, more in (("cuEventRecord", ()), ("cuEventRecord_ptsz", ()), ("cuEventRecordWithFlags", (0,)),
+                           ("cuEventRecordWithFlags_ptsz", (0,))):
+            call(name, event.value, 0, *more)
+        call(f"cuEventDestroy{suffix}", event.value)
+    assert spent() == before
+
+
 def memory():
     for suffix in ("", "_v2"):
         change(-MIB, f"cuMemFree{suffix}", make(MIB, f"cuMemAlloc{suffix}", MIB))
@@ -105,6 +124,8 @@ def pools():
         call(f"cuMemFreeAsync{suffix}", make(2 * MIB, f"cuMemAllocFromPoolAsync{suffix}", 2 * MIB, own, 0), 0)
         call("cuMemPoolTrimTo", own, 0)
         assert charged() == before
+    call("cuDeviceSetMemPool", 0, own)
+    call("cuMemSetMemPool", numbers("<ii", 1, 0), 1, default.value)
     change(0, "cuMemPoolDestroy", own)
 
 
@@ -200,11 +221,15 @@ def information():
 
 
 def modules():
-    for name, arguments in (("cuModuleLoad", (b"file",)), ("cuModuleLoadData", (b"",)),
-                            ("cuModuleLoadDataEx", (b"", 0, 0, 0)), ("cuModuleLoadFatBinary", (b"",))):
+    """Of an image that is as large as what is loaded; of a fat binary, which says so itself."""
+    fat_binary = struct.pack("<IHHQ", 0xba55ed50, 1, 16, MODULE)
+    file = f"/proc/self/fd/{os.memfd_create('module')}"
+    Path(file).write_bytes(IMAGE)
+    for name, arguments in (("cuModuleLoad", (file.encode(),)), ("cuModuleLoadData", (IMAGE,)),
+                            ("cuModuleLoadDataEx", (IMAGE, 0, 0, 0)), ("cuModuleLoadFatBinary", (fat_binary,))):
         change(-MODULE, "cuModuleUnload", make(MODULE, name, *arguments))
-    for name in ("cuLibraryLoadData", "cuLibraryLoadFromFile"):
-        change(-MODULE, "cuLibraryUnload", make(MODULE, name, b"", 0, 0, 0, 0, 0, 0))
+    for name, given in (("cuLibraryLoadData", IMAGE), ("cuLibraryLoadFromFile", file.encode())):
+        change(-MODULE, "cuLibraryUnload", make(MODULE, name, given, 0, 0, 0, 0, 0, 0))
 
 
 def launch(name, *arguments):
@@ -217,7 +242,7 @@ def launch(name, *arguments):
 def kernel():
     """A module, and a function of it."""
     module, function = ctypes.c_uint64(), ctypes.c_uint64()
-    call("cuModuleLoadData", ctypes.byref(module), b"")
+    call("cuModuleLoadData", ctypes.byref(module), IMAGE)
     call("cuModuleGetFunction", ctypes.byref(function), module.value, b"busy_10")
     return module.value, function
 
@@ -233,6 +258,29 @@ def launches():
         launch(f"cuLaunchKernelEx{suffix}", numbers("<6IIxxxxQ", *shape, 0, 0), function.value, 0, 0)
         launch(f"cuLaunchCooperativeKernel{suffix}", function.value, *shape, 0, 0, 0)
     launch("cuLaunchCooperativeKernelMultiDevice", numbers("<Q7IxxxxQQ", function.value, *shape, 0, 0, 0), 1, 0)
+    change(-MODULE, "cuModuleUnload", module)
+
+
+def captures():
+    """A launch in each takes no time; after each, one does. Those with a number are of the older kinds."""
+    module, function = kernel()
+    stream, graph, empty = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
+    call("cuStreamCreate", ctypes.byref(stream), 0)
+    call("cuGraphCreate", ctypes.byref(empty), 0)
+    to_graph, again = (empty.value, 0, 0, 0, 0), (0, empty.value, 0, 0)
+    for suffix in ("", "_ptsz"):
+        for name, given, end, result in (
+                (f"cuStreamBeginCapture{suffix}", (), "cuStreamEndCapture", (ctypes.byref(graph),)),
+                (f"cuStreamBeginCapture_v2{suffix}", (0,), "cuStreamEndCapture", (ctypes.byref(graph),)),
+                (f"cuStreamBeginCaptureToGraph{suffix}", to_graph, "cuStreamEndCapture", (ctypes.byref(graph),)),
+                (f"cuStreamBeginRecaptureToGraph{suffix}", again, "cuStreamEndCapture", (ctypes.byref(graph),)),
+                (f"cuStreamBeginCaptureToCig{suffix}", (0,), "cuStreamEndCaptureToCig", ())):
+            before = spent()
+            call(name, stream.value, *given)
+            call("cuLaunchKernel", function.value, 1, 1, 1, 32, 1, 1, 0, stream.value, 0, 0)
+            assert spent() == before, name
+            call(f"{end}{suffix}", stream.value, *result)
+            launch("cuLaunchKernel", function.value, 1, 1, 1, 32, 1, 1, 0, stream.value, 0, 0)
     change(-MODULE, "cuModuleUnload", module)
 
 
@@ -260,8 +308,8 @@ def graphs():
     change(-MODULE, "cuModuleUnload", module)
 
 
-for part in (entry, primary_context, contexts, memory, pools, physical_memory, multicast, foreign_memory, arrays,
-             information, modules, launches, graphs):
+for part in (entry, primary_context, contexts, limits_of_a_context, events, memory, pools, physical_memory, multicast, foreign_memory, arrays,
+             information, modules, launches, captures, graphs):
     part()
 assert charged() == CONTEXT
 print(*sorted(called))

@@ -45,11 +45,11 @@ def uuid_of(device: int) -> str:
 
 def limits_text(*devices: dict[str, Any], region: str = "", **keys: Any) -> str:
     """The file that the device plugin puts beside the library. *devices*: ``uuid``, ``memory``, ``cores``, as far as
-    they are limited."""
+    they are limited; ``context``: bytes, where they are known; ``cores-most``."""
     lines = ["hami-limits 1"] + ([f"region {region}"] if region else [])
     lines += [f"{key.replace('_', '-')} {value}" for key, value in keys.items()]
     for number, device in enumerate(devices):
-        words = [f"{key}={device[key]}" for key in ("memory", "cores") if key in device]
+        words = [f"{key}={device[key]}" for key in ("memory", "context", "cores", "cores-most") if key in device]
         lines.append(" ".join(["device", device.get("uuid", uuid_of(number)), *words]))
     return "\n".join(lines) + "\n"
 

@@ -29,13 +29,14 @@ ATTEMPTS = 5
 class Tenant:
     """A container on a card: its shared region, and the machine with the card."""
 
-    def __init__(self, region: Region, machine: Machine) -> None:
+    def __init__(self, region: Region, machine: Machine, device: int = 0) -> None:
         self.region = region
         self._machine = machine
+        self._device = device
 
     def busy(self) -> dict[int, int]:
         """Nanoseconds of the card by process number."""
-        spent = self._machine.busy()
+        spent = self._machine.busy(self._device)
         return {slot.pid: spent.get((slot.space, slot.pid), 0) for slot in self.region.slots()}
 
 

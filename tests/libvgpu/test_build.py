@@ -55,7 +55,7 @@ def test_library_exports_wrappers_and_nothing_else(builds):
 def test_release_runs_on_glibc_of_2012_and_is_small(release, target):
     check_exports(release[target])
     assert max(dynamic(release[target])[2]) <= (2, 17)
-    assert release[target].stat().st_size < 120_000
+    assert release[target].stat().st_size < 130_000
 
 
 @pytest.mark.parametrize("target, machine", [("x86_64", "X86-64"), ("aarch64", "AArch64")])
@@ -104,7 +104,7 @@ def test_release_holds_its_limits(builds, release, tmp_path):
 SCRIPT = (f"alloc plain 0 {512 * MIB}", "free async 0", f"alloc async 0 {64 * MIB}", "free plain 0", "sync",
           "alloc pitch 0 1000 1000", "free plain 0", f"alloc create 0 {64 * MIB} 0", "map 0 1", "retain 1 2",
           "free create 0", "free create 2", "unmap 1", "alloc array 0 1000 100", "free array 0", "module", "unload",
-          "defaultpool 0 0", f"alloc pool 0 {32 * MIB} 0", "free async 0", "trim 0", "infonull", "total 0",
+          "module", "defaultpool 0 0", f"alloc pool 0 {32 * MIB} 0", "free async 0", "trim 0", "infonull", "total 0",
           "stream", "capture", "launch plain busy_10 5", "endcapture", "instantiate 0", "graphlaunch 0",
           "graphdestroy 0", "launch ptsz busy_100 200", "launch ex busy_100 200", "sync", "ctx 0", "release 0",
           "create 2 0", "launch plain busy_10 20", "destroy 0", "ctx 0", f"threads 4 400 {64 * MIB}", "load mixed 300")

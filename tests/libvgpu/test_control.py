@@ -33,6 +33,14 @@ def test_one_process_gets_its_share(simulate, workload, limit, samples):
         assert settled <= 3
 
 
+@pytest.mark.parametrize("samples", [True, False], ids=["monitor", "no-monitor"])
+@pytest.mark.parametrize("period", range(2, 34))
+def test_pattern_of_launches_is_not_taken_for_one_of_its_kernels(simulate, period, samples):
+    """One launch of 2 ms, the others 0.1 ms: which of them are measured must not depend on their order."""
+    (mean, *_), = simulate(period, 30, samples=samples)
+    assert abs(mean - 30) <= 2
+
+
 @pytest.mark.parametrize("workload", ["flood", "sync", "decode", "mixed", "medium"])
 def test_two_tenants_get_thirty_and_seventy(simulate, workload):
     thirty, seventy = simulate(workload, 30, 70, sms=188)

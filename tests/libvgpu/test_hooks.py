@@ -6,9 +6,8 @@ import pytest
 
 from tests.libvgpu.rig import MIB, SOURCE
 
-KINDS = ("own", "launch", "module", "unload", "nvml", "nvmllist")
 HOOKED = {line.split()[0] for line in (SOURCE / "hooks.txt").read_text().splitlines()
-          if line and not line.startswith("#") and line.split()[1] in KINDS}
+          if line and not line.startswith("#") and line.split()[1] not in ("call", "nvmlcall")}
 PROGRAM = Path(__file__).with_name("hooked.py")
 OF_NVML = {name for name in HOOKED if name.startswith("nvml")}
 

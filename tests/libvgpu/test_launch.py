@@ -1,10 +1,14 @@
 """Launches on a busy clock: limits that hold in real time, on every way to launch; what never waits."""
 
+import contextlib
+import math
 import os
+import threading
 import time
 
 import pytest
 
+from hami.monitor.feedback import Contender, decide
 from tests.libvgpu import rig as rigs
 from tests.libvgpu.rig import MIB
 from tests.libvgpu.shares import SETTLE_S, Tenant, measured_shares, sampled, wrong_shares
@@ -31,12 +35,54 @@ def test_limit_holds_in_real_time(rig, load, slack):
 def test_graph_counts_as_the_kernels_in_it(rig):
     rig.limit(LIMIT | {"cores": 30})
     client = rig.client().start()
+    client.do("module")  # may not be loaded during a capture
     client.do("stream")
     client.do("capture")
     assert client.do("launch plain busy_2000 10") == 0  # not slowed down: nothing runs yet
     assert client.do("endcapture") == 0
     assert client.do("instantiate 0") == 0
     gets_thirty_percent(rig, "graph", [client], 6)
+
+
+@pytest.mark.parametrize("cores", [90, 30])
+def test_loading_of_code_is_not_charged(rig, cores):
+    """200 kernels are loaded at their first launch, 5 ms each: the GPU does nothing meanwhile. 20 rounds of all."""
+    lazy = {"FAKE_CUDA_LAZY_US": "5000"}
+    _, bare = rig.client(preload=False, **lazy).start().do("many busy_10 200 20")
+    rig.limit(LIMIT | {"cores": cores})
+    _, limited = rig.client(**lazy).start().do("many busy_10 200 20")
+    assert limited <= 1.2 * bare / cores * 100
+
+
+@pytest.mark.parametrize("period", [2, 4, 16, 33])
+def test_pattern_of_launches_of_one_kernel(rig, period):
+    rig.limit(LIMIT | {"cores": 30})
+    gets_thirty_percent(rig, f"period_{period}_2000_100", [rig.client().start()], 4)
+
+
+def test_short_kernels_that_begin_late_count_as_they_are(rig):
+    """An idle GPU begins a kernel some microseconds after its launch."""
+    rig.limit(LIMIT | {"cores": 30})
+    gets_thirty_percent(rig, "decode", [rig.client(FAKE_CUDA_LATENCY_US="4").start()], 4)
+
+
+def test_second_gpu_is_limited_after_many_measurements_on_the_first(rig):
+    rig.limit(LIMIT | {"cores": 30}, LIMIT | {"cores": 30})
+    client = rig.client(FAKE_CUDA_DEVICES="2").start()
+    client.do("many busy_1000 200 2")
+    assert client.do("ctx 1") == 0
+    client.do("load busy_2000 500")
+    client.send("load busy_2000 60000")
+    assert not wrong_shares([Tenant(rig.region, rig.machine, 1)], [30], 4, 3)
+
+
+@pytest.mark.sanitized
+def test_threads_launch_at_once_and_contexts_go(rig):
+    rig.limit(LIMIT | {"cores": 90})
+    client = rig.client().start()
+    for _ in range(3):
+        assert client.do("launchers 8 200") == 0
+        assert (client.do("reset 0"), client.do("ctx 0")) == (0, 0)
 
 
 @pytest.mark.parametrize("how", ["plain", "ptsz", "ex", "cooperative"])
@@ -83,6 +129,7 @@ def test_capture_holds_the_programs_kernels_and_nothing_of_ours(rig):
     """And they wait for nothing: their graph will."""
     rig.limit(LIMIT | {"cores": 10})
     client = rig.client().start()
+    client.do("module")  # may not be loaded during a capture
     client.do("stream")
     client.do("capture")
     begun = time.monotonic()
@@ -97,6 +144,7 @@ def test_capture_is_not_broken_by_measuring_on_another_stream(rig):
     rig.limit(LIMIT | {"cores": 90})
     client = rig.client().start()
     assert client.do("launch other busy_20000 3") == 0  # measurements are open from here on
+    client.do("module")  # may not be loaded during a capture
     client.do("stream")
     client.do("capture")
     assert client.do("launch other busy_100 20") == 0
@@ -137,6 +185,121 @@ def test_policy(rig, policy, limited):
     rig.limit(LIMIT | {"cores": 20}, policy=policy)
     took = launches(rig, rig.client().start())
     assert took > 0.6 if limited else took < 0.5
+
+
+@pytest.mark.parametrize("cores, rounds", [(50, 30), (20, 15)])
+def test_program_that_measures_its_kernels_sees_no_wait(rig, cores, rounds):
+    """Autotuners choose by that. The limit holds all the same."""
+    rig.limit(LIMIT | {"cores": cores})
+    client = rig.client().start()
+    client.do("launch plain busy_10000 3")
+    client.do("sync")
+    begun = time.monotonic()
+    least, most = client.do(f"autotune busy_10000 {rounds}")
+    took = time.monotonic() - begun
+    assert 10000 <= least and most < 13000
+    assert took > 0.8 * rounds * 0.01 / cores * 100
+
+
+def test_by_samples_of_nvml(rig):
+    """What the monitor sees is charged afterwards, and nothing else."""
+    rig.limit(LIMIT | {"cores": 30}, compute_by="nvml")
+    client = rig.client(FAKE_CUDA_NO_EVENTS="1").start()
+    tenants = [Tenant(rig.region, rig.machine)]
+    client.do("launch plain idle 1")
+    client.send("load busy_2000 60000")
+    with sampled(tenants):
+        time.sleep(SETTLE_S)
+        assert not wrong_shares(tenants, [30], 6, 4)
+
+
+def test_switched_off_by_the_operator(rig):
+    rig.limit(LIMIT | {"cores": 10}, compute_by="off")
+    assert launches(rig, rig.client().start()) < 0.5
+
+
+# -- floor and ceiling
+
+
+def share_of(client, tenant, seconds=2):
+    client.do("load busy_2000 300")
+    client.send(f"load busy_2000 {1000 * seconds + 1500:.0f}")
+    time.sleep(0.8)
+    share, = measured_shares([tenant], seconds)
+    client.answer()
+    return share
+
+
+@pytest.mark.parametrize("alone, beat, due", [(False, 0, 30), (True, 0, 70), (True, 1, 30)],
+                         ids=["shared", "alone", "monitor has stopped"])
+def test_ceiling_counts_while_the_container_is_alone(rig, alone, beat, due):
+    rig.limit(LIMIT | {"cores": 30, "cores-most": 70})
+    client = rig.client().start()
+    client.do("launch plain idle 1")
+    rig.region.write(2_008_900, 0 if alone else 1)
+    with (rig.folder / "0f0e.sm").open("r+b") as file:
+        file.seek(16)
+        file.write(beat.to_bytes(8, "little"))
+    assert abs(share_of(client, Tenant(rig.region, rig.machine)) - due) <= 5
+
+
+def test_limits_that_change_count_from_the_next_launch_on(rig):
+    rig.limit(LIMIT)
+    client = rig.client().start()
+    assert launches(rig, client) < 0.5
+    rig.limit(LIMIT | {"cores": 20})
+    time.sleep(1.1)
+    assert launches(rig, client) > 0.6
+    rig.limit(LIMIT | {"cores": 20}, compute_by="off")
+    time.sleep(1.1)
+    assert launches(rig, client) < 0.5
+
+
+@contextlib.contextmanager
+def deciding(tenants):
+    """The node monitor: who is alone, round by round."""
+    done = threading.Event()
+
+    def run():
+        shared_at = {number: -math.inf for number in range(len(tenants))}
+        before = [sum(tenant.busy().values()) for tenant in tenants]
+        while not done.wait(0.9):
+            spent = [sum(tenant.busy().values()) for tenant in tenants]
+            verdicts = decide([Contender(key=number, priority=1, cards=frozenset({"card"}), shared_at=shared_at[number],
+                                         is_active=spent[number] > before[number]) for number in shared_at],
+                              time.monotonic())
+            before = spent
+            for number, verdict in verdicts.items():
+                shared_at[number] = verdict.shared_at
+                tenants[number].region.write(2_008_900, int(verdict.is_limited))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_container_alone_has_the_card_and_gives_it_back_within_two_seconds(builds):
+    with rigs.rig(builds) as one, rigs.rig(builds) as other:
+        other.state = one.state
+        for container in (one, other):
+            container.limit(LIMIT | {"cores": 30, "cores-most": 100})
+        clients = [container.client().start() for container in (one, other)]
+        for client in clients:
+            client.do("launch plain idle 1")
+        tenants = [Tenant(container.region, container.machine) for container in (one, other)]
+        with deciding(tenants), sampled(tenants):
+            clients[0].send("load busy_2000 60000")
+            time.sleep(2)
+            alone, _ = measured_shares(tenants, 2)
+            clients[1].send("load busy_2000 60000")
+            time.sleep(2)
+            both = measured_shares(tenants, 3)
+    assert alone >= 90
+    assert all(26 <= share <= 34 for share in both), both
 
 
 @pytest.mark.parametrize("policy, limited", [("default", False), ("force", True)])

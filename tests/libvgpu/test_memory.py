@@ -1,5 +1,9 @@
 """Memory: the limit is exact on every path, what is freed is free again, and nobody sees more than the slice."""
 
+import collections
+import contextlib
+import time
+
 import pytest
 
 from tests.libvgpu.layout import make_region
@@ -142,13 +146,72 @@ def test_reset_returns_everything(rig):
 def test_module_is_charged_as_measured(rig):
     rig.limit()
     client = rig.client(FAKE_CUDA_MODULE_MIB="64").start()
-    assert client.do("module") == 0
+    assert client.do("module 64") == 0
     assert rig.region.slots()[0].modules[0] == 64 * MIB
     assert client.do("unload") == 0
     assert client.do("info")[1] == LIMIT
     assert client.do(f"alloc plain 0 {LIMIT - 63 * MIB}") == 0
-    assert client.do("module") == OUT_OF_MEMORY
+    assert client.do("module 64") == OUT_OF_MEMORY
     assert rig.machine.used() == LIMIT - 63 * MIB
+
+
+@contextlib.contextmanager
+def busy_neighbor(rig):
+    """Without a limiter: takes 6.4 GB a second, 64 MiB at a time, up to 8 GiB, and gives them back."""
+    neighbor = rig.client(preload=False).start()
+    neighbor.send(f"neighbor {64 * MIB} {8192 * MIB} 10000 60000")
+    yield
+    neighbor.kill()
+
+
+def test_context_of_a_known_size_is_charged_that_whatever_a_neighbor_does(rig):
+    rig.limit({"memory": LIMIT, "context": 400 * MIB})
+    with busy_neighbor(rig):
+        for _ in range(3):
+            client = rig.client(FAKE_CUDA_CTX_MIB="400", FAKE_CUDA_CTX_US="200000").start()
+            assert client.do("info")[1] == LIMIT - 400 * MIB
+            assert (client.do("release 0"), rig.region.total()) == (0, 0)
+
+
+def test_context_of_a_known_size_that_does_not_fit_is_not_made(rig):
+    rig.limit({"memory": 256 * MIB, "context": 300 * MIB})
+    client = rig.client(FAKE_CUDA_CTX_MIB="300")
+    assert client.do("init") == 0
+    assert client.do("ctx 0") == OUT_OF_MEMORY
+    assert (rig.state.exists(), rig.region.total()) == (False, 0)  # the driver was not asked
+
+
+def test_modules_that_are_loaded_lazily_take_nothing(rig):
+    rig.limit()
+    with busy_neighbor(rig):
+        client = rig.client(FAKE_CUDA_LAZY="1").start()
+        before = rig.region.total()
+        assert client.do("modules 1000") == 0
+        assert rig.region.total() == before
+
+
+def test_module_takes_at_most_twice_its_image(rig):
+    """More is what somebody else has taken meanwhile."""
+    rig.limit()
+    client = rig.client(FAKE_CUDA_MODULE_MIB="64").start()
+    assert client.do("module 8") == 0
+    assert 16 * MIB <= rig.region.total() < 17 * MIB
+
+
+def test_context_whose_size_nobody_tells_is_reported_once(rig):
+    rig.limit()
+    client = rig.client(FAKE_CUDA_CTX_MIB="300", FAKE_NVML_NO_MEMORY="1").start()
+    assert client.do("info")[1] == LIMIT
+    assert client.close().count("\n") == 1
+
+
+@pytest.mark.parametrize("texture", [0x20, 0x01, 0xb0, 0xc0, 0xc5],
+                         ids=["float", "byte", "NV12", "UNORM8", "UNORM16x4"])
+def test_array_is_charged_as_its_format_lies(rig, texture):
+    rig.limit()
+    client = rig.client().start()
+    assert client.do(f"alloc texture 0 4096 {texture}") == 0
+    assert client.do("info")[1] == LIMIT - rig.machine.used()
 
 
 @pytest.mark.sanitized
@@ -186,6 +249,60 @@ def test_reserve_of_a_pool_makes_room_for_others(rig, kind):
     assert client.do("free async 0") == 0
     size = "65536 200" if kind == "array" else f"{LIMIT} 0"
     assert client.do(f"alloc {kind} 0 {size}") == 0
+
+
+def calls_for_pairs(rig, **more):
+    """Driver calls for 20 allocations from a pool with room, and as many releases; by name."""
+    log = rig.folder / f"log{len(list(rig.folder.iterdir()))}"
+    client = rig.client(FAKE_CUDA_LOG=str(log), **more).start()
+    pools(client)
+    assert (client.do("keep 0"), client.do(f"pairs async 3 {MIB} 0")) == (0, 0)
+    before = len(log.read_text().splitlines())
+    assert client.do(f"pairs async 20 {MIB} 0") == 0
+    return collections.Counter(line for line in log.read_text().splitlines()[before:] if line.startswith("call "))
+
+
+def test_allocation_from_a_pool_with_room_asks_the_driver_nothing_more(rig):
+    rig.limit()
+    more = calls_for_pairs(rig) - calls_for_pairs(rig, preload=False)
+    assert more.total() <= 1  # now and then the pool is looked at
+
+
+def test_what_a_pool_gives_back_to_the_driver_is_free_again(rig):
+    """It does so when it is synchronized, without notice."""
+    rig.limit()
+    client = rig.client().start()
+    assert client.do(f"alloc async 0 {512 * MIB}") == 0
+    assert (client.do("free async 0"), client.do("sync")) == (0, 0)
+    assert client.do("info")[1] == LIMIT
+
+
+@pytest.mark.sanitized
+def test_more_pools_than_the_limiter_remembers(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert client.do("manypools 300 1") == 0
+    assert client.do(f"pairs pool 100 {64 * MIB} 1") == 0
+    assert client.do(f"alloc pool 0 {LIMIT} 1") == 0
+    assert client.do(f"alloc pool 1 {MIB} 1") == OUT_OF_MEMORY
+    assert (client.do("free async 0"), client.do("info")[1]) == (0, LIMIT)
+
+
+def test_memory_of_a_stream_is_on_the_device_of_the_stream(rig):
+    rig.limit({"memory": 1024 * MIB}, {"memory": 2048 * MIB})
+    client = rig.client(FAKE_CUDA_DEVICES="2")
+    assert (client.do("init"), client.do("ctx 1"), client.do("stream"), client.do("ctx 0")) == (0, 0, 0, 0)
+    assert client.do(f"alloc async 0 {2048 * MIB}") == 0
+    assert (rig.region.total(0), rig.region.total(1)) == (0, 2048 * MIB)
+    assert client.do(f"alloc async 1 {2 * MIB}") == OUT_OF_MEMORY
+
+
+def test_pool_of_managed_memory_counts(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert client.do("managedpool 1") == 0
+    assert client.do(f"alloc pool 0 {LIMIT} 1") == 0
+    assert client.do(f"alloc pool 1 {2 * MIB} 1") == OUT_OF_MEMORY
 
 
 @pytest.mark.sanitized
@@ -232,6 +349,29 @@ def test_memory_of_graphs_is_charged_when_they_are_instantiated(rig):
     assert client.do("graphtrim") == 0
     assert client.do("info")[1] == LIMIT
     assert rig.machine.peak() == 512 * MIB
+
+
+def test_memory_in_graphs_of_a_graph_is_charged(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert (client.do(f"newgraph {512 * MIB}"), client.do("childgraph"), client.do("childgraph")) == (0, 0, 0)
+    assert client.do("instantiate 0") == 0
+    assert client.do("info")[1] == LIMIT - 512 * MIB
+
+
+HEAP, FIFO = 2, 1  # CU_LIMIT_…
+
+
+@pytest.mark.sanitized
+def test_heap_and_fifo_of_a_context_are_charged_beyond_the_usual(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert (client.do(f"setlimit {HEAP} {520 * MIB}"), client.do(f"setlimit {FIFO} {3 * MIB}")) == (0, 0)
+    assert client.do("info")[1] == LIMIT - 514 * MIB == LIMIT - rig.machine.used()
+    assert client.do(f"setlimit {HEAP} {4096 * MIB}") == OUT_OF_MEMORY
+    assert client.do(f"setlimit {HEAP} {264 * MIB}") == 0
+    assert client.do("info")[1] == LIMIT - 258 * MIB == LIMIT - rig.machine.used()
+    assert (client.do("reset 0"), rig.region.total()) == (0, 0)
 
 
 @pytest.mark.sanitized
@@ -324,6 +464,48 @@ def test_card_that_was_not_given_may_not_be_used(rig):
 
 
 # -- where limits come from
+
+
+def wait_a_second():
+    """The file is looked at once in a second."""
+    time.sleep(1.1)
+
+
+@pytest.mark.sanitized
+def test_limits_that_change_count_from_the_next_allocation_on(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert client.do(f"alloc plain 0 {LIMIT}") == 0
+    rig.limit({"memory": 2 * LIMIT})
+    wait_a_second()
+    assert client.do(f"alloc plain 1 {LIMIT}") == 0
+    assert client.do("info") == [0, 0, 2 * LIMIT]
+
+
+def test_lower_limit_refuses_growth_and_takes_nothing_back(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert (client.do(f"alloc plain 0 {LIMIT // 2}"), client.do(f"alloc plain 1 {LIMIT // 4}")) == (0, 0)
+    rig.limit({"memory": LIMIT // 2})
+    wait_a_second()
+    assert client.do("alloc plain 2 4096") == OUT_OF_MEMORY
+    assert client.do("info") == [0, 0, LIMIT // 2]
+    assert (client.do("copy 0"), client.do("free plain 0")) == ([0, 0], 0)
+    assert client.do(f"alloc plain 0 {LIMIT // 4}") == 0
+    assert client.do("alloc plain 2 4096") == OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("text", ["hami-limits 1\ndevice", "", f"hami-limits 1\ndevice {uuid_of(1)} memory=8g\n"],
+                         ids=["being written", "empty", "another device"])
+def test_file_that_cannot_be_used_leaves_the_earlier_limits(rig, text):
+    rig.limit()
+    client = rig.client().start()
+    (rig.folder / "limits").write_text(text)
+    wait_a_second()
+    assert client.do("info") == [0, LIMIT, LIMIT]
+    rig.limit({"memory": LIMIT // 2})
+    wait_a_second()
+    assert client.do("info") == [0, LIMIT // 2, LIMIT // 2]
 
 
 @pytest.mark.sanitized

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from hami.monitor.region_files import RegionFiles, RegionState
-from hami.monitor.regions import control_writes, usage_writes
+from hami.monitor.regions import control_writes, uncounted_writes, usage_writes
 from tests.libvgpu.rig import MIB, uuid_of
 from tests.libvgpu.test_plugin_files import Container
 
@@ -74,3 +74,18 @@ def test_a_sample_of_the_monitor_reaches_the_law_of_the_limit(made, files):
     content = (made.directory / "0f0e.sm").read_bytes()
     assert struct.unpack_from("<Q", content, 256 + 32) == (when,)
     assert files.read(*KEY).throttled[0] > 0
+
+
+def test_the_limit_holds_on_the_sum_with_what_only_the_driver_sees(made, files):
+    """Code that is loaded at the first launch is in no count of the limiter's."""
+    client = made.client(FAKE_CUDA_LAZY_KIB=str(100 << 10)).start()
+    client.do("module")
+    assert client.do("launch plain idle 1") == 0
+    reading = files.read(*KEY)
+    (process,) = reading.region.processes
+    assert reading.region.devices[0].total == 0
+    files.write(*KEY, reading, uncounted_writes(reading.region, (100 * MIB, 0)))
+    assert client.do("info") == [0, 1400 * MIB, 1500 * MIB]
+    assert client.do(f"alloc plain 0 {1401 * MIB}") == 2
+    assert client.do(f"alloc plain 0 {1400 * MIB}") == 0
+    assert files.read(*KEY).region.devices[0].total == 1400 * MIB  # what the process itself counts

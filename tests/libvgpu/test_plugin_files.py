@@ -6,6 +6,8 @@ import pytest
 
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
+from hami.devices.context_size import measure_context
+from hami.errors import HamiError
 from hami.model import Share
 from hami.node.grant import Recipient, shares_grant
 from hami.node.host import Host
@@ -127,3 +129,20 @@ def test_the_settings_of_the_pod_are_in_the_files(container):
     lines = (made.directory / "limits").read_text().splitlines()
     assert {"priority 0", "policy force", f"device {uuid_of(0)} memory={1500 * MIB} cores=30"} <= set(lines)
     assert made.client().start().do("info") == [0, 1500 * MIB, 1500 * MIB]
+
+
+def measured(rig, monkeypatch, **more):
+    for key, value in rig.environment(preload=False, **more).items():
+        monkeypatch.setenv(key, value)
+    return measure_context(uuid_of(0), "/")
+
+
+def test_context_is_measured_on_an_idle_card(rig, monkeypatch):
+    assert measured(rig, monkeypatch, FAKE_CUDA_CTX_MIB="400") == 400 * MIB
+
+
+def test_context_is_not_measured_on_a_card_in_use(rig, monkeypatch):
+    client = rig.client(preload=False).start()
+    assert client.do(f"alloc plain 0 {MIB}") == 0
+    with pytest.raises(HamiError, match="the card is in use"):
+        measured(rig, monkeypatch)

@@ -66,6 +66,28 @@ def test_only_processes_of_the_container_are_listed(rig, clients):
     assert answers == [[INSUFFICIENT_SIZE, 2, 0, 2, own]] * len(LISTS)
 
 
+DETAILS = """
+import ctypes, json, os
+class Detail(ctypes.Structure):
+    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("gpu", ctypes.c_uint),
+                ("compute", ctypes.c_uint), ("protected", ctypes.c_ulonglong)]
+class List(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint), ("mode", ctypes.c_uint), ("count", ctypes.c_uint),
+                ("entries", ctypes.POINTER(Detail))]
+nvml, device, entries = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), (Detail * 8)()
+ctypes.CDLL("libcuda.so.1").cuInit(0)
+nvml.nvmlInit_v2()
+nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))
+found = List(1, 0, 8, entries)
+assert nvml.nvmlDeviceGetRunningProcessDetailList(device, ctypes.byref(found)) == 0
+print(json.dumps(sorted([one.pid, one.used] for one in entries[:found.count])))
+"""
+
+
+def test_list_with_details_has_only_processes_of_the_container(rig, clients):
+    assert json.loads(rig.python(DETAILS)) == expected(*clients[1:])
+
+
 def test_other_container_sees_its_own(rig, other, clients):
     _, (answer,) = ask(other, LISTS[:1], FAKE_CUDA_STATE=str(rig.state))
     assert answer == [INSUFFICIENT_SIZE, 1, 0, 1, [[clients[0].process.pid, 300 * MIB]]]

@@ -41,6 +41,29 @@ def test_memory_of_a_killed_process_is_free_at_once(rig):
     assert rig.machine.peak() == LIMIT
 
 
+def test_thread_that_is_canceled_while_it_waits_leaves_no_lock(rig):
+    """A fork after it would hang, and nobody would clear up after dead processes any more."""
+    rig.limit()
+    client = rig.client().start()
+    assert client.do(f"alloc plain 0 {1500 * MIB}") == 0
+    assert client.do("cancel 40") == 0
+    other = rig.client().start()
+    client.kill()
+    assert other.do(f"alloc plain 0 {LIMIT}") == 0
+
+
+@pytest.mark.real_time
+def test_reset_of_a_context_with_many_allocations_is_quick(rig):
+    """100,000 of them: the time is proportional to their number."""
+    rig.limit()
+    client = rig.client(FAKE_CUDA_FAST="1").start()
+    assert client.do("allocs 100000 512") == 100000
+    begun = time.monotonic()
+    assert client.do("reset 0") == 0
+    assert time.monotonic() - begun < 0.4
+    assert rig.region.total() == 0
+
+
 def test_memory_of_a_zombie_is_free(rig):
     rig.limit()
     one, two = rig.client().start(), rig.client().start()

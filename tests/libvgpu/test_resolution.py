@@ -8,13 +8,13 @@ import pytest
 from tests.libvgpu.rig import SOURCE
 
 HOOKED = {line.split()[0] for line in (SOURCE / "hooks.txt").read_text().splitlines()
-          if line and not line.startswith("#") and line.split()[1] in ("own", "launch", "module", "unload")}
+          if line and not line.startswith("#") and line.split()[1] != "call" and line.startswith("cu")}
 RUNTIMES = {"runtime-11.8": 300, "runtime-12.1": 300, "runtime-12.9": 300, "runtime-13.5": 300}
 
 
-def ask(rig, questions):
-    done = subprocess.run([rig.builds.program("ask")], env=rig.environment(), input="\n".join(questions), text=True,
-                          capture_output=True, check=True)
+def ask(rig, questions, **more):
+    done = subprocess.run([rig.builds.program("ask")], env=rig.environment(**more), input="\n".join(questions),
+                          text=True, capture_output=True, check=True)
     return [tuple(line.split()) for line in done.stdout.splitlines()]
 
 
@@ -37,6 +37,27 @@ def test_every_symbol_in_every_version(rig):
     # of one base name and version the fake driver takes any symbol; none are asked for twice
     assert len({one[:3] for one in asked}) == len(asked)
     check(rig, asked)
+
+
+def test_address_that_no_symbol_has_is_found_by_its_name(rig):
+    rig.limit()
+    rows = [line.split("\t") for line in (SOURCE / "abi" / "cuda.tsv").read_text().splitlines()[1:]]
+    rows = [row for row in rows if row[2] != "-"]
+    questions = [f"{base} {version} {2 if per_thread == '1' else 1}" for _, base, version, per_thread, _ in rows]
+    answers = ask(rig, questions, FAKE_CUDA_TABLE="thunk")
+    wrong = [(row[0], answer) for row, answer in zip(rows, answers, strict=True)
+             if (answer[0] == "libvgpu.so") != (row[0] in HOOKED) or (row[0] in HOOKED and answer[1] != row[0])]
+    assert wrong == []
+    client = rig.client("procaddr", FAKE_CUDA_TABLE="thunk").start()
+    assert client.do(f"alloc plain 0 {2049 << 20}") == 2
+    assert client.close().count("\n") == 1
+
+
+def test_function_that_shares_an_address_with_a_hooked_one_is_the_drivers(rig):
+    rig.limit()
+    questions = ["cuEventSynchronize 2000 1", "cuMemPoolDestroy 11020 1"]
+    answers = ask(rig, questions, FAKE_CUDA_TABLE="alias")
+    assert [library for library, _ in answers] == ["libcuda.so.1", "libvgpu.so"]
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

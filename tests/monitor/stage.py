@@ -3,13 +3,12 @@
 import struct
 
 from hami.codec.allocation import render_shares
-from hami.codec.objects import ContainerRuns
+from hami.codec.pods import ContainerRuns, NodePod
 from hami.devices.nvml_usage import NvmlUsage
 from hami.errors import HamiError
+from hami.monitor.loop import MonitorLoop
 from hami.monitor.processes import HostProcesses
 from hami.monitor.region_files import RegionFiles
-from hami.monitor.rounds import Rounds
-from hami.node.pods import NodePod
 from tests.builders import NVIDIA, ONLY_NVIDIA, container, pod, share
 from tests.devices.fake_nvml import GIB, FakeNvml, Gpu, Process
 from tests.monitor.region_bytes import region_bytes
@@ -51,7 +50,8 @@ class Stage:
         self.now, self.clock = NOW, 1000.0
         self.pods = []
         self.has_driver = True
-        self.rounds = Rounds("n1", ONLY_NVIDIA, NVIDIA, self, RegionFiles(path), HostProcesses(self.proc), **options)
+        self.rounds = MonitorLoop("n1", ONLY_NVIDIA, NVIDIA, self, RegionFiles(path), HostProcesses(self.proc),
+                                  **options)
 
     def read(self, now):
         try:

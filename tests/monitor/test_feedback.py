@@ -4,45 +4,45 @@ import random
 
 import pytest
 
-from hami.monitor.feedback import ACTIVE, BLOCKED, LIMIT_S, Contender, decide, is_active
+from hami.monitor.feedback import ACTIVE, BLOCKED, LIMIT_S, FeedbackCandidate, decide, is_active
 
 
-def contender(key, priority=1, cards="x", active=True, **fields):
+def candidate(key, priority=1, cards="x", active=True, **fields):
     """A container; *cards* are letters."""
-    return Contender(key=key, priority=priority, cards=frozenset(cards), is_active=active, **fields)
+    return FeedbackCandidate(key=key, priority=priority, cards=frozenset(cards), is_active=active, **fields)
 
 
-@pytest.mark.parametrize(("contenders", "blocked", "limited"), [
-    pytest.param([contender("a")], "", "", id="one alone is free"),
-    pytest.param([contender("a", 0), contender("b", 1)], "b", "b", id="the lower waits"),
-    pytest.param([contender("a", 0, active=False), contender("b", 1)], "", "", id="nobody waits for one that is idle"),
-    pytest.param([contender("a", 0, "x"), contender("b", 1, "y")], "", "", id="another card"),
-    pytest.param([contender("a", 0, "xy"), contender("b", 1, "yz")], "b", "b", id="one of several cards"),
-    pytest.param([contender("a"), contender("b")], "", "ab", id="two of a level share"),
-    pytest.param([contender("a"), contender("b", active=False)], "", "", id="one that is idle takes nothing"),
-    pytest.param([contender("a"), contender("b"), contender("c", active=False)], "", "abc", id="an idle one later"),
-    pytest.param([contender("a", 0), contender("b", 1, active=False)], "b", "b", id="also before it starts to work"),
-    pytest.param([contender("a", 0, "x"), contender("b", 1, "xy"), contender("c", 2, "y")], "b", "b",
+@pytest.mark.parametrize(("candidates", "blocked", "limited"), [
+    pytest.param([candidate("a")], "", "", id="one alone is free"),
+    pytest.param([candidate("a", 0), candidate("b", 1)], "b", "b", id="the lower waits"),
+    pytest.param([candidate("a", 0, active=False), candidate("b", 1)], "", "", id="nobody waits for one that is idle"),
+    pytest.param([candidate("a", 0, "x"), candidate("b", 1, "y")], "", "", id="another card"),
+    pytest.param([candidate("a", 0, "xy"), candidate("b", 1, "yz")], "b", "b", id="one of several cards"),
+    pytest.param([candidate("a"), candidate("b")], "", "ab", id="two of a level share"),
+    pytest.param([candidate("a"), candidate("b", active=False)], "", "", id="one that is idle takes nothing"),
+    pytest.param([candidate("a"), candidate("b"), candidate("c", active=False)], "", "abc", id="an idle one later"),
+    pytest.param([candidate("a", 0), candidate("b", 1, active=False)], "b", "b", id="also before it starts to work"),
+    pytest.param([candidate("a", 0, "x"), candidate("b", 1, "xy"), candidate("c", 2, "y")], "b", "b",
                  id="nobody waits for one that waits"),
-    pytest.param([contender("a", 0), contender("b", 1), contender("c", 2)], "bc", "bc", id="three levels"),
-    pytest.param([contender("a", 0), contender("b", 0), contender("c", 5)], "c", "abc", id="two of the highest level"),
+    pytest.param([candidate("a", 0), candidate("b", 1), candidate("c", 2)], "bc", "bc", id="three levels"),
+    pytest.param([candidate("a", 0), candidate("b", 0), candidate("c", 5)], "c", "abc", id="two of the highest level"),
 ])
-def test_rules(contenders, blocked, limited):
-    verdicts = decide(contenders, 100.0)
+def test_rules(candidates, blocked, limited):
+    verdicts = decide(candidates, 100.0)
     assert {key for key, one in verdicts.items() if one.is_blocked} == set(blocked)
     assert {key for key, one in verdicts.items() if one.is_limited} == set(limited)
 
 
 @pytest.mark.parametrize(("before", "after"), [(ACTIVE, 1), (1, 0), (0, 0), (BLOCKED, 0), (-7, 0), (2**31 - 1, 1)])
 def test_the_word_is_counted_down_and_released(before, after):
-    assert decide([contender("a", recent_kernel=before)], 0.0)["a"].recent_kernel == after
+    assert decide([candidate("a", recent_kernel=before)], 0.0)["a"].recent_kernel == after
 
 
 def test_a_limit_stays_for_some_seconds():
     """It counts at once, and no longer after the last sharing and LIMIT_S."""
-    two = [contender("a"), contender("b")]
+    two = [candidate("a"), candidate("b")]
     shared_at = decide(two, 10.0)["a"].shared_at
-    assert [decide([contender("a", shared_at=shared_at)], 10.0 + later)["a"].is_limited
+    assert [decide([candidate("a", shared_at=shared_at)], 10.0 + later)["a"].is_limited
             for later in (0.0, 1.0, LIMIT_S - 0.1, LIMIT_S, 60.0)] == [True, True, True, False, False]
 
 
@@ -60,7 +60,7 @@ def test_who_works(fields, active):
 
 def some(rng):
     """Up to a dozen containers on up to four cards."""
-    return [contender(number, rng.randrange(4), rng.sample("wxyz", rng.randint(1, 3)), rng.random() < 0.6,
+    return [candidate(number, rng.randrange(4), rng.sample("wxyz", rng.randint(1, 3)), rng.random() < 0.6,
                       recent_kernel=rng.randint(-1, 2), shared_at=rng.choice((-1e9, 99.0)))
             for number in range(rng.randint(0, 12))]
 
@@ -68,24 +68,24 @@ def some(rng):
 @pytest.mark.parametrize("seed", range(500))
 def test_a_container_waits_exactly_while_one_of_higher_priority_works(seed):
     """So none starves: the highest that works never waits, and nobody waits for one that waits."""
-    contenders = some(random.Random(seed))
-    verdicts = decide(contenders, 100.0)
-    assert verdicts.keys() == {one.key for one in contenders}
-    works = [one for one in contenders if one.is_active and not verdicts[one.key].is_blocked]
-    for one in contenders:
+    candidates = some(random.Random(seed))
+    verdicts = decide(candidates, 100.0)
+    assert verdicts.keys() == {one.key for one in candidates}
+    works = [one for one in candidates if one.is_active and not verdicts[one.key].is_blocked]
+    for one in candidates:
         higher = [other for other in works if other.priority < one.priority and other.cards & one.cards]
         assert verdicts[one.key].is_blocked is bool(higher)
-    highest = min((one.priority for one in contenders if one.is_active), default=None)
-    assert not any(verdicts[one.key].is_blocked for one in contenders if one.priority == highest)
-    assert bool(works) is any(one.is_active for one in contenders)
+    highest = min((one.priority for one in candidates if one.is_active), default=None)
+    assert not any(verdicts[one.key].is_blocked for one in candidates if one.priority == highest)
+    assert bool(works) is any(one.is_active for one in candidates)
 
 
 @pytest.mark.parametrize("seed", range(500))
 def test_a_limit_counts_exactly_while_a_card_is_shared(seed):
-    contenders = some(random.Random(seed))
-    verdicts = decide(contenders, 100.0)
-    works = [one for one in contenders if one.is_active and not verdicts[one.key].is_blocked]
-    for one in contenders:
+    candidates = some(random.Random(seed))
+    verdicts = decide(candidates, 100.0)
+    works = [one for one in candidates if one.is_active and not verdicts[one.key].is_blocked]
+    for one in candidates:
         level = [other for other in works if other.priority == one.priority]
         shares = any(sum(card in other.cards for other in level) > 1 for card in one.cards)
         recently = one.shared_at > 100.0 - LIMIT_S
@@ -95,9 +95,9 @@ def test_a_limit_counts_exactly_while_a_card_is_shared(seed):
 @pytest.mark.parametrize("seed", range(200))
 def test_a_container_that_ends_frees_the_others_at_once(seed):
     """Without those that worked at the highest level, the next one works."""
-    contenders = some(random.Random(seed))
-    highest = min((one.priority for one in contenders if one.is_active), default=0)
-    left = [one for one in contenders if one.priority != highest]
+    candidates = some(random.Random(seed))
+    highest = min((one.priority for one in candidates if one.is_active), default=0)
+    left = [one for one in candidates if one.priority != highest]
     verdicts = decide(left, 100.0)
     second = min((one.priority for one in left if one.is_active), default=0)
     assert not any(verdicts[one.key].is_blocked for one in left if one.priority == second)
@@ -106,9 +106,9 @@ def test_a_container_that_ends_frees_the_others_at_once(seed):
 @pytest.mark.parametrize("seed", range(100))
 def test_the_order_does_not_matter(seed):
     rng = random.Random(seed)
-    contenders = some(rng)
-    shuffled = rng.sample(contenders, len(contenders))
-    assert decide(contenders, 100.0) == decide(shuffled, 100.0)
+    candidates = some(rng)
+    shuffled = rng.sample(candidates, len(candidates))
+    assert decide(candidates, 100.0) == decide(shuffled, 100.0)
 
 
 def test_two_levels_in_turn_over_many_rounds():
@@ -117,7 +117,7 @@ def test_two_levels_in_turn_over_many_rounds():
     word = 0
     for second in range(60):
         higher_works = second // 3 % 2 == 0
-        verdict = decide([contender("high", 0, active=higher_works), contender("low", 1, recent_kernel=word)],
+        verdict = decide([candidate("high", 0, active=higher_works), candidate("low", 1, recent_kernel=word)],
                          float(second))["low"]
         word = verdict.recent_kernel
         lower_waits.append((verdict.is_blocked, higher_works))

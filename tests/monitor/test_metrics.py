@@ -79,7 +79,7 @@ def test_values(stage):
     (region,) = found["hami_vgpu_region_info"]
     assert (region[0]["limiter"], region[0]["version"], region[0]["state"]) == ("libvgpu", "1.2", "ok")
     assert {labels["what"] for labels, _ in found["hami_vgpu_tampered_total"]} == {
-        "block", "limit", "priority", "switch"}
+        "block", "limit", "priority", "switch", "disk"}
     assert {labels["what"] for labels, _ in found["hami_monitor_errors_total"]} == {
         "allocation", "driver", "region", "write"}
 

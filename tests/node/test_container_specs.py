@@ -44,7 +44,8 @@ def test_the_kind_does_not_crash_containerd():
 
 
 def test_a_grant_is_rendered_in_full():
-    mounts = Mount(container_path="/c", host_path="/h", read_only=True), Mount(container_path="/d", host_path="/i")
+    mounts = (Mount(container_path="/c", host_path="/h", read_only=True), Mount(container_path="/d", host_path="/i"),
+              Mount(container_path="/e", host_path="/j", is_data=True))
     grant = Grant(env={"A": "1", "B": "x=y"}, mounts=mounts,
                   devices=(DeviceNode(container_path="/dev/a", host_path="/host/dev/a", permissions="r"),))
     assert render_grant(NAME, grant)["cdiVersion"] == "0.5.0"
@@ -52,7 +53,9 @@ def test_a_grant_is_rendered_in_full():
         "env": ["A=1", "B=x=y"],
         "deviceNodes": [{"path": "/dev/a", "hostPath": "/host/dev/a", "permissions": "r"}],
         "mounts": [{"hostPath": "/h", "containerPath": "/c", "options": ["ro", "rbind", "rprivate"]},
-                   {"hostPath": "/i", "containerPath": "/d", "options": ["rw", "rbind", "rprivate"]}]}
+                   {"hostPath": "/i", "containerPath": "/d", "options": ["rw", "rbind", "rprivate"]},
+                   {"hostPath": "/j", "containerPath": "/e",
+                    "options": ["rw", "rbind", "rprivate", "noexec", "nosuid", "nodev"]}]}
 
 
 def test_edits_of_devices_are_merged_once():

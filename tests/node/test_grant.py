@@ -29,9 +29,9 @@ LIMITS = {
 MOUNTS = (
     Mount(container_path=f"{VGPU}/libvgpu.so", host_path=f"{VGPU}/libvgpu.so.2", read_only=True),
     Mount(container_path=f"{VGPU}/limits", host_path=f"{VGPU}/containers/uid_c/limits", read_only=True),
-    Mount(container_path=f"{VGPU}/t-1.cache", host_path=f"{VGPU}/containers/uid_c/t-1.cache"),
-    Mount(container_path=f"{VGPU}/t-1.sm", host_path=f"{VGPU}/containers/uid_c/t-1.sm"),
-    Mount(container_path="/tmp/vgpulock", host_path=f"{VGPU}/containers/uid_c/lock"),
+    Mount(container_path=f"{VGPU}/t-1.cache", host_path=f"{VGPU}/containers/uid_c/t-1.cache", is_data=True),
+    Mount(container_path=f"{VGPU}/t-1.sm", host_path=f"{VGPU}/containers/uid_c/t-1.sm", is_data=True),
+    Mount(container_path="/tmp/vgpulock", host_path=f"{VGPU}/containers/uid_c/lock", is_data=True),
 )
 PRELOAD = Mount(container_path="/etc/ld.so.preload", host_path=f"{VGPU}/ld.so.preload", read_only=True)
 

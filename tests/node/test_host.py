@@ -7,17 +7,20 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 import time
 import tracemalloc
 
 import pytest
 from pytest import param
 
+from e2e.eventually import eventually
 from hami.devices.config import PluginConfig
 from hami.errors import HostError
 from hami.node.host import CHECKPOINT, MIN_AGE_S, Host
 from hami.node.limits import ContainerLimits, DeviceLimit, render_limits
 from hami.node.region_layout import REGION_SIZE, SHIFTED
+from hami.node.tenant_files import is_held
 from tests.builders import region_of
 
 
@@ -210,11 +213,11 @@ def test_a_region_that_its_container_has_enlarged_is_truncated(root, host, name,
     path = root / "containers" / "u-1_c" / name
     inode = path.stat().st_ino
     enlarge(path)
-    assert host.shrink_regions() == ["u-1_c"]
+    assert host.shrink_regions() == {"u-1_c": True}
     assert (path.stat().st_size, path.stat().st_ino) == (len(before[name][0]), inode)
     assert path.stat().st_blocks * 512 < REGION_SIZE + 65536
     assert path.read_bytes() == before[name][0]
-    assert host.shrink_regions() == []
+    assert host.shrink_regions() == {}
 
 
 def test_what_is_no_region_of_a_container_is_not_truncated(root, host, tmp_path):
@@ -228,7 +231,7 @@ def test_what_is_no_region_of_a_container_is_not_truncated(root, host, tmp_path)
     (root / "containers" / "u-2_c").symlink_to(tmp_path)
     os.mkfifo(directory / "pipe.sm")
     (directory / "small.cache").touch()
-    assert host.shrink_regions() == []
+    assert host.shrink_regions() == {}
     assert (tmp_path / "precious.cache").stat().st_size == 3_000_000
 
 
@@ -237,7 +240,7 @@ def test_a_region_that_hami_has_made_is_not_truncated(root, host):
     host.prepare("u-1", "c")
     region = root / "containers" / "u-1_c" / "t.cache"
     region.write_bytes(bytes(SHIFTED.size + 1))
-    assert host.shrink_regions() == []
+    assert host.shrink_regions() == {}
     assert region.stat().st_size == SHIFTED.size + 1
 
 
@@ -259,12 +262,110 @@ def test_a_region_that_cannot_be_truncated_is_logged_once(root, caplog, shipped_
         host.write_limits(uid, "c", "t", LIMITS)
         os.truncate(root / "containers" / f"{uid}_c" / "t.cache", 3_000_000)
     (root / "containers" / "u-1_c" / "t.cache").chmod(0)
-    assert (host.shrink_regions(), host.shrink_regions()) == (["u-2_c"], [])
+    assert (host.shrink_regions(), host.shrink_regions()) == ({"u-2_c": True}, {})
     assert [(one.directory, one.error.strerror) for one in caplog.records] == [("u-1_c", "Permission denied")]
 
 
+def executing(path):
+    """A process that executes the file, which must not be written to then."""
+    shutil.copyfile(shutil.which("sleep"), path)
+    path.chmod(0o777)
+    with open(path, "r+b") as file:
+        os.truncate(file.fileno(), 20_000_000)
+    return subprocess.Popen([path, "60"])
+
+
+def leasing(path):
+    """A process that enlarges the file and takes a lease on it, again whenever somebody breaks it."""
+    program = """
+import fcntl, os, signal, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+os.truncate(file, 20_000_000)
+os.close(file)
+file = os.open(sys.argv[1], os.O_RDONLY)
+signal.signal(signal.SIGIO, lambda *args: None)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+    process = subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.fixture(params=[executing, leasing])
+def hold(request):
+    """Keeps a region from being written to, until the test ends; returns the process."""
+    processes = []
+
+    def start(path):
+        processes.append(request.param(path))
+        eventually(lambda: _is_held(path), "the file is held")
+        return processes[-1]
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def _is_held(path):
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+    except OSError as error:
+        return is_held(error)
+    return False
+
+
+def test_a_region_that_its_container_holds_is_replaced_at_once_and_removed_when_the_container_has_ended(
+        root, host, hold, caplog):
+    """The container keeps writing to its own file, which is why the monitor ends it."""
+    written(root, host)
+    region = root / "containers" / "u-1_c" / "t.cache"
+    held = region.with_name("t.cache.held")
+    process = hold(region)
+    inode, begun = region.stat().st_ino, time.monotonic()
+    assert host.shrink_regions() == {"u-1_c": False}
+    assert time.monotonic() - begun < 5, "the kernel breaks a lease after 45 s"
+    assert (region.read_bytes(), stat.S_IMODE(region.stat().st_mode)) == (bytes(REGION_SIZE), 0o666)
+    assert (held.stat().st_ino, host.shrink_regions()) == (inode, {})
+    process.kill()
+    process.wait()
+    assert (host.shrink_regions(), held.exists(), caplog.records) == ({}, False, [])
+
+
+def test_a_container_that_starts_again_does_not_wait_for_who_holds_its_region(root, host, hold):
+    """A sidecar that was handed the file may: PreStartContainer has 30 s, and others wait for its thread."""
+    written(root, host)
+    region = root / "containers" / "u-1_c" / "t.cache"
+    hold(region)
+    begun = time.monotonic()
+    host.prepare("u-1", "c", keep=True)
+    host.write_limits("u-1", "c", "t", LIMITS, keep=True)
+    assert time.monotonic() - begun < 5
+    assert (region.read_bytes(), stat.S_IMODE(region.stat().st_mode)) == (region_of(LIMITS), 0o666)
+
+
+def test_nobody_waits_for_a_lease_on_what_is_mounted_read_only(root, host):
+    """It belongs to root, as does the process in the container."""
+    first = written(root, host)
+    processes = [leasing(path) for path in (root / "libvgpu.so", root / "containers" / "u-1_c" / "limits")]
+    try:
+        begun = time.monotonic()
+        with pytest.raises(HostError, match="cannot read the limiter: Resource temporarily unavailable"):
+            host.facts(limited=True)
+        host.write_limits("u-1", "c", "t", LIMITS, keep=True)
+        assert time.monotonic() - begun < 5
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert (root / "containers" / "u-1_c" / "limits").read_bytes() == first["limits"][0]
+    assert host.facts(limited=True).locks
+
+
 def test_limits_that_cannot_be_written_are_an_error(host):
-    with pytest.raises(HostError, match="cannot write the limits of a container: No such file or directory: .*u-1_c/t"):
+    with pytest.raises(HostError, match="cannot write the limits of a container: No such file or directory: .*u-1_c"):
         host.write_limits("u-1", "c", "t", LIMITS)
 
 

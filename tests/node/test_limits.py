@@ -27,6 +27,15 @@ def test_limits_are_in_the_driver_s_order_in_bytes_and_percent():
     assert found == ContainerLimits(devices=PAIR.devices)
 
 
+def test_size_of_a_context_is_handed_over_where_it_is_known():
+    parts = [(CARDS[0], share(A, 1024, 30)), (CARDS[1], share(B, 2048, 0))]
+    limits = container_limits(CONFIG, parts, {}, lambda card: 400 * (card.uuid == A))
+    assert [one.context for one in limits.devices] == [400, 0]
+    lines = render_limits(limits, "/x").splitlines()
+    assert [line for line in lines if line.startswith("device")] == [
+        f"device {A} memory={GIB} cores=30 context=400", f"device {B} memory={2 * GIB} cores=100"]
+
+
 @pytest.mark.parametrize("cores, percent", [(0, 100), (1, 1), (99, 99), (100, 100), (150, 100), (-1, 100)])
 def test_cores_without_a_limit_are_one_hundred_percent(cores, percent):
     assert limits_of([(CARDS[0], share(A, 1, cores))]).devices[0].cores == percent

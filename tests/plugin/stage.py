@@ -12,10 +12,10 @@ from hami.devices.inventory import DeviceInventory
 from hami.errors import ClusterError, HamiError
 from hami.model import ContainerKind, Node, Share
 from hami.node.grant import HostFacts
+from hami.node.grant_builder import GrantBuilder
 from hami.plugin.allocator import Allocator, Clock
 from hami.plugin.container_match import AllocateCall
 from hami.plugin.deferred_writes import DeferredWrites
-from hami.plugin.grant_builder import GrantBuilder
 from hami.plugin.program import clean_up_node, sweep_node
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from tests.builders import APP, NVIDIA, container

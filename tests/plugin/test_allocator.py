@@ -1,6 +1,7 @@
 """Allocate from the kubelet's call to the writes on the API server."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from tests.plugin.stage import (
     share,
 )
 
+TIMEOUT_S = 20.0
 ONE = placed(asking(), shares=[[share(A, 1000, 30)]])
 SERVED = placed(asking(), shares=[[share(A, 1000, 30)]], left=";", bind_phase="success")
 TWO = placed(asking("x"), asking("y", 2), shares=[[share(A, 1)], [share(B, 2), share(C, 3)]])
@@ -327,6 +329,41 @@ def test_a_pod_fails_later_if_the_api_server_does_not_answer_in_time():
     stage.deferred.flush()
     assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == ("", "failed", None)
     assert "connection refused" in stage.events.of("default/p")[0]
+
+
+@pytest.mark.parametrize("error", [param(None, id="answers late"), param(no_answer(), id="does not answer")])
+def test_the_deadline_covers_the_writes_that_earlier_calls_have_left(error):
+    """Ten of them, each of which takes the 10 s after which a request times out."""
+    earlier = [placed(asking(), shares=[[share(B)]], name=f"earlier-{number}", phase="Running") for number in range(10)]
+    stage = Stage(ONE, *earlier, lock=lock_of(ONE))
+    stage.prompt = False
+    stage.start()
+    for pod in earlier:
+        stage.deferred.complete_pod(pod.ref, ())
+        stage.remember("c", pod.ref.name)
+
+    def answer_late(call):
+        if call.method == "annotate_pod" and call.arguments["ref"] != ONE.ref:
+            stage.time += 10.0
+    stage.cluster.on_call = answer_late
+    if error is not None:
+        stage.cluster.fail("annotate_pod", error)
+    assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
+    assert stage.time <= 20.0
+    stage.deferred.flush()
+    assert {stage.annotation(PHASE, pod.ref.name) for pod in earlier} == {"success"}, "the others are made later"
+
+
+def test_a_call_does_not_wait_for_the_cleanup_that_reads_from_a_hung_api_server():
+    stage = stage_of(ONE)
+    calls = []
+
+    def allocate_meanwhile(call):
+        stage.cluster.on_call = lambda call: None
+        calls.append(ThreadPoolExecutor(1).submit(stage.allocator.allocate, ids(A)).result(TIMEOUT_S))
+    stage.cluster.on_call = allocate_meanwhile
+    stage.allocator.release_stale_lock()
+    assert [limits(grant) for grant in calls] == [[(A, "1000m")]]
 
 
 def test_a_lock_that_cannot_be_released_is_released_later():

@@ -3,6 +3,7 @@
 import pytest
 from pytest import param
 
+from hami.devices.config import PluginConfig
 from hami.devices.inventory import InventorySnapshot
 from hami.errors import AllocationRefused, MalformedInput
 from hami.plugin.container_match import (
@@ -236,7 +237,7 @@ def served(*shares, count=None, inherits=False):
 def handed(found, request_, **modes):
     try:
         return [(card.uuid, share.memory_mib) for card, share in cards_of(
-                    found, request_, InventorySnapshot(cards=CARDS), **{"limited": True, "aligned": False} | modes)]
+                    found, request_, InventorySnapshot(cards=CARDS), PluginConfig(node=NODE, **modes))]
     except AllocationRefused as error:
         return str(error)
 
@@ -253,7 +254,7 @@ def handed(found, request_, **modes):
           id="aligned, but devices of an init container are handed on"),
     param(served(share(A, 0)), (A,), {}, f"container c was allocated 0 MiB of card {A}, which means no limit",
           id="no memory"),
-    param(served(share(A, 0)), (A,), {"limited": False}, [(A, 0)], id="instances have no limits"),
+    param(served(share(A, 0)), (A,), {"operating_mode": "mig"}, [(A, 0)], id="instances have no limits"),
     param(served(share(A, 1), share(A, 2)), (A, A), {}, f"container c was allocated one card twice: {A}", id="twice"),
     param(served(share(uuid(9))), (A,), {}, f"container c was allocated card {uuid(9)}, which is not on this node",
           id="unknown card"),

@@ -9,10 +9,10 @@ from pytest import param
 
 from hami.codec.keys import LOCK_FREE
 from hami.devices.inventory import DeviceInventory
-from hami.devices.registration import SCORES
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.model import Node
 from hami.plugin.registrar import NodeRegistrar
+from hami.vendors.inventory import PAIR_SCORES
 from tests.builders import NVIDIA
 from tests.devices.cards import cards, config
 from tests.fake_cluster import FakeCluster
@@ -120,7 +120,7 @@ def test_a_missing_node_is_named(scene):
 def test_unregister_removes_the_annotations():
     scene = Scene(topology_score=True)
     scene.round()
-    assert {NVIDIA.annotations.register, SCORES} <= scene.annotations.keys()
+    assert {NVIDIA.annotations.register, PAIR_SCORES} <= scene.annotations.keys()
     scene.registrar.leave(unregister=True)
     assert scene.annotations == {}
 

@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from e2e.eventually import eventually
 from hami.devices.inventory import DeviceInventory
 from hami.errors import ClusterError, HamiError
 from hami.node.grant import DeviceNode, Grant, Mount
-from hami.plugin.server import _THREADS, PluginServer, register, socket_identity, socket_path
+from hami.plugin.server import _STARTS, PluginServer, register, socket_identity, socket_path
 from tests.devices.cards import cards, config
 from tests.plugin.kubelet import Kubelet, calling
 
@@ -306,20 +305,27 @@ def test_a_dead_kubelet_is_not_waited_for(directory):
         register(str(directory / "kubelet.sock"), "nvidia-gpu.sock", "nvidia.com/gpu")
 
 
-def test_a_server_answers_unless_all_its_threads_hang(start, directory):
-    unblocked = threading.Event()
-    server = start(pre_start=lambda ids: unblocked.wait(20))
-    assert server.answers()
-    with calling(directory / "nvidia-gpu.sock") as caller, ThreadPoolExecutor(_THREADS) as callers:
-        done = [callers.submit(caller.pre_start, ["GPU-a-0"]) for _ in range(_THREADS)]
-        eventually(lambda: not server.answers(0.1), "no thread is left")
-        before, begun = server.completed_calls, time.monotonic()
-        assert not server.answers(0.3)
-        assert time.monotonic() - begun < 5 and server.completed_calls == before
+def test_containers_that_cannot_be_prepared_leave_threads_for_all_else(start, directory, kubelet):
+    """The next one is refused, as the kubelet tries again; others, the stream and the probe are served."""
+    unblocked, started = threading.Event(), []
+
+    def hang(ids):
+        started.append(ids)
+        unblocked.wait(60)
+    server = start(PreparedAllocator(GRANT), pre_start=hang)
+    with calling(directory / "nvidia-gpu.sock") as caller, ThreadPoolExecutor(_STARTS) as callers:
+        done = [callers.submit(caller.pre_start, ["GPU-a-0"]) for _ in range(_STARTS)]
+        eventually(lambda: len(started) == _STARTS, "all places are taken")
+        with pytest.raises(grpc.RpcError) as caught:
+            caller.pre_start(["GPU-b-0"])
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert server.answers() and list(caller.allocate(["GPU-a-0"]).container_responses)
+        kubelet.listen()
+        assert kubelet.next_list() == HEALTHY
         unblocked.set()
         for one in done:
             one.result(20)
-    assert server.answers() and server.completed_calls > before + _THREADS
+        assert not caller.pre_start(["GPU-a-0"]).ListFields()
 
 
 def test_a_server_without_a_socket_does_not_answer(start, directory):

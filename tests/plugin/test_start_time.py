@@ -13,13 +13,13 @@ from hami.node.cdi import Roots
 from hami.node.cdi_specs import CdiSpecs
 from hami.node.checkpoint import CheckpointEntry
 from hami.node.container_specs import ContainerSpecs, device_name, spec_names
+from hami.node.grant_builder import GrantBuilder
 from hami.node.host import MIN_AGE_S
 from hami.node.limits import ContainerLimits, DeviceLimit
 from hami.plugin import api_pb2 as api
-from hami.plugin.grant_builder import GrantBuilder
 from hami.plugin.start_time import StartTimeAllocator, needs_completion
 from tests.builders import NVIDIA
-from tests.devices.test_dynamic_mig import CUT, KEY, Driver, cut, mig_of, partition
+from tests.node.test_dynamic_mig import CUT, KEY, Driver, cut, mig_of, partition
 from tests.plugin.stage import (
     ALLOCATED, CARDS, FPGA, GPU, INIT, NODE, PHASE, SIDECAR, TO_ALLOCATE, A, B, C, FakeHost, Stage, asking, ids,
     lock_of, placed, share,

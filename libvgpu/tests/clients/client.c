@@ -41,7 +41,9 @@
     X(cuMemPoolExportPointer) X(cuMemPoolImportPointer) X(cuMemPoolExportToShareableHandle) \
     X(cuMemPoolImportFromShareableHandle) \
     X(cuMemImportFromShareableHandle) X(cuImportExternalMemory) X(cuDestroyExternalMemory) X(cuMulticastCreate) \
-    X(cuMulticastBindMem) X(cuMulticastBindAddr) X(cuMulticastUnbind) X(cuMemcpyHtoD_v2) X(cuMemcpyDtoH_v2)
+    X(cuMulticastBindMem) X(cuMulticastBindAddr) X(cuMulticastUnbind) X(cuMemcpyHtoD_v2) X(cuMemcpyDtoH_v2) \
+    X(cuCtxSetLimit) X(cuEventCreate) X(cuEventRecord) X(cuEventSynchronize) X(cuEventElapsedTime) \
+    X(cuGraphAddChildGraphNode)
 
 /* Weak: a driver that is older than our headers lacks some, and the program must start nevertheless. */
 #define DECLARE(name) extern __typeof__(name) name __attribute__((weak)); static __typeof__(&name) p_##name;
@@ -180,6 +182,9 @@ static CUresult allocate(const char *kind, uint64_t size, uint64_t second, uint6
         CUmemGenericAllocationHandle handle = 0;
         result = p_cuMulticastCreate(&handle, &given);
         address = handle;
+    } else if (!strcmp(kind, "texture")) { /* second: its format, 1,024 rows */
+        CUDA_ARRAY_DESCRIPTOR given = {size, 1024, (CUarray_format)second, 1};
+        result = p_cuArrayCreate_v2((CUarray *)&address, &given);
     } else if (!strcmp(kind, "mipmap")) {
         CUDA_ARRAY3D_DESCRIPTOR given = {size, second, 0, CU_AD_FORMAT_FLOAT, 1, 0};
         result = p_cuMipmappedArrayCreate((CUmipmappedArray *)&address, &given, 2);
@@ -231,8 +236,8 @@ static const char *kernels(void)
 
 static CUfunction function(const char *name)
 {
-    static struct { char name[64]; CUfunction function; } known[64];
-    for (int i = 0;; i++) {
+    static struct { char name[64]; CUfunction function; } known[128];
+    for (int i = 0; i < 127; i++) {
         if (!strcmp(known[i].name, name))
             return known[i].function;
         if (*known[i].name)
@@ -243,6 +248,94 @@ static CUfunction function(const char *name)
         strcpy(known[i].name, name);
         return known[i].function;
     }
+    abort();
+}
+
+/* Launches as many different functions, each once in a round, and prints milliseconds of the first round and of all. */
+static void many(const char *name, unsigned count, unsigned rounds)
+{
+    CUfunction *functions = calloc(count, sizeof *functions);
+    double first = 0;
+    if (!module)
+        p_cuModuleLoadData(&module, kernels());
+    for (unsigned i = 0; i < count; i++)
+        p_cuModuleGetFunction(&functions[i], module, name);
+    uint64_t begun = now();
+    for (unsigned round = 0; round < rounds; round++) {
+        for (unsigned i = 0; i < count; i++)
+            if (p_cuLaunchKernel(functions[i], 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL))
+                abort();
+        p_cuStreamSynchronize(stream);
+        if (!round)
+            first = (double)(now() - begun) / 1e6;
+    }
+    printf("%.2f %.2f\n", first, (double)(now() - begun) / 1e6);
+    free(functions);
+}
+
+/* As autotuners do: events around single launches. Prints the shortest and the longest microseconds that they tell. */
+static void autotune(CUfunction which, unsigned rounds)
+{
+    CUevent first, second;
+    float least = 1e9f, most = 0, took;
+    p_cuEventCreate(&first, 0);
+    p_cuEventCreate(&second, 0);
+    for (unsigned i = 0; i < rounds; i++) {
+        p_cuEventRecord(first, stream);
+        p_cuLaunchKernel(which, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+        p_cuEventRecord(second, stream);
+        p_cuEventSynchronize(second);
+        p_cuEventElapsedTime(&took, first, second);
+        least = took < least ? took : least;
+        most = took > most ? took : most;
+    }
+    printf("%.1f %.1f\n", (double)least * 1000, (double)most * 1000);
+}
+
+static volatile bool launching;
+
+static void *launch_for_a_while(void *which)
+{
+    CUstream own;
+    p_cuCtxSetCurrent(contexts[0]);
+    p_cuStreamCreate(&own, CU_STREAM_NON_BLOCKING);
+    while (launching)
+        p_cuLaunchKernel((CUfunction)which, 64, 1, 1, 128, 1, 1, 0, own, NULL, NULL);
+    p_cuStreamSynchronize(own);
+    return NULL;
+}
+
+/* Several threads launch, each in a stream of its own. */
+static void launch_all(unsigned threads, unsigned milliseconds)
+{
+    pthread_t id[16];
+    launching = true;
+    for (unsigned i = 0; i < threads; i++)
+        pthread_create(&id[i], NULL, launch_for_a_while, function(i % 2 ? "busy_100" : "busy_10"));
+    usleep(milliseconds * 1000);
+    launching = false;
+    for (unsigned i = 0; i < threads; i++)
+        pthread_join(id[i], NULL);
+}
+
+/* A neighbor that loads a model, again and again: takes memory step by step up to an amount, then gives it back. */
+static long neighbor(uint64_t step, uint64_t most, unsigned pause_us, uint64_t milliseconds)
+{
+    static CUdeviceptr held[4096];
+    uint64_t end = now() + milliseconds * 1000000;
+    long count = 0;
+    int taken = 0;
+    while (now() < end) {
+        bool full = taken == 4096 || (uint64_t)taken * step >= most || p_cuMemAlloc_v2(&held[taken], step) != 0;
+        taken += !full;
+        count += !full;
+        while (full && taken)
+            p_cuMemFree_v2(held[--taken]);
+        usleep(pause_us);
+    }
+    while (taken)
+        p_cuMemFree_v2(held[--taken]);
+    return count;
 }
 
 static CUresult launch(const char *how, CUfunction which, unsigned grid)
@@ -306,6 +399,9 @@ static long load(const char *kind, double seconds)
                 continue;
             }
             launch("plain", function("busy_50"), 528);
+            count++;
+        } else if (strchr(kind, '_')) { /* the name of a kernel */
+            launch("plain", function(kind), 64);
             count++;
         } else if (!strcmp(kind, "graph")) {
             p_cuGraphLaunch(graph_exec[0], stream);
@@ -382,6 +478,57 @@ static void *churning(void *argument)
     p_cuCtxSetCurrent(thread->context);
     churn(thread->rounds, thread->most, thread->seed);
     return NULL;
+}
+
+/* A capture that another thread begins, and ends when it is told. */
+static struct {
+    pthread_t id;
+    int mode;
+    _Atomic int state; /* 1: it goes on, 2: it is to end */
+    CUresult result;
+} other_capture;
+
+static void *capture_elsewhere(void *unused)
+{
+    CUstream own;
+    CUgraph ignored;
+    p_cuCtxSetCurrent(contexts[0]);
+    p_cuStreamCreate(&own, CU_STREAM_NON_BLOCKING);
+    other_capture.result = p_cuStreamBeginCapture_v2(own, (CUstreamCaptureMode)other_capture.mode);
+    other_capture.state = 1;
+    while (other_capture.state != 2)
+        usleep(500);
+    if (!other_capture.result)
+        other_capture.result = p_cuStreamEndCapture(own, &ignored);
+    return unused;
+}
+
+static void *allocate_for_ever(void *unused)
+{
+    CUdeviceptr at;
+    p_cuCtxSetCurrent(contexts[0]);
+    while (p_cuMemAlloc_v2(&at, (size_t)1 << 30) != 0)
+        pthread_testcancel();
+    return unused;
+}
+
+/* Cancels threads while they are refused memory, and forks after each. A fork that hangs ends the program. */
+static int cancel(int rounds)
+{
+    for (int i = 0; i < rounds; i++) {
+        pthread_t id;
+        pthread_create(&id, NULL, allocate_for_ever, NULL);
+        usleep(3000);
+        pthread_cancel(id);
+        pthread_join(id, NULL);
+        alarm(5);
+        int pid = fork();
+        if (pid == 0)
+            _exit(0);
+        alarm(0);
+        waitpid(pid, NULL, 0);
+    }
+    return 0;
 }
 
 static volatile bool storming;
@@ -624,8 +771,73 @@ static void command(char *line, char **argv)
         size_t total = 0;
         CUresult result = p_cuDeviceTotalMem_v2(&total, (int)a);
         printf("%d %zu\n", result, total);
-    } else if (!strcmp(verb, "module"))
-        printf("%d\n", p_cuModuleLoadData(&module, kernels()));
+    } else if (!strcmp(verb, "module")) { /* an image of so many megabytes; without, of some kilobytes */
+        char *image = strdup(kernels());
+        if (sscanf(line, "%*s %llu", &a) == 1) {
+            size_t length = strlen(image);
+            image = realloc(image, length + (a << 20) + 1);
+            memset(image + length, '\n', a << 20);
+            image[length + (a << 20)] = '\0';
+        }
+        printf("%d\n", p_cuModuleLoadData(&module, image));
+        free(image);
+    } else if (!strcmp(verb, "modules") && sscanf(line, "%*s %llu", &a) == 1) {
+        CUresult result = 0;
+        for (unsigned long long i = 0; i < a && !result; i++)
+            result = p_cuModuleLoadData(&module, kernels());
+        printf("%d\n", result);
+    } else if (!strcmp(verb, "many") && sscanf(line, "%*s %63s %llu %llu", text, &a, &b) == 3) {
+        many(text, (unsigned)a, (unsigned)b);
+    } else if (!strcmp(verb, "autotune") && sscanf(line, "%*s %63s %llu", text, &a) == 2) {
+        autotune(function(text), (unsigned)a);
+    } else if (!strcmp(verb, "launchers") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) {
+        launch_all((unsigned)a, (unsigned)b);
+        printf("0\n");
+    } else if (!strcmp(verb, "neighbor") && sscanf(line, "%*s %llu %llu %llu %llu", &a, &b, &c, &d) == 4) {
+        printf("%ld\n", neighbor(a, b, (unsigned)c, d));
+    } else if (!strcmp(verb, "cancel") && sscanf(line, "%*s %llu", &a) == 1) {
+        printf("%d\n", cancel((int)a));
+    } else if (!strcmp(verb, "pairs") && sscanf(line, "%*s %63s %llu %llu %llu", text, &a, &b, &c) == 4) {
+        CUresult result = 0;
+        for (unsigned long long i = 0; i < a && !result; i++)
+            if (!(result = allocate(text, b, c, &kept[KEPT - 1])))
+                result = release("async", kept[KEPT - 1]);
+        printf("%d\n", result);
+    } else if (!strcmp(verb, "allocs") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) {
+        CUdeviceptr at;
+        for (c = 0; c < a && !p_cuMemAlloc_v2(&at, b);)
+            c++;
+        printf("%llu\n", c);
+    } else if (!strcmp(verb, "setlimit") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) {
+        printf("%d\n", p_cuCtxSetLimit((CUlimit)a, b));
+    } else if (!strcmp(verb, "captureother") && sscanf(line, "%*s %llu", &a) == 1) {
+        other_capture.mode = (int)a;
+        other_capture.state = 0;
+        pthread_create(&other_capture.id, NULL, capture_elsewhere, NULL);
+        while (other_capture.state != 1)
+            usleep(500);
+        printf("%d\n", other_capture.result);
+    } else if (!strcmp(verb, "endother")) {
+        other_capture.state = 2;
+        pthread_join(other_capture.id, NULL);
+        printf("%d\n", other_capture.result);
+    } else if (!strcmp(verb, "childgraph")) {
+        CUgraph parent;
+        CUgraphNode node;
+        p_cuGraphCreate(&parent, 0);
+        printf("%d\n", p_cuGraphAddChildGraphNode(&node, parent, NULL, 0, graph));
+        graph = parent;
+    } else if (!strcmp(verb, "managedpool") && sscanf(line, "%*s %llu", &a) == 1) {
+        CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_MANAGED};
+        printf("%d\n", p_cuMemPoolCreate(&pools[a], &properties));
+    } else if (!strcmp(verb, "manypools") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) { /* the last is number b */
+        CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                     .location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}}};
+        CUresult result = 0;
+        for (unsigned long long i = 0; i < a && !result; i++)
+            result = p_cuMemPoolCreate(&pools[b], &properties);
+        printf("%d\n", result);
+    }
     else if (!strcmp(verb, "unload"))
         printf("%d\n", p_cuModuleUnload(module));
     else if (!strcmp(verb, "launch") && sscanf(line, "%*s %31s %63s %llu", verb, text, &a) == 3) {
@@ -641,8 +853,10 @@ static void command(char *line, char **argv)
         printf("%d\n", p_cuStreamSynchronize(stream));
     else if (!strcmp(verb, "stream"))
         printf("%d\n", p_cuStreamCreate(&stream, 0));
-    else if (!strcmp(verb, "capture"))
-        printf("%d\n", p_cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    else if (!strcmp(verb, "capture")) {
+        sscanf(line, "%*s %llu", &a);
+        printf("%d\n", p_cuStreamBeginCapture_v2(stream, (CUstreamCaptureMode)a));
+    }
     else if (!strcmp(verb, "endcapture"))
         printf("%d\n", p_cuStreamEndCapture(stream, &graph));
     else if (!strcmp(verb, "nodes")) {
@@ -666,7 +880,8 @@ static void command(char *line, char **argv)
     else if (!strcmp(verb, "copy") && sscanf(line, "%*s %llu", &a) == 1) {
         char there[] = "to the device and back", back[sizeof there] = "";
         CUresult result = p_cuMemcpyHtoD_v2(kept[a], there, sizeof there);
-        printf("%d %d\n", result ? result : p_cuMemcpyDtoH_v2(back, kept[a], sizeof back), strcmp(there, back) != 0);
+        result = result ? result : p_cuMemcpyDtoH_v2(back, kept[a], sizeof back);
+        printf("%d %d\n", result, strcmp(there, back) != 0);
     } else if (!strcmp(verb, "load") && sscanf(line, "%*s %63s %llu", text, &a) == 2)
         printf("%ld\n", load(text, (double)a / 1000));
     else if (!strcmp(verb, "measure") && sscanf(line, "%*s %63s %llu %llu", text, &a, &b) == 3)

@@ -2,6 +2,7 @@
  * utilization, and control.c between them.
  *
  * Usage: simulate WORKLOAD PROCESSES CONTAINERS SAMPLES SMS LIMIT [LIMIT ...]
+ * WORKLOAD: one of the names below, or a number: the period of a pattern of launches of one kernel, 2 ms and else 0.1 ms.
  * SAMPLES: 1 if a monitor writes utilization. Prints, for each container: mean, mean error and worst excess of
  * one-second windows in percent points, seconds until it settled.
  */
@@ -12,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum workload { FLOOD, SYNC, DECODE, MIXED, ON_OFF, MEDIUM };
+enum workload { FLOOD, SYNC, DECODE, MIXED, ON_OFF, MEDIUM, PERIOD };
 static const char *const workloads[] = {"flood", "sync", "decode", "mixed", "onoff", "medium"};
 
 enum { MOST = 8, QUEUE = 1024, KEYS = 8 };
@@ -29,7 +30,7 @@ struct process {
     int container;
     uint64_t next; /* when it launches again */
     bool waits;    /* until its queue is empty */
-    int step, first, queued;
+    int step, first, queued, launched;
     struct kernel queue[QUEUE], wanted;
     struct vgpu_estimate estimate[KEYS];
 };
@@ -37,7 +38,7 @@ struct process {
 static struct process processes[MOST];
 static struct vgpu_bucket buckets[MOST];
 static uint64_t now, random_state = 88172645463325252u;
-static int limits[MOST], count, containers;
+static int limits[MOST], count, containers, period;
 static enum workload workload;
 static double busy_second[MOST], busy_sample[MOST];
 
@@ -57,6 +58,7 @@ static void want(struct process *process)
     case SYNC: kernel->work = 100000000; break;
     case MEDIUM: kernel->work = 20000000; break;
     case DECODE: kernel->work = 30000; break;
+    case PERIOD: kernel->work = process->launched++ % period ? 100000 : 2000000; break;
     case MIXED: /* 10 µs to 5 ms, and a fifth of variation that no key tells */
         kernel->key = (int)(uniform() * KEYS);
         kernel->work = (uint64_t)(10000 * pow(500, kernel->key / 7.0) * (0.8 + 0.4 * uniform()));
@@ -121,7 +123,8 @@ int main(int argc, char **argv)
 {
     if (argc < 7)
         return 2;
-    while (strcmp(workloads[workload], argv[1]))
+    period = atoi(argv[1]);
+    while (workload < PERIOD && strcmp(workloads[workload], argv[1]))
         workload++;
     count = atoi(argv[2]);
     containers = atoi(argv[3]);

@@ -46,7 +46,7 @@ struct fake_row {
     int version;
     int per_thread;
     const char *symbol;
-    void *address;
+    void *address, *thunk; /* the second jumps to the first */
 };
 
 extern const struct fake_row fake_rows[];

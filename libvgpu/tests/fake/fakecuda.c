@@ -1,8 +1,20 @@
 /* A libcuda.so.1 that counts instead of computing.
  *
  * Device memory is host memory that is mapped when it is touched, so copies are real. Kernels compute nothing: one
- * named busy_N keeps the device busy for N microseconds on a clock that all processes share, one after the other.
+ * named busy_N keeps the device busy for N microseconds on a clock that all processes share, one after the other; one
+ * named cycle_A_B_C takes A, then B, then C, then A again, period_N_A_B once A in N launches and else B. What a driver
+ * refuses during a capture is refused here.
  * It must be linked with -Bsymbolic: its own calls must not pass through a preloaded library.
+ *
+ * What drivers do, and a test can ask for:
+ *
+ *   FAKE_CUDA_LAZY_US, FAKE_CUDA_LAZY_KIB  the first launch of a function loads code: takes that long, and that much memory
+ *   FAKE_CUDA_LATENCY_US   a kernel begins so long after its launch if its stream has nothing else to do
+ *   FAKE_CUDA_QUEUE        commands that a stream takes; a further one waits until the first of them is done
+ *   FAKE_CUDA_CTX_US, FAKE_CUDA_MODULE_US  how long it takes to make a context, to load a module
+ *   FAKE_CUDA_PAGE_MIB     plain memory of more than 1 MiB comes in pages of that size
+ *   FAKE_CUDA_TABLE        `thunk`: cuGetProcAddress answers with addresses that no symbol has; `alias`: one function has
+ *                          the address of another one
  */
 #define __CUDA_API_VERSION_INTERNAL
 #include "fake.h"
@@ -24,16 +36,27 @@
 
 enum { DEVICE_MEMORY, HOST_MEMORY, MANAGED_MEMORY, POOL_MEMORY, OPENED_MEMORY, OPENED_POOL_MEMORY };
 
+enum { STACK_BYTES = 1024, FIFO_MIB = 1, HEAP_MIB = 8 };
+
 struct CUctx_st {
     int device;
     bool primary;
     int references;
     unsigned flags;
+    int64_t fifo, heap; /* beyond what every context has */
 };
+
+enum { QUEUE_MOST = 4096 };
 
 struct CUstream_st {
     uint64_t end; /* when all its work is done */
+    CUcontext context; /* NULL: of the current one */
     struct CUgraph_st *capture;
+    CUstreamCaptureMode mode; /* of the capture, which this thread has begun */
+    pthread_t thread;
+    bool broken;
+    uint64_t done[QUEUE_MOST]; /* when each of its last commands is */
+    unsigned commands;
 };
 
 struct CUevent_st {
@@ -55,6 +78,7 @@ struct block {
     void *owner; /* context or pool */
     struct block *next;
     int share, opened;
+    int64_t taken; /* bytes of the card */
 };
 
 struct physical {
@@ -82,6 +106,7 @@ struct CUgraphNode_st {
     CUgraphNodeType type;
     uint64_t duration;
     CUDA_MEM_ALLOC_NODE_PARAMS allocation;
+    CUgraph child;
 };
 
 struct CUgraph_st {
@@ -98,18 +123,20 @@ struct CUgraphExec_st {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct CUctx_st primaries[FAKE_DEVICES];
 static struct CUmemPoolHandle_st default_pools[FAKE_DEVICES];
-static CUmemoryPool current_pools[FAKE_DEVICES];
+static CUmemoryPool current_pools[FAKE_DEVICES], managed_pools[FAKE_DEVICES];
 static int64_t graph_reserved[FAKE_DEVICES], graph_needed[FAKE_DEVICES];
 static __thread CUcontext stack[32];
 static __thread int depth;
 static __thread CUstreamCaptureMode capture_mode;
-static int captures;
+enum { CAPTURES = 16 };
+static CUstream captures[CAPTURES];
+static _Atomic int capture_count;
 enum { BUCKETS = 4096 };
 static struct block *blocks[BUCKETS];
 static struct mapping *mappings;
 static struct fake_process *self;
 static int32_t initialized_by;
-static struct CUstream_st legacy, per_thread;
+static struct CUstream_st legacy[FAKE_DEVICES], per_thread[FAKE_DEVICES];
 __thread bool fake_low;
 
 static uint64_t now(void)
@@ -158,7 +185,28 @@ static CUcontext current(void)
     return depth ? stack[depth - 1] : NULL;
 }
 
+/* Whether this thread may not do now what could disturb a capture. If so, the captures are lost. */
+static bool disturbs_capture(void)
+{
+    bool disturbed = false;
+    if (!atomic_load(&capture_count) || capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+        return false;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < CAPTURES; i++) {
+        CUstream stream = captures[i];
+        if (!stream || stream->mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+            continue;
+        bool own = pthread_equal(stream->thread, pthread_self());
+        if (own || (stream->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL))
+            stream->broken = disturbed = true;
+    }
+    pthread_mutex_unlock(&lock);
+    return disturbed;
+}
+
+#define CALLED say("call %s", __func__)
 #define NEED_CONTEXT if (!current()) return CUDA_ERROR_INVALID_CONTEXT
+#define NEED_NO_CAPTURE if (disturbs_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 #define NEED_INIT if (!initialized_by) return CUDA_ERROR_NOT_INITIALIZED
 
 /* -- devices */
@@ -193,6 +241,10 @@ static struct {
     int64_t total, chunk;
     int64_t judge; /* a new peak above it counts only without the memory of dead processes */
     bool fast; /* for measurements: memory is only a number */
+    uint64_t latency; /* nanoseconds */
+    unsigned queue;
+    int64_t page, lazy_bytes;
+    long lazy_us;
 } settings;
 
 static void in_child(void)
@@ -208,6 +260,12 @@ __attribute__((constructor)) static void read_settings(void)
     settings.chunk = MIB(fake_number("FAKE_CUDA_POOL_CHUNK_MIB", 2));
     settings.judge = fake_number("FAKE_CUDA_JUDGE", 0);
     settings.fast = fake_number("FAKE_CUDA_FAST", 0) != 0;
+    settings.latency = (uint64_t)fake_number("FAKE_CUDA_LATENCY_US", 0) * 1000;
+    settings.queue = (unsigned)fake_number("FAKE_CUDA_QUEUE", 0);
+    settings.queue = settings.queue > QUEUE_MOST ? QUEUE_MOST : settings.queue;
+    settings.page = MIB(fake_number("FAKE_CUDA_PAGE_MIB", 0));
+    settings.lazy_us = fake_number("FAKE_CUDA_LAZY_US", 0);
+    settings.lazy_bytes = fake_number("FAKE_CUDA_LAZY_KIB", 0) << 10;
 }
 
 /* The card behind a device number; -1 if there is none. */
@@ -381,6 +439,8 @@ static bool occupy(int device, int64_t bytes)
     return good;
 }
 
+static struct block *find(CUdeviceptr address);
+
 static struct block **bucket(CUdeviceptr address)
 {
     return &blocks[(address >> 9) % BUCKETS];
@@ -396,7 +456,8 @@ static CUresult add_block(CUdeviceptr *address, size_t size, int device, int kin
     if (at == MAP_FAILED)
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct block *block = malloc(sizeof *block);
-    *block = (struct block){.address = (CUdeviceptr)at, .size = size, .device = device, .kind = kind, .owner = owner};
+    *block = (struct block){.address = (CUdeviceptr)at, .size = size, .device = device, .kind = kind, .owner = owner,
+                            .taken = (int64_t)size};
     pthread_mutex_lock(&lock);
     struct block **first = bucket(block->address);
     block->next = *first;
@@ -411,12 +472,17 @@ static CUresult allocate(CUdeviceptr *address, size_t bytes, int kind)
     if (!bytes || !address)
         return CUDA_ERROR_INVALID_VALUE;
     size_t size = (bytes + 511) & ~(size_t)511;
+    int64_t taken = (int64_t)size, page = settings.page;
     int device = current()->device;
-    if (size < bytes || (kind != HOST_MEMORY && !occupy(device, (int64_t)size)))
+    if (page && taken > MIB(1))
+        taken = (taken + page - 1) / page * page;
+    if (size < bytes || (kind != HOST_MEMORY && !occupy(device, taken)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = add_block(address, size, device, kind, current());
-    if (result != CUDA_SUCCESS && kind != HOST_MEMORY)
-        occupy(device, -(int64_t)size);
+    if (result == CUDA_SUCCESS)
+        find(*address)->taken = taken;
+    else if (kind != HOST_MEMORY)
+        occupy(device, -taken);
     return result;
 }
 
@@ -504,7 +570,7 @@ static CUresult release(CUdeviceptr address)
     if (block->share)
         leave_share(block->share);
     else if (block->kind != HOST_MEMORY && block->kind != POOL_MEMORY)
-        occupy(block->device, -(int64_t)block->size);
+        occupy(block->device, -block->taken);
     free(block);
     return CUDA_SUCCESS;
 }
@@ -527,6 +593,21 @@ static int64_t context_bytes(void)
     return MIB(fake_number("FAKE_CUDA_CTX_MIB", 300));
 }
 
+static void take_time(const char *setting)
+{
+    long time = fake_number(setting, 0);
+    if (time)
+        usleep((useconds_t)time);
+}
+
+/* What a context has set aside for the programs on the device, beyond the usual. */
+static void release_limits(CUcontext context)
+{
+    if (context->fifo + context->heap)
+        occupy(context->device, -(context->fifo + context->heap));
+    context->fifo = context->heap = 0;
+}
+
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
     NEED_INIT;
@@ -534,6 +615,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
         return CUDA_ERROR_INVALID_DEVICE;
     pthread_mutex_lock(&lock);
     CUcontext own = &primaries[device];
+    if (!own->references)
+        take_time("FAKE_CUDA_CTX_US");
     bool good = own->references++ || occupy(device, context_bytes());
     own->device = device;
     own->primary = true;
@@ -553,6 +636,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (left == 0) {
         release_of(&primaries[device]);
+        release_limits(&primaries[device]);
         occupy(device, -context_bytes());
     }
     return CUDA_SUCCESS;
@@ -566,6 +650,7 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
     release_of(&primaries[device]);
+    release_limits(&primaries[device]);
     if (primaries[device].references)
         occupy(device, -context_bytes());
     primaries[device].references = 0;
@@ -590,10 +675,11 @@ static CUresult make_context(CUcontext *context, unsigned flags, CUdevice device
     NEED_INIT;
     if (card(device) < 0)
         return CUDA_ERROR_INVALID_DEVICE;
+    take_time("FAKE_CUDA_CTX_US");
     if (!occupy(device, context_bytes()))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUcontext made = calloc(1, sizeof *made);
-    *made = (struct CUctx_st){device, false, 1, flags};
+    *made = (struct CUctx_st){.device = device, .references = 1, .flags = flags};
     stack[depth++] = made;
     *context = made;
     return CUDA_SUCCESS;
@@ -622,6 +708,7 @@ CUresult cuCtxDestroy_v2(CUcontext context)
     if (current() == context)
         depth--;
     release_of(context);
+    release_limits(context);
     occupy(context->device, -context_bytes());
     free(context);
     return CUDA_SUCCESS;
@@ -655,12 +742,14 @@ CUresult cuCtxSetCurrent(CUcontext context)
 
 CUresult cuCtxGetCurrent(CUcontext *context)
 {
+    CALLED;
     *context = current();
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetDevice(CUdevice *device)
 {
+    CALLED;
     NEED_CONTEXT;
     *device = current()->device;
     return CUDA_SUCCESS;
@@ -702,14 +791,26 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetLimit(size_t *value, UNUSED CUlimit limit)
+CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
 {
-    *value = 1024;
+    NEED_CONTEXT;
+    *value = limit == CU_LIMIT_MALLOC_HEAP_SIZE ? (size_t)(MIB(HEAP_MIB) + current()->heap)
+        : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? (size_t)(MIB(FIFO_MIB) + current()->fifo) : STACK_BYTES;
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxSetLimit(UNUSED CUlimit limit, UNUSED size_t value)
+CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
+    NEED_CONTEXT;
+    int64_t *held = limit == CU_LIMIT_MALLOC_HEAP_SIZE ? &current()->heap
+        : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? &current()->fifo : NULL;
+    if (!held)
+        return CUDA_SUCCESS;
+    int64_t more = (int64_t)value - MIB(limit == CU_LIMIT_MALLOC_HEAP_SIZE ? HEAP_MIB : FIFO_MIB);
+    more = more > 0 ? more : 0;
+    if (!occupy(current()->device, more - *held))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *held = more;
     return CUDA_SUCCESS;
 }
 
@@ -718,6 +819,7 @@ CUresult cuCtxSetLimit(UNUSED CUlimit limit, UNUSED size_t value)
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
     NEED_CONTEXT;
+    NEED_NO_CAPTURE;
     fake_lock();
     *total_bytes = (size_t)total();
     *free_bytes = *total_bytes - (size_t)fake_machine()->used[card(current()->device)];
@@ -728,6 +830,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 {
     NEED_CONTEXT;
+    NEED_NO_CAPTURE;
     return allocate(address, bytes, DEVICE_MEMORY);
 }
 
@@ -735,6 +838,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, UNUSED unsigned element)
 {
     NEED_CONTEXT;
+    NEED_NO_CAPTURE;
     *pitch = ((width + 511) & ~(size_t)511) + (size_t)fake_number("FAKE_CUDA_PITCH_EXTRA", 0);
     return allocate(address, *pitch * height, DEVICE_MEMORY);
 }
@@ -742,11 +846,13 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
 CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, UNUSED unsigned flags)
 {
     NEED_CONTEXT;
+    NEED_NO_CAPTURE;
     return allocate(address, bytes, MANAGED_MEMORY);
 }
 
 CUresult cuMemFree_v2(CUdeviceptr address)
 {
+    NEED_NO_CAPTURE;
     struct block *block = find(address);
     if (block && block->kind == OPENED_MEMORY)
         return CUDA_ERROR_INVALID_VALUE;
@@ -1008,32 +1114,49 @@ CUresult cuDestroyExternalMemory(CUexternalMemory memory)
 
 /* -- arrays: rows of 512 bytes, then whole 64 KiB */
 
+/* Formats from 0x90 on have their channels in them. */
+static size_t pixel_bits(CUarray_format format, unsigned channels)
+{
+    switch ((int)format) {
+    case 0x01: case 0x08: return 8 * channels;
+    case 0x02: case 0x09: case 0x10: return 16 * channels;
+    case 0xb0: return 12; /* NV12 */
+    case 0x9f: return 24; /* P010 */
+    case 0xc0: case 0xc6: return 8;
+    case 0xc1: case 0xc3: case 0xc7: case 0xc9: return 16;
+    case 0xc2: case 0xc4: case 0xc8: case 0xca: return 32;
+    case 0xc5: case 0xcb: return 64;
+    default: return 32 * channels;
+    }
+}
+
 struct CUarray_st {
     int device;
-    int64_t bytes;
+    int64_t bytes, needed; /* one whose memory comes later has none */
     void *owner;
 };
 
-static CUresult make_array(CUarray *array, size_t width, size_t height, size_t depth_cells, unsigned channels)
+static CUresult make_array(CUarray *array, size_t width, size_t height, size_t depth_cells, size_t bits, bool deferred)
 {
     NEED_CONTEXT;
     size_t rows = (height ? height : 1) * (depth_cells ? depth_cells : 1);
-    int64_t bytes = (int64_t)((((width * channels * 4 + 511) & ~(size_t)511) * rows + 65535) & ~(size_t)65535);
-    if (!occupy(current()->device, bytes))
+    int64_t bytes = (int64_t)((((width * bits / 8 + 511) & ~(size_t)511) * rows + 65535) & ~(size_t)65535);
+    if (!deferred && !occupy(current()->device, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     *array = malloc(sizeof **array);
-    **array = (struct CUarray_st){current()->device, bytes, current()};
+    **array = (struct CUarray_st){current()->device, deferred ? 0 : bytes, deferred ? bytes : 0, current()};
     return CUDA_SUCCESS;
 }
 
 CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *given)
 {
-    return make_array(array, given->Width, given->Height, 1, given->NumChannels);
+    return make_array(array, given->Width, given->Height, 1, pixel_bits(given->Format, given->NumChannels), false);
 }
 
 CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *given)
 {
-    return make_array(array, given->Width, given->Height, given->Depth, given->NumChannels);
+    return make_array(array, given->Width, given->Height, given->Depth, pixel_bits(given->Format, given->NumChannels),
+                      given->Flags & CUDA_ARRAY3D_DEFERRED_MAPPING);
 }
 
 CUresult cuArrayDestroy(CUarray array)
@@ -1045,12 +1168,25 @@ CUresult cuArrayDestroy(CUarray array)
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *given, UNUSED unsigned levels)
 {
-    return make_array((CUarray *)array, given->Width, given->Height * 2, given->Depth, given->NumChannels);
+    return make_array((CUarray *)array, given->Width, given->Height * 2, given->Depth,
+                      pixel_bits(given->Format, given->NumChannels), given->Flags & CUDA_ARRAY3D_DEFERRED_MAPPING);
 }
 
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
 {
     return cuArrayDestroy((CUarray)array);
+}
+
+CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *needed, CUarray array, UNUSED CUdevice device)
+{
+    *needed = (CUDA_ARRAY_MEMORY_REQUIREMENTS){.size = (size_t)array->needed, .alignment = 65536};
+    return array->needed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *needed, CUmipmappedArray array,
+                                               CUdevice device)
+{
+    return cuArrayGetMemoryRequirements(needed, (CUarray)array, device);
 }
 
 /* -- pools */
@@ -1064,6 +1200,7 @@ CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
 
 CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
 {
+    CALLED;
     if (current_pools[device])
         *pool = current_pools[device];
     else
@@ -1077,10 +1214,28 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
     return CUDA_SUCCESS;
 }
 
+/* One of managed memory need not name a device. */
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
 {
     *pool = calloc(1, sizeof **pool);
-    (*pool)->device = properties->location.id;
+    bool placed = properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    (*pool)->device = placed ? properties->location.id : current() ? current()->device : 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+    if (type != CU_MEM_ALLOCATION_TYPE_MANAGED)
+        return cuDeviceGetMemPool(pool, location->id);
+    *pool = managed_pools[0];
+    return *pool ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
+{
+    if (type != CU_MEM_ALLOCATION_TYPE_MANAGED)
+        return cuDeviceSetMemPool(location->id, pool);
+    managed_pools[0] = pool;
     return CUDA_SUCCESS;
 }
 
@@ -1099,6 +1254,8 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
 
 CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
+    CALLED;
+    NEED_NO_CAPTURE;
     switch (attribute) {
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: *(cuuint64_t *)value = pool->threshold; break;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
@@ -1112,6 +1269,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
 
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t bytes)
 {
+    NEED_NO_CAPTURE;
     pthread_mutex_lock(&lock);
     release_pool(pool, bytes);
     pthread_mutex_unlock(&lock);
@@ -1142,13 +1300,27 @@ static CUresult pool_allocate(CUdeviceptr *address, size_t bytes, CUmemoryPool p
 
 static CUstream stream_of(CUstream stream)
 {
-    return stream == NULL || stream == CU_STREAM_LEGACY ? &legacy : stream == CU_STREAM_PER_THREAD ? &per_thread : stream;
+    int device = current() ? current()->device : 0;
+    return stream == NULL || stream == CU_STREAM_LEGACY ? &legacy[device]
+        : stream == CU_STREAM_PER_THREAD ? &per_thread[device] : stream;
+}
+
+static const char *kind_of(CUstream stream)
+{
+    return stream >= per_thread && stream < per_thread + FAKE_DEVICES ? "per-thread" : "legacy";
+}
+
+/* What is done in a stream is done on the device of its context, whatever the current one is. */
+static int device_of_stream(CUstream stream)
+{
+    return stream->context ? stream->context->device : current()->device;
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
+    CALLED;
     stream = stream_of(stream);
-    say("cuMemAllocFromPoolAsync %s", stream == &per_thread ? "per-thread" : "legacy");
+    say("cuMemAllocFromPoolAsync %s", kind_of(stream));
     if (stream->capture) {
         struct CUgraphNode_st *node = &stream->capture->node[stream->capture->count++];
         node->type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
@@ -1164,8 +1336,10 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPoo
 CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream)
 {
     NEED_CONTEXT;
-    CUmemoryPool pool;
-    cuDeviceGetMemPool(&pool, current()->device);
+    int device = device_of_stream(stream_of(stream));
+    CUmemoryPool pool = current_pools[device];
+    if (!pool)
+        cuDeviceGetDefaultMemPool(&pool, device);
     return cuMemAllocFromPoolAsync(address, bytes, pool, stream);
 }
 
@@ -1487,6 +1661,7 @@ CUresult cuMemsetD32Async(CUdeviceptr address, unsigned value, size_t count, UNU
 CUresult cuStreamCreateWithPriority(CUstream *stream, UNUSED unsigned flags, UNUSED int priority)
 {
     *stream = calloc(1, sizeof **stream);
+    (*stream)->context = current();
     return CUDA_SUCCESS;
 }
 
@@ -1503,6 +1678,7 @@ CUresult cuStreamDestroy_v2(CUstream stream)
 
 CUresult cuStreamSynchronize(CUstream stream)
 {
+    NEED_NO_CAPTURE;
     wait_until(stream_of(stream)->end);
     settle_pools();
     return CUDA_SUCCESS;
@@ -1517,6 +1693,7 @@ static uint64_t last_end;
 
 CUresult cuCtxSynchronize(void)
 {
+    NEED_NO_CAPTURE;
     wait_until(last_end);
     settle_pools();
     return CUDA_SUCCESS;
@@ -1536,6 +1713,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, UNUSED unsigned flags
 
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
 {
+    CALLED;
     *status = stream_of(stream)->capture ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
 }
@@ -1545,20 +1723,61 @@ CUresult cuStreamIsCapturing_ptsz(CUstream stream, CUstreamCaptureStatus *status
     return cuStreamIsCapturing(stream ? stream : CU_STREAM_PER_THREAD, status);
 }
 
-CUresult cuStreamBeginCapture_v2(CUstream stream, UNUSED CUstreamCaptureMode mode)
+static CUresult begin_capture(CUstream stream, CUgraph graph, CUstreamCaptureMode mode)
 {
-    stream_of(stream)->capture = calloc(1, sizeof(struct CUgraph_st));
-    __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);
-    return CUDA_SUCCESS;
+    stream = stream_of(stream);
+    CUresult result = CUDA_ERROR_ILLEGAL_STATE;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < CAPTURES && !stream->capture; i++)
+        if (!captures[i]) {
+            stream->capture = graph ? graph : calloc(1, sizeof(struct CUgraph_st));
+            stream->mode = mode;
+            stream->thread = pthread_self();
+            stream->broken = false;
+            captures[i] = stream;
+            atomic_fetch_add(&capture_count, 1);
+            result = CUDA_SUCCESS;
+        }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
+{
+    return begin_capture(stream, NULL, mode);
+}
+
+CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode)
+{
+    return begin_capture(stream ? stream : CU_STREAM_PER_THREAD, NULL, mode);
+}
+
+CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, UNUSED const CUgraphNode *nodes,
+                                     UNUSED const CUgraphEdgeData *edges, UNUSED size_t count, CUstreamCaptureMode mode)
+{
+    return begin_capture(stream, graph, mode);
 }
 
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
 {
     stream = stream_of(stream);
-    *graph = stream->capture;
+    if (!stream->capture)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < CAPTURES; i++)
+        if (captures[i] == stream) {
+            captures[i] = NULL;
+            atomic_fetch_sub(&capture_count, 1);
+        }
+    pthread_mutex_unlock(&lock);
+    *graph = stream->broken ? NULL : stream->capture;
     stream->capture = NULL;
-    bool good = __atomic_exchange_n(&captures, 0, __ATOMIC_SEQ_CST) > 0;
-    return good ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    return stream->broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+
+CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
+{
+    return cuStreamEndCapture(stream ? stream : CU_STREAM_PER_THREAD, graph);
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
@@ -1581,28 +1800,54 @@ CUresult cuStreamGetPriority(UNUSED CUstream stream, int *priority)
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamGetCtx(UNUSED CUstream stream, CUcontext *context)
+CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
 {
-    *context = current();
-    return CUDA_SUCCESS;
+    CALLED;
+    *context = stream_of(stream)->context;
+    if (!*context)
+        *context = current();
+    return *context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-CUresult cuEventCreate(CUevent *event, UNUSED unsigned flags)
+CUresult cuEventCreate(CUevent *event, unsigned flags)
 {
-    if (fake_number("FAKE_CUDA_NO_EVENTS", 0))
+    if (!(flags & CU_EVENT_DISABLE_TIMING) && fake_number("FAKE_CUDA_NO_EVENTS", 0))
         return CUDA_ERROR_NOT_SUPPORTED;
     *event = calloc(1, sizeof **event);
     return CUDA_SUCCESS;
 }
 
+/* A stream that is full makes the caller wait. Then remembers when the command that it gets is done. */
+static void enqueue(CUstream stream, uint64_t done)
+{
+    if (settings.queue) {
+        unsigned at = __atomic_fetch_add(&stream->commands, 1, __ATOMIC_RELAXED) % settings.queue;
+        wait_until(stream->done[at]);
+        stream->done[at] = done;
+    }
+}
+
 CUresult cuEventRecord(CUevent event, CUstream stream)
 {
     struct CUgraph_st *capture = stream_of(stream)->capture;
-    if (capture)
+    if (capture) {
         capture->node[capture->count++].type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
+        return CUDA_SUCCESS;
+    }
     uint64_t end = stream_of(stream)->end, time = now();
     event->time = end > time ? end : time;
+    enqueue(stream_of(stream), event->time);
     return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, UNUSED unsigned flags)
+{
+    return cuEventRecord(event, stream);
+}
+
+CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned flags)
+{
+    return cuEventRecordWithFlags(event, stream ? stream : CU_STREAM_PER_THREAD, flags);
 }
 
 CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
@@ -1610,18 +1855,15 @@ CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
     return cuEventRecord(event, stream ? stream : CU_STREAM_PER_THREAD);
 }
 
-/* As the driver does, a query in a thread that has not relaxed its mode breaks a capture that is going on. */
 CUresult cuEventQuery(CUevent event)
 {
-    if (captures && capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED) {
-        captures = 0;
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
+    NEED_NO_CAPTURE;
     return now() >= event->time ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuEventSynchronize(CUevent event)
 {
+    NEED_NO_CAPTURE;
     wait_until(event->time);
     return CUDA_SUCCESS;
 }
@@ -1650,15 +1892,24 @@ struct CUmod_st {
     int64_t bytes;
 };
 
+enum { CYCLE = 40 };
+
 struct CUfunc_st {
     uint64_t duration; /* nanoseconds */
     char name[64];
+    CUmodule module;
+    bool loaded;
+    int cycles;
+    _Atomic unsigned launched;
+    uint64_t cycle[CYCLE];
 };
 
 CUresult cuModuleLoadData(CUmodule *module, UNUSED const void *image)
 {
     NEED_CONTEXT;
+    NEED_NO_CAPTURE;
     int64_t bytes = MIB(fake_number("FAKE_CUDA_MODULE_MIB", 0));
+    take_time("FAKE_CUDA_MODULE_US");
     if (bytes && !occupy(current()->device, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     *module = malloc(sizeof **module);
@@ -1690,18 +1941,26 @@ CUresult cuModuleUnload(CUmodule module)
     return CUDA_SUCCESS;
 }
 
-static void *function_named(const char *name)
+static void *function_named(CUmodule module, const char *name)
 {
     CUfunction made = calloc(1, sizeof *made);
+    made->module = module;
     snprintf(made->name, sizeof made->name, "%s", name);
+    const char *at = strncmp(name, "cycle_", 6) ? NULL : name + 5;
+    for (; at && *at == '_' && made->cycles < CYCLE; at = strchr(at + 1, '_'))
+        made->cycle[made->cycles++] = (uint64_t)(atof(at + 1) * 1000);
+    double once, else_;
+    if (sscanf(name, "period_%d_%lf_%lf", &made->cycles, &once, &else_) == 3)
+        for (int i = 0; i < made->cycles && i < CYCLE; i++)
+            made->cycle[i] = (uint64_t)((i ? else_ : once) * 1000);
     if (!strncmp(name, "busy_", 5))
         made->duration = (uint64_t)(atof(name + 5) * 1000);
     return made;
 }
 
-CUresult cuModuleGetFunction(CUfunction *function, UNUSED CUmodule module, const char *name)
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
 {
-    *function = function_named(name);
+    *function = function_named(module, name);
     return CUDA_SUCCESS;
 }
 
@@ -1716,7 +1975,8 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, UNUSED CUmodu
 
 CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
 {
-    *mode = CU_MODULE_EAGER_LOADING;
+    bool lazy = settings.lazy_us || settings.lazy_bytes || fake_number("FAKE_CUDA_LAZY", 0);
+    *mode = lazy ? CU_MODULE_LAZY_LOADING : CU_MODULE_EAGER_LOADING;
     return CUDA_SUCCESS;
 }
 
@@ -1736,9 +1996,9 @@ CUresult cuLibraryUnload(CUlibrary library)
     return cuModuleUnload((CUmodule)library);
 }
 
-CUresult cuLibraryGetKernel(CUkernel *kernel, UNUSED CUlibrary library, const char *name)
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
 {
-    *kernel = function_named(name);
+    *kernel = function_named((CUmodule)library, name);
     return CUDA_SUCCESS;
 }
 
@@ -1785,23 +2045,47 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, UNUSED CUfuncti
 static void work(CUstream stream, uint64_t duration)
 {
     struct fake_machine *machine = fake_machine();
-    int at = card(current()->device);
+    int at = card(device_of_stream(stream));
     atomic_fetch_add_explicit(&machine->launches[at], 1, memory_order_relaxed);
     if (!duration)
         return;
     uint64_t time = now(), before = atomic_load(&machine->busy_until[at]), begin;
+    time += stream->end <= time ? settings.latency : 0;
     do {
         begin = before > time ? before : time;
     } while (!atomic_compare_exchange_weak(&machine->busy_until[at], &before, begin + duration));
     stream->end = last_end = begin + duration;
+    enqueue(stream, stream->end);
     if (!self || self->pid != initialized_by) {
         fake_lock();
         process();
         fake_unlock();
     }
     atomic_fetch_add(&self->busy[at], duration);
-    if (begin > time + 100000000)
+    if (!settings.queue && begin > time + 100000000)
         wait_until(begin - 100000000);
+}
+
+/* Code that is loaded when it is first needed. */
+static bool load_lazily(CUfunction function)
+{
+    if (function->loaded)
+        return true;
+    if (settings.lazy_us)
+        usleep((useconds_t)settings.lazy_us);
+    if (settings.lazy_bytes && !occupy(current()->device, settings.lazy_bytes))
+        return false;
+    if (function->module && settings.lazy_bytes)
+        function->module->bytes += settings.lazy_bytes;
+    function->loaded = true;
+    return true;
+}
+
+static uint64_t duration_of(CUfunction function)
+{
+    if (!function->cycles)
+        return function->duration;
+    return function->cycle[atomic_fetch_add(&function->launched, 1) % (unsigned)function->cycles];
 }
 
 static CUresult launch(const char *name, CUfunction function, CUstream stream)
@@ -1813,11 +2097,13 @@ static CUresult launch(const char *name, CUfunction function, CUstream stream)
     if (stream->capture) {
         struct CUgraphNode_st *node = &stream->capture->node[stream->capture->count++];
         node->type = CU_GRAPH_NODE_TYPE_KERNEL;
-        node->duration = function->duration;
+        node->duration = duration_of(function);
         return CUDA_SUCCESS;
     }
-    say("%s %s", name, stream == &per_thread ? "per-thread" : "legacy");
-    work(stream, function->duration);
+    say("%s %s", name, kind_of(stream));
+    if (!load_lazily(function))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    work(stream, duration_of(function));
     return CUDA_SUCCESS;
 }
 
@@ -1872,6 +2158,21 @@ CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, UNUSED const C
     return CUDA_SUCCESS;
 }
 
+CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, UNUSED const CUgraphNode *dependencies,
+                                  UNUSED size_t count, CUgraph child)
+{
+    *node = &graph->node[graph->count++];
+    (*node)->type = CU_GRAPH_NODE_TYPE_GRAPH;
+    (*node)->child = child;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph)
+{
+    *graph = node->child;
+    return node->child ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
 {
     for (size_t i = 0; nodes && i < *count && i < (size_t)graph->count; i++)
@@ -1892,14 +2193,21 @@ CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARA
     return CUDA_SUCCESS;
 }
 
+static void add_nodes(CUgraphExec exec, CUgraph graph)
+{
+    for (int i = 0; i < graph->count; i++) {
+        exec->duration += graph->node[i].duration;
+        if (graph->node[i].type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+            exec->bytes += (int64_t)((graph->node[i].allocation.bytesize + 511) & ~(size_t)511);
+        if (graph->node[i].child)
+            add_nodes(exec, graph->node[i].child);
+    }
+}
+
 static CUresult instantiate(CUgraphExec *exec, CUgraph graph)
 {
     *exec = calloc(1, sizeof **exec);
-    for (int i = 0; i < graph->count; i++) {
-        (*exec)->duration += graph->node[i].duration;
-        if (graph->node[i].type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-            (*exec)->bytes += (int64_t)((graph->node[i].allocation.bytesize + 511) & ~(size_t)511);
-    }
+    add_nodes(*exec, graph);
     return CUDA_SUCCESS;
 }
 
@@ -1946,6 +2254,7 @@ CUresult cuDeviceGraphMemTrim(CUdevice device)
 
 CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
 {
+    NEED_NO_CAPTURE;
     *(cuuint64_t *)value = (cuuint64_t)(attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT ? graph_reserved[device] : 0);
     return CUDA_SUCCESS;
 }
@@ -1988,7 +2297,10 @@ static CUresult look_up(const char *name, void **address, int version, cuuint64_
             if (row->per_thread == kind && row->version <= most && (!best || row->version > best->version))
                 best = row;
         }
-    *address = best ? best->address : NULL;
+    const char *table = getenv("FAKE_CUDA_TABLE");
+    *address = !best ? NULL : table && !strcmp(table, "thunk") ? best->thunk : best->address;
+    if (best && table && !strcmp(table, "alias") && !strcmp(name, "cuEventSynchronize"))
+        *address = (void *)cuMemPoolDestroy;
     if (status)
         *status = best ? CU_GET_PROC_ADDRESS_SUCCESS
             : seen ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;

@@ -1,4 +1,9 @@
-/* A libnvidia-ml.so.1 that knows the cards of the fake machine. */
+/* A libnvidia-ml.so.1 that knows the cards of the fake machine.
+ *
+ * FAKE_NVML_HOST_PIDS is what process numbers on the host have more than here: some drivers tell those. FAKE_NVML_ZERO:
+ * others tell the numbers that processes have here, with no memory. FAKE_NVML_NO_MEMORY: NVML knows no memory of the card
+ * at all, as where the card has none of its own.
+ */
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include "fake.h"
 
@@ -65,6 +70,8 @@ nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int len
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
+    if (fake_number("FAKE_NVML_NO_MEMORY", 0))
+        return NVML_ERROR_NOT_SUPPORTED;
     fake_lock();
     memory->total = (unsigned long long)fake_number("FAKE_CUDA_TOTAL_MIB", 16384) << 20;
     memory->used = (unsigned long long)fake_machine()->used[number(device)];
@@ -73,8 +80,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
     return NVML_SUCCESS;
 }
 
-/* All processes with memory on the card. FAKE_NVML_HOST_PIDS is what numbers on the host have more than here: drivers
- * that do not know of PID namespaces tell those. */
+/* All processes with memory on the card. */
 static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *entries, size_t size)
 {
     unsigned found = 0, room = *count;
@@ -87,7 +93,8 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *entries, si
             continue;
         if (found < room && entries) {
             nvmlProcessInfo_t info = {.pid = (unsigned)(process->pid + fake_number("FAKE_NVML_HOST_PIDS", 0)),
-                                      .usedGpuMemory = (unsigned long long)process->used[number(device)],
+                                      .usedGpuMemory = fake_number("FAKE_NVML_ZERO", 0) ? 0
+                                          : (unsigned long long)process->used[number(device)],
                                       .gpuInstanceId = 0xffffffff, .computeInstanceId = 0xffffffff};
             memcpy((char *)entries + found * size, &info, size);
         }
@@ -112,10 +119,29 @@ LISTS(MPSCompute)
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
     nvmlMemory_t plain;
-    nvmlDeviceGetMemoryInfo(device, &plain);
+    nvmlReturn_t result = nvmlDeviceGetMemoryInfo(device, &plain);
+    if (result != NVML_SUCCESS)
+        return result;
     memory->total = plain.total;
     memory->free = plain.free;
     memory->used = plain.used;
     memory->reserved = 512ull << 20;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *given)
+{
+    nvmlProcessInfo_t found[64];
+    unsigned count = 64;
+    nvmlReturn_t result = list(device, &count, found, sizeof *found);
+    if (result != NVML_SUCCESS)
+        return result;
+    unsigned room = given->numProcArrayEntries;
+    given->numProcArrayEntries = count;
+    if (count > room || (count && !given->procArray))
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < count; i++)
+        given->procArray[i] = (nvmlProcessDetail_v1_t){.pid = found[i].pid, .usedGpuMemory = found[i].usedGpuMemory,
+                                                       .gpuInstanceId = 0xffffffff, .computeInstanceId = 0xffffffff};
     return NVML_SUCCESS;
 }

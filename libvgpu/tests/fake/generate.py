@@ -17,6 +17,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "abi"))
 
 from extract import read_headers  # noqa: E402
 
+JUMP = """#ifdef __x86_64__
+#define THUNK(name) __asm__(".text\\nthunk_" #name ": jmp " #name "@PLT\\n");
+#else
+#define THUNK(name) __asm__(".text\\nthunk_" #name ": b " #name "\\n");
+#endif
+"""
 NVML = re.compile(r"nvmlReturn_t\s+(?:DECLDIR\s+)?(nvml[A-Z]\w*)\s*\(")
 
 
@@ -30,9 +36,10 @@ def cuda(include: Path, own: str, folder: Path) -> None:
     (folder / "stubs.c").write_text(f"int cuda_fake_stub(const char *name);\n{stubs}")
     declared = "".join(f"extern int {row[0]}();\n" for row in rows)
     entries = "".join(f'    {{"{base}", {version if version != "-" else 12040}, {per_thread}, "{symbol}", '
-                      f'(void *){symbol}}},\n' for symbol, base, version, per_thread, _ in rows)
+                      f'(void *){symbol}, thunk_{symbol}}},\n' for symbol, base, version, per_thread, _ in rows)
+    thunks = "".join(f"extern char thunk_{row[0]}[];\nTHUNK({row[0]})\n" for row in rows)
     (folder / "table.c").write_text(
-        f'#include "fake.h"\n{declared}const struct fake_row fake_rows[] = {{\n{entries}}};\n'
+        f'#include "fake.h"\n{JUMP}{declared}{thunks}const struct fake_row fake_rows[] = {{\n{entries}}};\n'
         f"const int fake_row_count = sizeof fake_rows / sizeof *fake_rows;\n")
 
 

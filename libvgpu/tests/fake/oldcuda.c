@@ -189,6 +189,73 @@ int cuLaunchCooperativeKernel_ptsz(void *function, uint32_t x, uint32_t y, uint3
     return cuLaunchKernel(function, x, y, z, block_x, block_y, block_z, shared, per_thread(stream), parameters, NULL);
 }
 
+int cuStreamBeginCapture_v2(void *, uint32_t);
+int cuStreamBeginCapture(void *stream);
+int cuStreamBeginCapture(void *stream)
+{
+    return cuStreamBeginCapture_v2(stream, 0);
+}
+
+int cuStreamBeginCapture_ptsz(void *stream);
+int cuStreamBeginCapture_ptsz(void *stream)
+{
+    return cuStreamBeginCapture_v2(per_thread(stream), 0);
+}
+
+int cuStreamBeginCaptureToGraph(void *, void *, void *, void *, uint64_t, uint32_t);
+int cuStreamBeginCaptureToGraph_ptsz(void *, void *, void *, void *, uint64_t, uint32_t);
+int cuStreamBeginCaptureToGraph_ptsz(void *stream, void *graph, void *nodes, void *edges, uint64_t count, uint32_t mode)
+{
+    return cuStreamBeginCaptureToGraph(per_thread(stream), graph, nodes, edges, count, mode);
+}
+
+int cuEventDestroy_v2(void *);
+int cuEventDestroy(void *event);
+int cuEventDestroy(void *event)
+{
+    return cuEventDestroy_v2(event);
+}
+
+int cuStreamEndCapture(void *, void **);
+int cuStreamBeginCaptureToCig(void *stream, void *given);
+int cuStreamBeginCaptureToCig(void *stream, void *given)
+{
+    (void)given;
+    return cuStreamBeginCapture_v2(stream, 0);
+}
+
+int cuStreamBeginCaptureToCig_ptsz(void *stream, void *given);
+int cuStreamBeginCaptureToCig_ptsz(void *stream, void *given)
+{
+    return cuStreamBeginCaptureToCig(per_thread(stream), given);
+}
+
+int cuStreamEndCaptureToCig(void *stream);
+int cuStreamEndCaptureToCig(void *stream)
+{
+    void *graph;
+    return cuStreamEndCapture(stream, &graph);
+}
+
+int cuStreamEndCaptureToCig_ptsz(void *stream);
+int cuStreamEndCaptureToCig_ptsz(void *stream)
+{
+    return cuStreamEndCaptureToCig(per_thread(stream));
+}
+
+int cuStreamBeginRecaptureToGraph(void *stream, uint32_t mode, void *graph, void *call, void *data);
+int cuStreamBeginRecaptureToGraph(void *stream, uint32_t mode, void *graph, void *call, void *data)
+{
+    (void)call, (void)data;
+    return cuStreamBeginCaptureToGraph(stream, graph, NULL, NULL, 0, mode);
+}
+
+int cuStreamBeginRecaptureToGraph_ptsz(void *stream, uint32_t mode, void *graph, void *call, void *data);
+int cuStreamBeginRecaptureToGraph_ptsz(void *stream, uint32_t mode, void *graph, void *call, void *data)
+{
+    return cuStreamBeginRecaptureToGraph(per_thread(stream), mode, graph, call, data);
+}
+
 struct multi_launch {
     void *function;
     uint32_t grid[3], block[3], shared;

@@ -8,9 +8,9 @@ from pytest import param
 
 from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.devices.cards import Instance
-from hami.devices.dynamic_mig import DynamicMig
 from hami.errors import AllocationRefused, Conflict, HamiError, HostError
 from hami.model import MigProfile, Partition
+from hami.node.dynamic_mig import DynamicMig
 from tests.fake_cluster import FakeCluster
 from tests.plugin.stage import (
     AWAY, CARDS, NODE, PHASE, TO_ALLOCATE, A, B, C, Stage, asking, ids, lock_of, placed, share,

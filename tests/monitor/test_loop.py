@@ -1,6 +1,9 @@
 """Rounds: what containers use, who waits, and what tenants do to their regions."""
 
 import random
+import shutil
+import signal
+import subprocess
 from dataclasses import replace
 
 import pynvml
@@ -158,7 +161,7 @@ def test_an_allocation_that_cannot_be_read_does_not_hide_the_others(stage, caplo
     assert stage.usage().keys() == {"a"}
     assert stage.usage().keys() == {"a"}
     assert stage.rounds.errors()["allocation"] == 2
-    assert len([one for one in caplog.records if "cannot be used" in one.message]) == 1
+    assert len([one for one in caplog.records if "round step failed" in one.message]) == 1
 
 
 # -- who waits
@@ -335,6 +338,47 @@ def test_a_priority_in_the_region_changes_nothing(stage):
     assert stage.recent("low") == -1
 
 
+@pytest.fixture
+def sleeping(tmp_path):
+    """Starts a process that executes a copy of sleep; nobody can write to the copy meanwhile."""
+    processes = []
+
+    def start(path):
+        shutil.copyfile(shutil.which("sleep"), path)
+        path.chmod(0o777)
+        processes.append(subprocess.Popen([path, "60"]))
+        return processes[-1]
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_a_container_that_fills_the_disk_with_a_file_that_cannot_be_truncated_is_ended(stage, sleeping, tmp_path):
+    """The device plugin has set the file aside. All containers of the pod end: one can hand the file to another."""
+    stage.pods = [node_pod("a", CARD), node_pod("b", CARD)]
+    stage.pods[0].runs.ids["5" * 64] = "sidecar"
+    holder = sleeping(stage.directory("a") / "t.cache.held")
+    sidecar, neighbor = sleeping(tmp_path / "sidecar"), sleeping(tmp_path / "neighbor")
+    stage.work("a", holder.pid)
+    stage.work("b", neighbor.pid)
+    stage.work("a", sidecar.pid)
+    (stage.proc / str(sidecar.pid) / "cgroup").write_text(f"0::/kubepods/pod{uid_of('a')}/{'5' * 64}\n")
+    assert tampered(stage.run()) == {"disk": 1}
+    assert [process.wait(20) for process in (holder, sidecar)] == [-signal.SIGKILL] * 2
+    assert tampered(stage.run()) == {"disk": 1}, "nobody holds the file any more: a container that starts again stays"
+    assert neighbor.poll() is None
+
+
+def test_without_feedback_no_container_is_ended(tmp_path, sleeping):
+    stage = Stage(tmp_path, writes=False)
+    stage.pods = [node_pod("a", CARD)]
+    holder = sleeping(stage.directory("a") / "t.cache.held")
+    stage.work("a", holder.pid)
+    assert tampered(stage.run()) == {}
+    assert holder.poll() is None
+
+
 def test_a_new_region_after_a_restart_is_no_tampering(stage):
     share_a_card(stage)
     stage.launch("high")
@@ -351,7 +395,7 @@ def test_a_hostile_file_is_logged_once_and_hurts_nobody_else(stage, caplog):
         (stage.directory("a") / "t.cache").write_bytes(b"x" * size)
         assert stage.usage()["b"].counted == MIB
     assert stage.rounds.errors()["region"] == 3
-    assert len([one for one in caplog.records if "cannot be used" in one.message]) == 1
+    assert len([one for one in caplog.records if "round step failed" in one.message]) == 1
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -371,3 +415,45 @@ def test_rounds_survive_any_region(stage, seed):
 
 def test_builders_name_pods_apart():
     assert uid_of("a") != uid_of("high") != uid_of("low") and id_of("a") != id_of("b")
+
+
+# -- what only the driver sees
+
+FIRST_UNCOUNTED = 1856 + 8 + 40  # of the first slot and device
+
+
+def three_rounds(stage):
+    for _ in range(3):
+        stage.run()
+    return stage.number("a", FIRST_UNCOUNTED, "<Q")
+
+
+@pytest.fixture
+def counting(tmp_path):
+    """A process that counts 400 MiB, of which the driver sees 500."""
+    stage = Stage(tmp_path, limits_uncounted=True)
+    stage.pods = [node_pod("a", CARD)]
+    stage.region("a", processes=[Slot(used={0: 400 * MIB})])
+    stage.work("a", 4007, 500 * MIB)
+    return stage
+
+
+def test_the_least_of_three_rounds_is_added_to_what_a_container_counts(counting):
+    assert [(counting.run(), counting.number("a", FIRST_UNCOUNTED, "<Q"))[1] for _ in range(3)] == [0, 0, 100 * MIB]
+    counting.nvml.gpus[0].processes[0] = Process(4007, 450 * MIB)
+    assert three_rounds(counting) == 50 * MIB
+    counting.nvml.gpus[0].processes[0] = Process(4007, 600 * MIB)
+    counting.run()
+    assert counting.number("a", FIRST_UNCOUNTED, "<Q") == 50 * MIB
+
+
+def test_nothing_is_added_while_a_process_is_not_known_to_both(counting):
+    counting.work("a", 4008, 300 * MIB, inner=9)  # without the limiter, or not yet in the region
+    assert three_rounds(counting) == 0
+
+
+def test_nothing_is_added_without_the_flag(stage):
+    stage.pods = [node_pod("a", CARD)]
+    stage.region("a", processes=[Slot(used={0: 400 * MIB})])
+    stage.work("a", 4007, 500 * MIB)
+    assert three_rounds(stage) == 0

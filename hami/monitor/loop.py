@@ -12,19 +12,22 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from hami.codec.pods import NodePod
 from hami.devices.usage import CardUsage
 from hami.errors import HostError
+from hami.monitor.cgroups import ContainerId, plain_uid
 from hami.monitor.containers import Key, MonitoredContainer, NodeContainers, find_containers
-from hami.monitor.feedback import BLOCKED, HOLD_S, IDLE, Contender, Verdict, decide, is_active
+from hami.monitor.feedback import BLOCKED, HOLD_S, IDLE, FeedbackCandidate, Verdict, decide, is_active
 from hami.monitor.processes import HostProcess, HostProcesses
 from hami.monitor.region_files import RegionFiles, RegionReading
-from hami.monitor.regions import Region, Write, control_writes, usage_writes
+from hami.monitor.regions import Region, Write, control_writes, uncounted_writes, usage_writes
 from hami.monitor.source import UsageSource
+from hami.monitor.uncounted import ROUNDS as EXCESS_ROUNDS
+from hami.monitor.uncounted import Excess, excess_of, least_excess
 from hami.monitor.usage import (
     ContainerReport, HostView, host_pids, host_utilization, host_view, region_device, report_container,
     slot_utilization,
 )
-from hami.node.pods import NodePod
 from hami.runtime.once import OncePerKey
 from hami.vendors.spec import Catalog, Vendor
 
@@ -32,8 +35,8 @@ log = logging.getLogger(__name__)
 
 ERRORS = ("allocation", "driver", "region", "write")
 """Parts of a round that can fail without ending it."""
-TAMPERED = ("block", "limit", "priority", "switch")
-"""Faults that tenants can cause in their regions."""
+TAMPERED = ("block", "limit", "priority", "switch", "disk")
+"""Faults that tenants can cause in their regions; the last one ends the containers of the pod."""
 _NANOSECONDS = 1_000_000_000
 
 
@@ -56,23 +59,26 @@ class NodeReport:
 class _Memory:
     """The memory of a container from one round to the next.
 
-    *inode*: of its region, 0 if it was not written. *processes*: of the region. *verdict*: what the container might do.
+    *inode*: of its region, 0 if it was not written. *processes*: of the region. *excess*: what it did not count in
+    the last rounds. *verdict*: what the container might do.
     *active_at*: when it last worked, on the monotonic clock. *wrong*: words of TAMPERED that are wrong by now.
     """
 
     inode: int = 0
     processes: frozenset[tuple[int, int]] = frozenset()
+    excess: tuple[Excess, ...] = ()
     verdict: Verdict | None = None
     active_at: float = -math.inf
     wrong: frozenset[str] = frozenset()
 
 
-class Rounds:
+class MonitorLoop:
     """The rounds of one node. One thread calls `run_once`; others may read `errors`."""
 
     def __init__(self, node: str, catalog: Catalog, vendor: Vendor, source: UsageSource, files: RegionFiles,
-                 processes: HostProcesses, *, writes: bool = True) -> None:
-        """*vendor*: that of the node's devices. *writes*: write to regions; else they are only read."""
+                 processes: HostProcesses, *, writes: bool = True, limits_uncounted: bool = False) -> None:
+        """*vendor*: that of the node's devices. *writes*: write to regions; else they are only read.
+        *limits_uncounted*: also write there what only the driver sees."""
         self._node = node
         self._catalog = catalog
         self._vendor = vendor
@@ -80,6 +86,7 @@ class Rounds:
         self._files = files
         self._processes = processes
         self._writes = writes
+        self._limits_uncounted = limits_uncounted
         self._memories: dict[Key, _Memory] = {}
         self._written: dict[Key, tuple[RegionReading, Region]] = {}  # when it was last written
         self._tampered: Counter[tuple[Key, str]] = Counter()
@@ -88,7 +95,7 @@ class Rounds:
         self._errors: Counter[str] = Counter(dict.fromkeys(ERRORS, 0))
 
     def errors(self) -> Mapping[str, int]:
-        """Returns how often what has failed, by a word of ERRORS."""
+        """Returns the number of failures, by a word of ERRORS."""
         with self._lock:
             return dict(self._errors)
 
@@ -101,20 +108,23 @@ class Rounds:
                 self._note("driver", card.uuid, problem)
         if pods is None:
             return NodeReport(node=self._node, at=clock, cards=cards)
-        found = find_containers(pods, self._catalog, self._vendor, {card.uuid: card.index for card in cards or ()})
-        for ref, problem in found.problems.items():
+        node_containers = find_containers(
+            pods, self._catalog, self._vendor, {card.uuid: card.index for card in cards or ()})
+        for ref, problem in node_containers.problems.items():
             self._note("allocation", str(ref), problem)
-        host = self._view(cards or (), found)
-        self._forget(found)
-        readings = {one.key: self._read(one, clock) for one in found.containers}
-        verdicts = self._decide(found.containers, readings, host, now, clock)
+        host = self._view(cards or (), node_containers)
+        self._forget(node_containers)
+        readings = {container.key: self._read(container, clock) for container in node_containers.containers}
+        verdicts = self._decide(node_containers.containers, readings, host, now, clock)
         reports = []
-        for one in found.containers:
-            reading, verdict = readings[one.key], verdicts[one.key]
-            report = report_container(one, reading, host, now)
+        for container in node_containers.containers:
+            reading, verdict = readings[container.key], verdicts[container.key]
+            report = report_container(container, reading, host, now)
             limited = replace(report, is_blocked=verdict.is_blocked, is_limited=verdict.is_limited)
             reports.append(limited if self._writes else report)
-            self._update(one, reading, verdict, host, clock)
+            self._update(container, reading, verdict, host, clock)
+            if reading.is_held and self._writes:
+                self._end(container, pods)
         return NodeReport(node=self._node, at=clock, cards=cards, containers=tuple(reports),
                           tampered=dict(self._tampered))
 
@@ -127,17 +137,17 @@ class Rounds:
             except (OSError, HostError) as error:
                 self._note("write", key, str(error), is_of_tenant=True)
 
-    def _view(self, cards: Sequence[CardUsage], found: NodeContainers) -> HostView:
+    def _view(self, cards: Sequence[CardUsage], node_containers: NodeContainers) -> HostView:
         pids = {pid for card in cards for unit in (card, *card.instances) for pid in unit.processes or ()}
-        known = {pid: process for pid in pids if (process := self._processes.find(pid)) is not None}
-        return host_view(cards, known, found.by_id)
+        processes = {pid: process for pid in pids if (process := self._processes.find(pid)) is not None}
+        return host_view(cards, processes, node_containers.by_id)
 
-    def _forget(self, found: NodeContainers) -> None:
+    def _forget(self, node_containers: NodeContainers) -> None:
         """Forgets containers that are gone."""
-        keys = {one.key for one in found.containers}
+        keys = {container.key for container in node_containers.containers}
         self._memories = {key: memory for key, memory in self._memories.items() if key in keys}
         self._written = {key: written for key, written in self._written.items() if key in keys}
-        self._tampered = Counter({(key, what): count for (key, what), count in self._tampered.items() if key in keys})
+        self._tampered = Counter({(key, fault): count for (key, fault), count in self._tampered.items() if key in keys})
 
     def _read(self, container: MonitoredContainer, clock: float) -> RegionReading:
         """Reads the region of a container, and shows a limiter of ours in it that a monitor is at work."""
@@ -149,22 +159,23 @@ class Rounds:
 
     def _decide(self, containers: Collection[MonitoredContainer], readings: Mapping[Key, RegionReading],
                 host: HostView, now: float, clock: float) -> Mapping[Key, Verdict]:
-        contenders = []
-        for one in containers:
-            reading, before = readings[one.key], self._memories.get(one.key, _Memory())
+        candidates = []
+        for container in containers:
+            reading, before = readings[container.key], self._memories.get(container.key, _Memory())
             region = reading.region
-            works = not one.has_ended and is_active(
+            works = not container.has_ended and is_active(
                 recent_kernel=region.recent_kernel if region is not None else 0,
                 last_kernel_time=region.last_kernel_time if region is not None else 0,
-                host_sm=host_utilization(one, host), has_limiter=reading.throttled is not None, now=now)
+                host_sm=host_utilization(container, host), has_limiter=reading.throttled is not None, now=now)
             active_at = clock if works else before.active_at
-            self._memories[one.key] = replace(before, active_at=active_at)
-            contenders.append(Contender(
-                key=one.key, priority=one.priority, cards=frozenset(device.uuid for device in one.devices),
-                is_active=not one.has_ended and clock - active_at < HOLD_S,
+            self._memories[container.key] = replace(before, active_at=active_at)
+            candidates.append(FeedbackCandidate(
+                key=container.key, priority=container.priority,
+                cards=frozenset(device.uuid for device in container.devices),
+                is_active=not container.has_ended and clock - active_at < HOLD_S,
                 shared_at=before.verdict.shared_at if before.verdict is not None else -math.inf,
                 recent_kernel=region.recent_kernel if region is not None else 0))
-        return decide(contenders, clock)
+        return decide(candidates, clock)
 
     def _update(self, container: MonitoredContainer, reading: RegionReading, verdict: Verdict, host: HostView,
                 clock: float) -> None:
@@ -174,13 +185,30 @@ class Rounds:
             self._memories[container.key] = _Memory(verdict=verdict, active_at=before.active_at)
             return
         wrong = frozenset(_wrong(container, region, before, reading.inode))
-        for what in wrong - before.wrong:
-            self._tampered[container.key, what] += 1
-        is_written = self._writes and not container.has_ended and self._write(
-            container, reading, _writes(container, reading, region, verdict, host, clock))
+        for fault in wrong - before.wrong:
+            self._tampered[container.key, fault] += 1
+        pids = host_pids(region, _host_processes(container, host))
+        excess = _later(before.excess if before.inode == reading.inode else (), container, region, pids, host)
+        writes = _writes(container, reading, region, verdict, host, pids, clock)
+        if self._limits_uncounted and reading.throttled is not None:
+            writes += uncounted_writes(region, least_excess(excess))
+        is_written = self._writes and not container.has_ended and self._write(container, reading, writes)
         self._memories[container.key] = _Memory(
-            inode=reading.inode if is_written else 0, processes=_processes(region), verdict=verdict,
+            inode=reading.inode if is_written else 0, processes=_processes(region), excess=excess, verdict=verdict,
             active_at=before.active_at, wrong=wrong & {"limit", "priority"})  # the others have been corrected
+
+    def _end(self, container: MonitoredContainer, pods: Sequence[NodePod]) -> None:
+        """Ends all containers of a pod, any of which may hold the file with which one of them fills the disk."""
+        runs = next(pod.runs for pod in pods if pod.pod.ref == container.pod)
+        uid = plain_uid(container.pod.uid)
+        try:
+            killed = self._processes.end({ContainerId(uid, number) for number in runs.ids})
+        except OSError as error:
+            self._note("write", container.key, str(error))
+            return
+        self._tampered[container.key, "disk"] += 1
+        log.warning("containers ended: a region that fills the disk cannot be truncated", extra={
+            "pod": container.pod, "container": container.name, "processes": killed})
 
     def _write(self, container: MonitoredContainer, reading: RegionReading, writes: Collection[Write]) -> bool:
         try:
@@ -192,20 +220,17 @@ class Rounds:
             self._written[container.key] = reading, reading.region
         return True
 
-    def _note(self, what: str, key: object, problem: str, *, is_of_tenant: bool = False) -> None:
-        """Counts an error, and logs it if it is new. *is_of_tenant*: a container can cause it, and another one each
-        round: it is logged once."""
+    def _note(self, step: str, key: object, problem: str, *, is_of_tenant: bool = False) -> None:
+        """Counts an error, and logs it if it is new. *is_of_tenant*: a container can cause another one each round, so
+        that only the first is logged."""
         with self._lock:
-            self._errors[what] += 1
-        if self._reported.is_new((what, key), "" if is_of_tenant else problem):
-            log.warning("%s cannot be used", what, extra={"what": key, "reason": problem})
+            self._errors[step] += 1
+        if self._reported.is_new((step, key), "" if is_of_tenant else problem):
+            log.warning("round step failed", extra={"step": step, "subject": key, "reason": problem})
 
 
 def _writes(container: MonitoredContainer, reading: RegionReading, region: Region, verdict: Verdict,
-            host: HostView, clock: float) -> list[Write]:
-    processes: list[HostProcess] = [one.process for on_device in host.processes.get(container.key, {}).values()
-                                    for one in on_device]
-    pids = host_pids(region, processes)
+            host: HostView, pids: Mapping[int, int], clock: float) -> list[Write]:
     sampled = int(clock * _NANOSECONDS) if reading.throttled is not None else None
     writes = usage_writes(region, pids, slot_utilization(container, region, pids, host), sampled)
     switch = int(verdict.is_limited)
@@ -214,12 +239,22 @@ def _writes(container: MonitoredContainer, reading: RegionReading, region: Regio
     return writes
 
 
+def _host_processes(container: MonitoredContainer, host: HostView) -> list[HostProcess]:
+    return [one.process for on_device in host.processes.get(container.key, {}).values() for one in on_device]
+
+
+def _later(before: tuple[Excess, ...], container: MonitoredContainer, region: Region, pids: Mapping[int, int],
+           host: HostView) -> tuple[Excess, ...]:
+    """Returns the last rounds with this one."""
+    return (*before, excess_of(container, region, pids, host))[-EXCESS_ROUNDS:]
+
+
 def _wrong(container: MonitoredContainer, region: Region, before: _Memory, inode: int) -> list[str]:
     """Returns the words of TAMPERED that hold for a region. What the device plugin makes new, when a container starts
     again, is not the container's doing: none of its earlier processes is left."""
     wrong = []
     pairs = [(device, region_device(region, device)) for device in container.devices]
-    if any(found is not None and found.memory_limit != device.memory for device, found in pairs):
+    if any(counted is not None and counted.memory_limit != device.memory for device, counted in pairs):
         wrong.append("limit")
     if region.priority != container.priority:
         wrong.append("priority")
@@ -233,4 +268,4 @@ def _wrong(container: MonitoredContainer, region: Region, before: _Memory, inode
 
 
 def _processes(region: Region) -> frozenset[tuple[int, int]]:
-    return frozenset((one.slot, one.pid) for one in region.processes)
+    return frozenset((process.slot, process.pid) for process in region.processes)

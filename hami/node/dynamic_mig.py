@@ -90,64 +90,64 @@ class DynamicMig:
         of the driver. Instances that this call created are destroyed then.
         """
         allocations = parse_mig_allocations(MIG_ALLOCATIONS, pod.annotations.get(MIG_ALLOCATIONS, "[]"))
-        wanted = sorted((one for one in allocations if one.container == container), key=lambda one: one.device)
-        if [(one.device, one.gpu) for one in wanted] != [(number, share.uuid) for number, share in enumerate(shares)]:
+        wanted = sorted((item for item in allocations if item.container == container), key=lambda item: item.device)
+        if [(item.device, item.gpu) for item in wanted] != [(index, share.uuid) for index, share in enumerate(shares)]:
             raise AllocationRefused(f"{MIG_ALLOCATIONS} has {len(wanted)} instances for container {container}, which "
                                     f"do not match its {len(shares)} shares")
         with self._lock:
             prepared = self._prepare(pod, wanted)
         recorded = dict(zip(wanted, map(_with_instance, wanted, prepared), strict=True))
-        text = render_mig_allocations(recorded.get(one, one) for one in allocations)
+        text = render_mig_allocations(recorded.get(allocation, allocation) for allocation in allocations)
         changed = text != pod.annotations.get(MIG_ALLOCATIONS)
         return prepared, {MIG_ALLOCATIONS: text} if changed else {}
 
     def _prepare(self, pod: Pod, wanted: Sequence[MigAllocation]) -> list[Instance]:
-        cards = list(dict.fromkeys(one.gpu for one in wanted))
+        cards = list(dict.fromkeys(allocation.gpu for allocation in wanted))
         self._read(cards)
-        if blocked := [one for one in wanted if self._usable(one) is None and self._obstacle(one)]:
-            self._reconcile(cards, {(pod.ref.uid, one.container, one.device) for one in blocked})
+        if blocked := [item for item in wanted if self._usable(item) is None and self._obstacle(item)]:
+            self._reconcile(cards, {(pod.ref.uid, item.container, item.device) for item in blocked})
             self._read(cards)
         mig_enabled = {card.uuid for card in self._cards() if card.mig}
         prepared: list[Instance] = []
         with ExitStack() as undo:
-            for one in wanted:
-                instance = self._usable(one)
+            for allocation in wanted:
+                instance = self._usable(allocation)
                 if instance is None:
-                    instance = self._create(one, enable_mig=one.gpu not in mig_enabled)
+                    instance = self._create(allocation, enable_mig=allocation.gpu not in mig_enabled)
                     undo.callback(self._destroy, instance)
-                    mig_enabled.add(one.gpu)
-                elif instance.busy and instance.uuid not in one.partition.instance[:1]:
-                    raise AllocationRefused(f"MIG instance {instance.uuid} of card {one.gpu} is in use by processes "
-                                            "of no known pod")
+                    mig_enabled.add(allocation.gpu)
+                elif instance.busy and instance.uuid not in allocation.partition.instance[:1]:
+                    raise AllocationRefused(f"MIG instance {instance.uuid} of card {allocation.gpu} is in use by "
+                                            "processes of no known pod")
                 prepared.append(instance)
             self._read_all([card for card in self._all_cards() if card not in self._known])
             self._publish_known()
             undo.pop_all()
         return prepared
 
-    def _usable(self, one: MigAllocation) -> Instance | None:
+    def _usable(self, allocation: MigAllocation) -> Instance | None:
         """Returns the known instance for a share. The recorded instance is usable under any profile name."""
-        wanted = one.partition
-        return next((other for other in self._known[one.gpu]
+        wanted = allocation.partition
+        return next((other for other in self._known[allocation.gpu]
                      if (other.start, other.size) == (wanted.start, wanted.size) and other.uuid
                      and (other.profile == wanted.name or other.uuid in wanted.instance[:1])), None)
 
-    def _obstacle(self, one: MigAllocation) -> Instance | None:
+    def _obstacle(self, allocation: MigAllocation) -> Instance | None:
         """Returns a known instance that overlaps the placement of a share."""
-        return next((other for other in self._known[one.gpu]
-                     if one.partition.overlaps(Partition(other.start, other.size))), None)
+        return next((other for other in self._known[allocation.gpu]
+                     if allocation.partition.overlaps(Partition(other.start, other.size))), None)
 
-    def _create(self, one: MigAllocation, *, enable_mig: bool) -> Instance:
-        profile, start = one.partition.name, one.partition.start
-        if other := self._obstacle(one):
+    def _create(self, allocation: MigAllocation, *, enable_mig: bool) -> Instance:
+        profile, start = allocation.partition.name, allocation.partition.start
+        if other := self._obstacle(allocation):
             name = other.uuid or f"{other.gpu_instance} (incomplete)"
             raise AllocationRefused(f"MIG instance {name} ({other.profile}) is in the way of {profile} at {start} on "
-                                    f"card {one.gpu}")
+                                    f"card {allocation.gpu}")
         if enable_mig:
-            self._instances.enable_mig(one.gpu)
-        instance = self._instances.create(one.gpu, profile, start, one.partition.size)
-        self._known[one.gpu].append(instance)
-        log.info("MIG instance created", extra={"card": one.gpu, "instance": instance.uuid, "profile": profile})
+            self._instances.enable_mig(allocation.gpu)
+        instance = self._instances.create(allocation.gpu, profile, start, allocation.partition.size)
+        self._known[allocation.gpu].append(instance)
+        log.info("MIG instance created", extra={"card": allocation.gpu, "instance": instance.uuid, "profile": profile})
         return instance
 
     def _reconcile(self, cards: Sequence[str], ignored: Collection[_ShareKey] = ()) -> list[Instance]:
@@ -159,8 +159,8 @@ class DynamicMig:
             if self._unreadable_pods.is_new(pod, error):
                 log.warning("MIG instances of a pod unreadable: nothing is destroyed on its cards",
                             extra={"pod": pod, "error": error})
-        unused = [one for one in self._read_all(cards) if not one.busy and not held.covers(one)]
-        destroyed = [one for one in unused if self._destroy(one)]
+        unused = [instance for instance in self._read_all(cards) if not instance.busy and not held.covers(instance)]
+        destroyed = [instance for instance in unused if self._destroy(instance)]
         try:
             self._publish_known()
         except HamiError as error:
@@ -177,22 +177,22 @@ class DynamicMig:
 
     def _read_all(self, cards: Iterable[str]) -> list[Instance]:
         """Returns the instances on the readable ones of *cards*. The others keep their last known instances."""
-        found: list[Instance] = []
+        instances: list[Instance] = []
         for card in cards:
             try:
                 self._read([card])
-                found += self._known[card]
+                instances += self._known[card]
                 self._unreadable_cards.clear(card)
             except HamiError as error:
                 self._known.setdefault(card, [])
                 if self._unreadable_cards.is_new(card, str(error)):
                     log.warning("MIG instances of a card unreadable: nothing is destroyed on it",
                                 extra={"card": card, "error": error})
-        return found
+        return instances
 
     def _publish_known(self) -> None:
-        self._publish(sorted((one for instances in self._known.values() for one in instances),
-                             key=lambda one: (one.gpu, one.start)))
+        self._publish(sorted((instance for instances in self._known.values() for instance in instances),
+                             key=lambda instance: (instance.gpu, instance.start)))
 
     def _destroy(self, instance: Instance) -> bool:
         try:
@@ -226,8 +226,8 @@ def _held(pods: Iterable[Pod], cards: Iterable[str], ignored: Collection[_ShareK
                 held.cards.update(allocated)
                 held.unreadable[str(pod.ref)] = str(error)
             continue
-        held.placements.update((one.gpu, one.partition.start, one.partition.size) for one in allocations
-                               if (pod.ref.uid, one.container, one.device) not in ignored)
+        held.placements.update((item.gpu, item.partition.start, item.partition.size) for item in allocations
+                               if (pod.ref.uid, item.container, item.device) not in ignored)
     return held
 
 
@@ -240,6 +240,6 @@ def _allocated_cards(pod: Pod, cards: Iterable[str]) -> set[str]:
         return set(cards)
 
 
-def _with_instance(one: MigAllocation, instance: Instance) -> MigAllocation:
+def _with_instance(allocation: MigAllocation, instance: Instance) -> MigAllocation:
     identity = instance.uuid, str(instance.gpu_instance), str(instance.compute_instance)
-    return replace(one, partition=replace(one.partition, instance=identity))
+    return replace(allocation, partition=replace(allocation.partition, instance=identity))

@@ -1,0 +1,210 @@
+"""Pods of the API server, decoded once: the fields that any program of HAMi reads, and no others.
+
+Environment variables, container statuses and conditions stay JSON text until a program asks for them: the scheduler,
+which watches all pods of a cluster, never does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from hami.codec.documents import decode
+from hami.codec.objects import Metadata, Quantities, quantities
+from hami.errors import MalformedInput
+from hami.model import Container, ContainerKind, Pod, PodRef
+
+T = TypeVar("T")
+
+
+class _Variable(msgspec.Struct, gc=False):
+    name: str | None = ""
+    value: str | None = None
+
+
+class _Resources(msgspec.Struct, gc=False):
+    limits: Quantities | None = None
+    requests: Quantities | None = None
+
+
+class _Container(msgspec.Struct, rename="camel", gc=False):
+    name: str | None = ""
+    restart_policy: str | None = None
+    resources: _Resources | None = None
+    env: msgspec.Raw = msgspec.Raw()
+
+
+class _Spec(msgspec.Struct, rename="camel", gc=False):
+    init_containers: list[_Container] | None = None
+    containers: list[_Container] | None = None
+    node_name: str | None = ""
+    scheduler_name: str | None = ""
+
+    @property
+    def all_containers(self) -> list[_Container]:
+        return [*(self.init_containers or ()), *(self.containers or ())]
+
+
+class _Terminated(msgspec.Struct, rename="camel", gc=False):
+    exit_code: int = 0
+    container_id: str | None = msgspec.field(name="containerID", default=None)
+
+
+class _State(msgspec.Struct, gc=False):
+    terminated: _Terminated | None = None
+
+
+class _ContainerStatus(msgspec.Struct, rename="camel", gc=False):
+    name: str | None = ""
+    container_id: str | None = msgspec.field(name="containerID", default=None)
+    state: _State | None = None
+    last_state: _State | None = None
+
+
+class PodCondition(msgspec.Struct, rename="camel", frozen=True):
+    """A condition of a pod's status. *last_transition_time*: in the API server's format."""
+
+    type: str = ""
+    status: str = ""
+    reason: str | None = None
+    message: str | None = None
+    last_transition_time: str | None = None
+
+
+class _Status(msgspec.Struct, rename="camel", gc=False):
+    phase: str | None = ""
+    start_time: str | None = None
+    pod_ip: str | None = msgspec.field(name="podIP", default="")
+    init_container_statuses: list[_ContainerStatus] | None = None
+    container_statuses: msgspec.Raw = msgspec.Raw()
+    conditions: msgspec.Raw = msgspec.Raw()
+
+
+class _Pod(msgspec.Struct, gc=False):
+    metadata: Metadata | None = None
+    spec: _Spec | None = None
+    status: _Status | None = None
+
+
+_POD = msgspec.json.Decoder(_Pod)
+_VARIABLES = msgspec.json.Decoder(list[_Variable] | None)
+_STATUSES = msgspec.json.Decoder(list[_ContainerStatus] | None)
+_CONDITIONS = msgspec.json.Decoder(list[PodCondition] | None)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRuns:
+    """The containers of a pod as the kubelet has seen them run. *ids*: names by the runtime's id, without its scheme.
+    *ended*: names of those that have ended and were not started again."""
+
+    ids: Mapping[str, str] = field(default_factory=dict)
+    ended: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NodePod:
+    """A pod as programs on its node need it. *environments*: the variables that each container sets to a literal value;
+    those from elsewhere (``valueFrom``, ``envFrom``) are left out. *runs*: how the containers run."""
+
+    pod: Pod
+    environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    runs: ContainerRuns = ContainerRuns()
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPod:
+    """A pod as the cluster reports it: its address, empty without one, and its conditions."""
+
+    ip: str
+    conditions: tuple[PodCondition, ...]
+
+    def condition(self, type: str) -> PodCondition | None:
+        """Returns the condition of that *type*, or None."""
+        return next((condition for condition in self.conditions if condition.type == type), None)
+
+
+def parse_pod(data: bytes | msgspec.Raw) -> Pod:
+    """The pod in *data* (JSON). Missing parts are empty. Raises: MalformedInput naming the field of a wrong type."""
+    return _pod(decode("pod", _POD, data))
+
+
+def parse_node_pod(data: bytes | msgspec.Raw) -> NodePod:
+    """The pod in *data* (JSON) with its variables and the runs of its containers. Raises: MalformedInput."""
+    wire = decode("pod", _POD, data)
+    containers = wire.spec.all_containers if wire.spec else []
+    return NodePod(_pod(wire), {container.name or "": _environment(container) for container in containers},
+                   _runs(wire.status or _Status()))
+
+
+def parse_observed_pod(data: bytes | msgspec.Raw) -> ObservedPod:
+    """The address and the conditions of the pod in *data* (JSON). Raises: MalformedInput."""
+    status = decode("pod", _POD, data).status or _Status()
+    return ObservedPod(status.pod_ip or "", tuple(_part("pod conditions", _CONDITIONS, status.conditions) or ()))
+
+
+def convert_pod(value: Mapping[str, Any]) -> Pod:
+    """Returns the pod in *value*, which was decoded from JSON. Raises: MalformedInput as :func:`parse_pod`."""
+    try:
+        return _pod(_POD.decode(msgspec.json.encode(value)))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise MalformedInput("pod", "", str(error), message=f"pod: {error}") from error
+
+
+def _pod(wire: _Pod) -> Pod:
+    meta, spec, status = wire.metadata or Metadata(), wire.spec or _Spec(), wire.status or _Status()
+    inits = [_container(container, ContainerKind.SIDECAR if container.restart_policy == "Always" else
+                        ContainerKind.INIT) for container in spec.init_containers or ()]
+    return Pod(
+        ref=PodRef(sys.intern(meta.namespace or ""), meta.name or "", meta.uid or ""),
+        resource_version=meta.resource_version or "",
+        annotations=meta.annotations or {},
+        labels=meta.labels or {},
+        containers=(*inits, *(_container(container, ContainerKind.APP) for container in spec.containers or ())),
+        node_name=sys.intern(spec.node_name or ""),
+        scheduler_name=sys.intern(spec.scheduler_name or ""),
+        phase=sys.intern(status.phase or ""),
+        init_done=_init_done(inits, status.init_container_statuses or ()),
+        admitted=bool(status.start_time),
+        deleting=meta.deletion_timestamp is not None,
+        created=meta.creation_timestamp or "",
+    )
+
+
+def _container(wire: _Container, kind: ContainerKind) -> Container:
+    resources = wire.resources or _Resources()
+    return Container(name=wire.name or "", kind=kind, limits=quantities(resources.limits),
+                     requests=quantities(resources.requests))
+
+
+def _init_done(inits: list[Container], statuses: Iterable[_ContainerStatus]) -> bool:
+    succeeded = {status.name for status in statuses
+                 if status.state and status.state.terminated and status.state.terminated.exit_code == 0}
+    plain = [container.name for container in inits if container.kind is ContainerKind.INIT]
+    return bool(plain) and all(name in succeeded for name in plain)
+
+
+def _environment(wire: _Container) -> dict[str, str]:
+    variables = _part("environment of a container", _VARIABLES, wire.env) or ()
+    return {variable.name or "": variable.value for variable in variables if variable.value is not None}
+
+
+def _runs(status: _Status) -> ContainerRuns:
+    ids: dict[str, str] = {}
+    ended = set()
+    statuses = _part("container statuses", _STATUSES, status.container_statuses) or ()
+    for container in (*(status.init_container_statuses or ()), *statuses):
+        runs = [state.terminated for state in (container.state, container.last_state) if state and state.terminated]
+        for text in (container.container_id, *(run.container_id for run in runs)):
+            if text:
+                ids[text.rpartition("//")[2]] = container.name or ""
+        if container.state is not None and container.state.terminated is not None:
+            ended.add(container.name or "")
+    return ContainerRuns(ids, frozenset(ended))
+
+
+def _part(field: str, decoder: msgspec.json.Decoder[T | None], data: msgspec.Raw) -> T | None:
+    return decode(field, decoder, data) if bytes(data) else None

@@ -1,0 +1,66 @@
+"""Builds what a container is handed, and prepares the node for it: its directory and limits, or its MIG instances."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+
+from hami.devices.cards import Card
+from hami.devices.config import PluginConfig
+from hami.devices.inventory import DeviceInventory
+from hami.kube.cluster import Cluster
+from hami.model import Pod, Share
+from hami.node.dynamic_mig import DynamicMig
+from hami.node.grant import Grant, Recipient, shares_grant, visible_devices_grant
+from hami.node.host import Host
+from hami.node.limits import container_limits
+from hami.node.pods import NodePods
+
+
+class GrantBuilder:
+    """Builds grants from the cards, files and MIG instances of one node. *inventory*: its cards."""
+
+    def __init__(self, config: PluginConfig, cluster: Cluster, inventory: DeviceInventory, host: Host,
+                 mig: DynamicMig | None = None, *, node_pods: NodePods | None = None,
+                 context_bytes: Callable[[Card], int] = lambda card: 0,
+                 token: Callable[[], str] = lambda: str(uuid.uuid4())) -> None:
+        """*mig*: only in operating mode ``mig``. *node_pods*: knows the environment of containers without a read from
+        the API server. *context_bytes*: what a context takes on a card, 0 if unknown. *token*: returns a text that is
+        new each time."""
+        self.inventory = inventory
+        self._config = config
+        self._cluster = cluster
+        self._host = host
+        self._mig = mig
+        self._node_pods = node_pods
+        self._context_bytes = context_bytes
+        self._token = token
+
+    def build(self, pod: Pod, container: str, position: int, parts: Sequence[tuple[Card, Share]], *,
+              token: str | None = None) -> tuple[Grant, Mapping[str, str]]:
+        """Returns the grant of a container, and annotations of the pod that record it.
+
+        *position*: of the container in the annotations. *parts*: its shares with their cards. *token*: of a container
+        that may have run before, whose directory is kept; a new one by default.
+        Creates its MIG instances, or the directory of its processes. Raises: AllocationRefused; HostError; ClusterError
+        if the API server does not answer; HamiError of the driver.
+        """
+        is_kept, token = token is not None, token or self._token()
+        if self._mig is not None:
+            instances, annotations = self._mig.prepare(pod, position, [share for _, share in parts])
+            cards = [card for card, _ in parts]
+            facts = self._host.facts(limited=False, instances=[
+                (card.minor, instance.gpu_instance, instance.compute_instance)
+                for card, instance in zip(cards, instances, strict=True)])
+            uuids = [instance.uuid for instance in instances]
+            return visible_devices_grant(self._config, uuids, cards, facts, token), annotations
+        # the literal variables of a container never change, so a late watch may tell them
+        env = self._node_pods.environment(pod.ref.uid, container) if self._node_pods is not None else None
+        if env is None:
+            env = self._cluster.environment(pod.ref, container)
+        limits = container_limits(self._config, parts, env, self._context_bytes)
+        facts = self._host.facts(limited=True)
+        self._host.prepare(pod.ref.uid, container, keep=is_kept)
+        self._host.write_limits(pod.ref.uid, container, token, limits, keep=is_kept)
+        recipient = Recipient(pod_uid=pod.ref.uid, container=container, token=token, env=env)
+        return shares_grant(self._config, parts, facts, recipient), {}

@@ -1,0 +1,18 @@
+/* What is charged for handles of the driver's: contexts, arrays, modules, external memory. */
+#ifndef VGPU_OBJECTS_H
+#define VGPU_OBJECTS_H
+
+#include "table.h"
+
+/* Remembers a charge that is returned when the handle goes. */
+void vgpu_object_put(void *handle, int index, uint64_t bytes, uint64_t owner, enum vgpu_kind kind, enum vgpu_part part);
+void vgpu_object_keep(const struct vgpu_entry *entry);
+
+/* Before the handle goes, and after it: charges are returned if the driver has agreed. */
+bool vgpu_object_take(void *handle, struct vgpu_entry *entry);
+void vgpu_object_end(bool known, const struct vgpu_entry *entry, int result);
+
+/* A context is gone and its memory with it. */
+void vgpu_context_gone(uint64_t context);
+
+#endif

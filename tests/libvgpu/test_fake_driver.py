@@ -1,0 +1,66 @@
+"""The fake driver does what drivers do, and what the limiter must cope with: without the limiter."""
+
+import time
+
+import pytest
+
+from tests.libvgpu.rig import MIB
+
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+REFUSED, LOST = 900, 901  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, …_INVALIDATED
+
+
+@pytest.fixture
+def bare(rig):
+    return lambda **more: rig.client(preload=False, **more).start()
+
+
+def took(client, command):
+    begun = time.monotonic()
+    client.do(command)
+    return time.monotonic() - begun
+
+
+@pytest.mark.parametrize("mode, refused", [(GLOBAL, True), (THREAD_LOCAL, True), (RELAXED, False)])
+def test_own_capture_is_lost_by_what_could_disturb_it(bare, mode, refused):
+    client = bare()
+    client.do("stream")
+    assert client.do(f"capture {mode}") == 0
+    assert client.do("alloc plain 0 4096") == (REFUSED if refused else 0)
+    assert client.do("endcapture") == (LOST if refused else 0)
+
+
+@pytest.mark.parametrize("mode, refused", [(GLOBAL, True), (THREAD_LOCAL, False), (RELAXED, False)])
+def test_capture_of_another_thread_is_lost_only_if_it_is_global(bare, mode, refused):
+    client = bare()
+    assert client.do(f"captureother {mode}") == 0
+    assert client.do("alloc plain 0 4096") == (REFUSED if refused else 0)
+    assert client.do("endother") == (LOST if refused else 0)
+
+
+def test_first_launch_loads_code(bare, rig):
+    client = bare(FAKE_CUDA_LAZY_US="50000", FAKE_CUDA_LAZY_KIB="1024")
+    client.do("module")
+    assert took(client, "launch plain idle 1") > 0.05
+    assert took(client, "launch plain idle 1") < 0.05
+    assert rig.machine.used() == MIB
+
+
+def test_full_queue_makes_the_launch_wait(bare):
+    client = bare(FAKE_CUDA_QUEUE="16")
+    assert took(client, "launch plain busy_10000 16") < 0.1
+    assert took(client, "launch plain busy_10000 10") > 0.08
+
+
+def test_large_memory_takes_whole_pages(bare, rig):
+    client = bare(FAKE_CUDA_PAGE_MIB="2")
+    assert (client.do(f"alloc plain 0 {MIB}"), client.do(f"alloc plain 1 {MIB + 512}")) == (0, 0)
+    assert rig.machine.used() == 3 * MIB
+    assert (client.do("free plain 0"), client.do("free plain 1"), rig.machine.used()) == (0, 0, 0)
+
+
+def test_heap_and_fifo_of_a_context_take_memory(bare, rig):
+    client = bare()
+    assert (client.do(f"setlimit 2 {40 * MIB}"), client.do(f"setlimit 1 {3 * MIB}")) == (0, 0)
+    assert rig.machine.used() == 34 * MIB
+    assert (client.do("release 0"), rig.machine.used()) == (0, 0)
