@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from hami.codec.allocation import render_shares
-from hami.codec.objects import convert_pod
+from hami.codec.pods import convert_pod
 from hami.model import Container, ContainerKind, Pod, PodRef, Request
 from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod

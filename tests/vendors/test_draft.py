@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from hami.codec.objects import convert_pod
+from hami.codec.pods import convert_pod
 from hami.errors import MalformedInput
 from hami.vendors.draft import PodDraft
 from tests.builders import NVIDIA
