@@ -19,6 +19,13 @@ class MalformedInput(HamiError):
         super().__init__(message or f"{field}: {problem}: {self.text!r}")
 
 
+class PodRefused(MalformedInput):
+    """Admission cannot accept the specification of a pod; the text is a message for its author."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("pod", "", message, message)
+
+
 class ClusterError(HamiError):
     """The API server rejected the request or could not be reached. ``__cause__`` is the underlying error.
 

@@ -70,9 +70,9 @@ def pod(*containers, name="pod1", namespace="default", uid=None, **fields):
 
 def node(name="n1", *devices, annotations=None, **fields):
     """A node that has registered *devices*."""
-    registered = {NVIDIA.register: render_devices_json(devices)} if devices else {}
+    registered = {NVIDIA.annotations.register: render_devices_json(devices)} if devices else {}
     return Node(name=name, annotations=registered | (annotations or {}),
-                **{"allocatable": {NVIDIA.count: str(sum(device.slots for device in devices))}} | fields)
+                **{"allocatable": {NVIDIA.resources.count: str(sum(device.slots for device in devices))}} | fields)
 
 
 def request(count=1, memory_mib=0, memory_percent=None, cores=0, vendor="NVIDIA"):

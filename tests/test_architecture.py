@@ -75,6 +75,19 @@ def test_imports_point_down(path):
     assert not wrong
 
 
+@pytest.mark.parametrize("package", sorted({package_of(path) for path in MODULES}))
+def test_no_modules_of_a_package_import_each_other_in_a_circle(package):
+    """Imports for type checking count, too."""
+    modules = {".".join(path.with_suffix("").parts): path for path in MODULES if package_of(path) == package}
+    left = {name: {module for module in modules if module != name and any(
+        target == module or target.startswith(f"{module}.") for target in imports(path))}
+        for name, path in modules.items()}
+    while leaves := [name for name, targets in left.items() if not targets & left.keys()]:
+        for name in leaves:
+            del left[name]
+    assert not left
+
+
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_only_programs_and_the_command_line_set_up_logs(path):
     assert "hami.runtime.logs" not in set(imports(path)) or LEVEL[package_of(path)] <= LEVEL["scheduler"]

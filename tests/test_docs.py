@@ -253,9 +253,10 @@ def keys():
     """Returns all names with a domain, in the code, the manifests and the catalog."""
     catalog = [entry.vendor for entry in entries(chart_config())]
     listed = {name for vendor in catalog for name in (
-        *vendor.resources, vendor.register, vendor.handshake, vendor.to_allocate, vendor.allocated, vendor.lock,
-        *vendor.selectors.names, *vendor.node_keys, *vendor.pod_keys) if name}
-    listed |= {key for vendor in vendors(chart_config(), ascend=True) for key in vendor.extra_keys}
+        *vendor.resources.names, vendor.annotations.register, vendor.annotations.handshake,
+        vendor.annotations.to_allocate, vendor.annotations.allocated, vendor.annotations.lock,
+        *vendor.annotations.selectors.names, *vendor.annotations.node_keys, *vendor.annotations.pod_keys) if name}
+    listed |= {key for vendor in vendors(chart_config(), ascend=True) for key in vendor.annotations.extra_keys}
     manifests = "\n".join(path.read_text() for path in sorted((ROOT / "manifests").rglob("*.yaml")))
     return frozenset({text for text in literals() if KEY.fullmatch(text)} | listed | set(KEY.findall(manifests)))
 
@@ -274,7 +275,7 @@ def test_named_keys_exist(path):
 @pytest.mark.parametrize("vendor", list(vendors(chart_config(), ascend=True)), ids=lambda vendor: vendor.key)
 def test_the_protocol_names_the_annotations_for_agents_of_vendors(vendor):
     named = set(spans(read(ROOT / "docs" / "protocol.md")))
-    assert [key for key in vendor.extra_keys if key.replace(f"/{vendor.key}", "/‹chip›") not in named] == []
+    assert [key for key in vendor.annotations.extra_keys if key.replace(f"/{vendor.key}", "/‹chip›") not in named] == []
 
 
 def test_shown_quotas_are_enforced():
@@ -282,7 +283,7 @@ def test_shown_quotas_are_enforced():
     blocks = [body for _, body in FENCE.findall(read(ROOT / "docs" / "usage.md"))]
     (quota,) = [yaml.safe_load(body) for body in blocks if "ResourceQuota" in body]
     counted = {f"limits.{name}" for entry in entries(chart_config())
-               for name in (entry.vendor.memory, entry.vendor.cores)}
+               for name in (entry.vendor.resources.memory, entry.vendor.resources.cores)}
     assert all(name in counted or name.startswith("requests.") for name in quota["spec"]["hard"])
 
 

@@ -4,11 +4,13 @@ import pytest
 
 from hami.errors import (
     AllocationRefused, ClusterError, Conflict, Gone, HamiError, HostError, MalformedInput, NodeLocked, NotFound,
+    PodRefused,
 )
 
 
 @pytest.mark.parametrize("error, parent", [
-    (MalformedInput, HamiError), (ClusterError, HamiError), (NodeLocked, HamiError), (NotFound, ClusterError),
+    (MalformedInput, HamiError), (PodRefused, MalformedInput),
+    (ClusterError, HamiError), (NodeLocked, HamiError), (NotFound, ClusterError),
     (Conflict, ClusterError), (Gone, ClusterError), (AllocationRefused, HamiError), (HostError, HamiError),
 ])
 def test_tree(error, parent):

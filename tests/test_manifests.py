@@ -22,10 +22,10 @@ RIGHTS = {"device-plugin": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]},
           "monitor": {"drop": ["ALL"], "add": ["KILL"]}}
 CATALOG = vendors(chart_config(), ascend=True, iluvatar=True)
 KEYS = "device-plugin-or-key-of-hami"
-RESOURCES = {resource for vendor in CATALOG for resource in vendor.resources}
+RESOURCES = {resource for vendor in CATALOG for resource in vendor.resources.names}
 # nodes offer these as resources, so kube-scheduler and the kubelet account for them, as in upstream's chart
-NATIVE = {resource for vendor in CATALOG if vendor.key in ("MLU", "Mthreads") for resource in vendor.resources
-          if resource != vendor.count}
+NATIVE = {resource for vendor in CATALOG if vendor.key in ("MLU", "Mthreads") for resource in vendor.resources.names
+          if resource != vendor.resources.count}
 
 
 def expressions(file):
@@ -68,9 +68,10 @@ def cel_pattern(expression):
 def test_the_policies_protect_all_keys_of_a_vendor(vendor):
     found = expressions("policies.yaml")
     pods, nodes = found["hami-allocations", KEYS], found["hami-registrations", KEYS]
-    for key in filter(None, (vendor.allocated, vendor.to_allocate, *vendor.extra_keys)):
+    keys = vendor.annotations
+    for key in filter(None, (keys.allocated, keys.to_allocate, *keys.extra_keys)):
         assert key in names_in(pods) or re.search(cel_pattern(pods), key), key
-    for key in filter(None, (vendor.register, vendor.handshake, vendor.lock)):
+    for key in filter(None, (keys.register, keys.handshake, keys.lock)):
         assert key in names_in(nodes) or key.startswith("hami.io/node-"), key
 
 
@@ -79,7 +80,7 @@ def test_the_policies_protect_the_keys_of_the_scheduler_and_none_of_users():
     pods, nodes = found["hami-allocations", KEYS], found["hami-registrations", KEYS]
     assert SCHEDULER_OWNED <= set(names_in(pods))
     assert {NODE_LOCK, ROOM} <= set(names_in(nodes))
-    chosen = {key for vendor in CATALOG for key in (*vendor.selectors.names, *vendor.pod_keys)}
+    chosen = {key for vendor in CATALOG for key in (*vendor.annotations.selectors.names, *vendor.annotations.pod_keys)}
     chosen |= {NODE_POLICY, GPU_POLICY, WEIGHTS, NUMA_BIND, "hami.io/webhook", "hami.io/vgpu-devices-allocated-by"}
     assert not [key for key in chosen if key in names_in(pods) or re.search(cel_pattern(pods), key)]
     assert CORDON not in names_in(nodes)

@@ -39,7 +39,7 @@ def test_keys_that_a_pattern_covers_are_not_listed():
 
 
 def test_names_fit_into_literals_of_cel():
-    names = [*pod_keys(CATALOG), *node_keys(CATALOG), *(name for vendor in CATALOG for name in vendor.resources)]
+    names = [*pod_keys(CATALOG), *node_keys(CATALOG), *(name for vendor in CATALOG for name in vendor.resources.names)]
     assert not [name for name in names if not re.fullmatch(r"[\w./-]+", name)]
 
 

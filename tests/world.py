@@ -143,8 +143,9 @@ class WatchedCluster(FakeCluster):
         pod = self.pods.get(holder)
         if pod is None or pod.node_name != node or pod.annotations.get(BIND_PHASE) != "allocating":
             return None
-        assert pod.annotations[NVIDIA.to_allocate], f"{pod.ref} holds the lock and has nothing to be handed out"
-        done = {**pod.annotations, BIND_PHASE: "success", NVIDIA.to_allocate: ""}
+        key = NVIDIA.annotations.to_allocate
+        assert pod.annotations[key], f"{pod.ref} holds the lock and has nothing to be handed out"
+        done = {**pod.annotations, BIND_PHASE: "success", key: ""}
         self.put_pod(replace(pod, annotations=done, phase="Running"))
         if releases:
             self.release(node)
@@ -159,7 +160,8 @@ class WatchedCluster(FakeCluster):
         taken = defaultdict(lambda: [0, 0, 0])
         for pod in self.on[node].values():
             if not pod.is_terminated:
-                shares = parse_shares(NVIDIA.allocated, pod.annotations.get(NVIDIA.allocated, ""))
+                key = NVIDIA.annotations.allocated
+                shares = parse_shares(key, pod.annotations.get(key, ""))
                 for charge in peak_charges([c.kind for c in pod.containers], shares, init_done=pod.init_done):
                     for place, amount in enumerate((charge.slots, charge.memory_mib, charge.cores)):
                         taken[charge.uuid][place] += amount

@@ -64,7 +64,8 @@ def generated_files(catalog: Catalog, folder: Path = BASE) -> dict[Path, str]:
 def pod_keys(catalog: Catalog) -> list[str]:
     """Returns the annotations and labels of pods that users may not write, without those of ``ALLOCATION_PATTERN``."""
     return sorted(SCHEDULER_OWNED) + sorted(
-        {key for vendor in catalog for key in (vendor.allocated, vendor.to_allocate, *vendor.extra_keys)
+        {key for keys in (vendor.annotations for vendor in catalog)
+         for key in (keys.allocated, keys.to_allocate, *keys.extra_keys)
          if key and not is_scheduler_owned(key)})
 
 
@@ -72,7 +73,7 @@ def node_keys(catalog: Catalog) -> list[str]:
     """Returns the annotations of nodes that users may not write, without those that have ``NODE_PREFIX``."""
     keys = {NODE_LOCK, ROOM, LOCK_FREE, PAIR_SCORES}
     for vendor in catalog:
-        keys |= {vendor.register, vendor.handshake, vendor.lock} - {""}
+        keys |= {vendor.annotations.register, vendor.annotations.handshake, vendor.annotations.lock} - {""}
     return sorted(key for key in keys if not key.startswith(NODE_PREFIX))
 
 
@@ -106,8 +107,8 @@ def render_match_conditions(catalog: Catalog) -> str:
 
 def render_managed_resources(catalog: Catalog) -> str:
     """Returns the end of ``scheduler-config.yaml``: the resources that nodes do not offer."""
-    names = (name for vendor in catalog for name in vendor.resources
-             if vendor.key not in NATIVE or name == vendor.count)
+    names = (name for vendor in catalog for name in vendor.resources.names
+             if vendor.key not in NATIVE or name == vendor.resources.count)
     return "  managedResources:\n" + "".join(f"  - {{name: {name}, ignoredByScheduler: true}}\n" for name in names)
 
 
@@ -123,7 +124,7 @@ def _owned_node_key(catalog: Catalog) -> str:
 
 def _requests_devices(catalog: Catalog) -> str:
     """Returns the CEL expression for: a container of the pod names a resource of the catalog."""
-    resources = _names(name for vendor in catalog for name in vendor.resources)
+    resources = _names(name for vendor in catalog for name in vendor.resources.names)
     return f"""\
 [object.spec.containers + object.spec.?initContainers.orValue([])].exists(all,
   all.size() > {MAX_CONTAINERS} || all.exists(c,

@@ -38,7 +38,7 @@ def render_annotations(pod: Pod, node: str, allocated: Sequence[VendorShares], l
         annotations |= render_vendor_annotations(
             vendor, AnnotationContext(pod=pod, node=node, shares=shares, devices=devices, now=now))
         if vendor.key in lock_free:
-            annotations.pop(vendor.to_allocate, None)
+            annotations.pop(vendor.annotations.to_allocate, None)
     earlier = (key for key in pod.annotations if key not in annotations and is_allocation(key))
     return annotations | {key: EMPTY.get(key, "") for key in earlier}
 
@@ -50,7 +50,8 @@ def render_labels(node: str) -> dict[str, str]:
 
 def failed_allocation(vendors: Catalog) -> dict[str, str | None]:
     """Returns the annotations of a pod whose allocation has failed: no device plugin can hand out its devices."""
-    return {**{vendor.to_allocate: "" for vendor in vendors if vendor.to_allocate}, BIND_PHASE: BindPhase.FAILED.value}
+    cleared = {key: "" for vendor in vendors if (key := vendor.annotations.to_allocate)}
+    return {**cleared, BIND_PHASE: BindPhase.FAILED.value}
 
 
 def add_bind_time(annotations: Mapping[str, str], now: datetime) -> dict[str, str]:
@@ -63,7 +64,7 @@ def carries_allocation(pod: Pod, annotations: Mapping[str, str], vendors: Catalo
 
     Annotations that a device plugin changes after the Binding are not compared.
     """
-    keys = {ASSIGNED_NODE, ASSIGNED_TIME, *(vendor.allocated for vendor in vendors)}
+    keys = {ASSIGNED_NODE, ASSIGNED_TIME, *(vendor.annotations.allocated for vendor in vendors)}
     return all(pod.annotations.get(key) == text for key, text in annotations.items() if key in keys)
 
 
@@ -95,8 +96,9 @@ def is_allocating(pod: Pod, vendors: Catalog) -> bool:
     """
     annotations = pod.annotations
     return annotations.get(BIND_PHASE) == BindPhase.ALLOCATING and any(
-        vendor.lock == NODE_LOCK and vendor.allocated in annotations
-        and (not vendor.to_allocate or bool(annotations.get(vendor.to_allocate))) for vendor in vendors)
+        keys.lock == NODE_LOCK and keys.allocated in annotations
+        and (not keys.to_allocate or bool(annotations.get(keys.to_allocate)))
+        for keys in (vendor.annotations for vendor in vendors))
 
 
 def awaits_allocation(pod: Pod, vendors: Catalog) -> bool:
@@ -104,8 +106,8 @@ def awaits_allocation(pod: Pod, vendors: Catalog) -> bool:
     annotations = pod.annotations
     return (bool(pod.node_name) and not pod.admitted and not pod.is_terminated
             and annotations.get(BIND_PHASE) == BindPhase.SUCCESS and any(
-                vendor.lock == NODE_LOCK and bool(vendor.to_allocate) and vendor.to_allocate not in annotations
-                for vendor in vendors.allocated_in(annotations)))
+                keys.lock == NODE_LOCK and bool(keys.to_allocate) and keys.to_allocate not in annotations
+                for keys in (vendor.annotations for vendor in vendors.allocated_in(annotations))))
 
 
 def _unix(now: datetime) -> str:

@@ -396,7 +396,8 @@ class Cache:
         lock_free = self.nodes.lock_free(choice.node)
         annotations = render_annotations(
             pod, choice.node, allocated, lock_free, self._index.usages(choice.node), self._now())
-        lock_keys = tuple(sorted({vendor.lock for vendor in vendors if vendor.lock and vendor.key not in lock_free}))
+        lock_keys = tuple(sorted({
+            key for vendor in vendors if (key := vendor.annotations.lock) and vendor.key not in lock_free}))
         self.reservations.assume(
             Reservation(pod.ref, choice.node, choice.placement, annotations, render_labels(choice.node), lock_free,
                         lock_keys, self._clock()),
@@ -413,7 +414,7 @@ def _assume_again(reservation: Reservation, names: Sequence[str]) -> Choice:
 
 def _least_demand(vendor: Vendor, pod: Pod, kinds: Sequence[ContainerKind]) -> tuple[int, int]:
     """Returns the least memory and cores that *pod* can take: all shares of one device, percentages as nothing."""
-    most = WHOLE if vendor.takes_cores(pod.annotations.get) else 0
+    most = WHOLE if vendor.resources.takes_cores(pod.annotations.get) else 0
     requests = [device_request(vendor, container) for container in pod.containers]
     return total_charge(peak_charges(kinds, [
         (Share("", vendor.key, request.memory_mib * request.count, min(request.cores, most) * request.count),)

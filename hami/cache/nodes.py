@@ -92,7 +92,8 @@ class NodeCache:
         self._by_key = {vendor.key: vendor for vendor in self._vendors}
         self._lock = lock
         self._index = index
-        self._lock_keys = tuple(sorted({NODE_LOCK, *(vendor.lock for vendor in self._vendors if vendor.lock)}))
+        self._lock_keys = tuple(sorted({
+            NODE_LOCK, *(key for vendor in self._vendors if (key := vendor.annotations.lock))}))
         self._clock = clock
         self._now = now
         self._on_lock_change = on_lock_change
@@ -294,18 +295,19 @@ class NodeCache:
 
     def _store_inventory(self, record: NodeRecord, vendor: Vendor, node: Node, sources: Sources) -> None:
         known = record.inventories.get(vendor.key)
-        allocatable = _count(node.allocatable.get(vendor.count))
-        observation = PluginObservation(node.annotations.get(vendor.handshake), sources[0] or "", allocatable)
+        allocatable = _count(node.allocatable.get(vendor.resources.count))
+        handshake = node.annotations.get(vendor.annotations.handshake)
+        observation = PluginObservation(handshake, sources[0] or "", allocatable)
         liveness = observe(known.liveness if known else None, observation, self._clock(), self._now())
         if known is None or known.sources != sources:
             devices, problem = _read(vendor, node)
             known = record.inventories[vendor.key] = _Inventory(sources, devices, problem, liveness)
         known.liveness = liveness
-        known.report_due = bool(vendor.handshake) and needs_handshake_request(liveness)
+        known.report_due = bool(vendor.annotations.handshake) and needs_handshake_request(liveness)
 
     def _offer(self, record: NodeRecord, vendor: Vendor, inventory: _Inventory) -> None:
         offered = record.excess is None and (
-            not vendor.handshake or is_schedulable(inventory.liveness, self._clock()))
+            not vendor.annotations.handshake or is_schedulable(inventory.liveness, self._clock()))
         if self._index.set_devices(record.name, vendor.key, inventory.devices if offered else ()):
             self._on_device_change(record.name)
 
@@ -315,19 +317,20 @@ def _sources(vendor: Vendor, node: Node) -> Sources | None:
 
     Returns ``None`` when the node shows nothing of the vendor.
     """
-    register = node.annotations.get(vendor.register) if vendor.register else None
-    if vendor.register and register is None:
+    keys, resources = vendor.annotations, vendor.resources
+    register = node.annotations.get(keys.register) if keys.register else None
+    if keys.register and register is None:
         return None
     capacity: Sources = ()
-    if not vendor.register or vendor.needs_capacity:
-        capacity = tuple(node.capacity.get(name) for name in (vendor.count, vendor.memory, vendor.cores))
-    if not vendor.register and not any(capacity):
+    if not keys.register or vendor.decision.needs_capacity:
+        capacity = tuple(node.capacity.get(name) for name in (resources.count, resources.memory, resources.cores))
+    if not keys.register and not any(capacity):
         return None
-    return (register, *(node.annotations.get(key, node.labels.get(key)) for key in vendor.node_keys), *capacity)
+    return (register, *(node.annotations.get(key, node.labels.get(key)) for key in keys.node_keys), *capacity)
 
 
 def _read(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:
-    if vendor.needs_capacity and _count(node.capacity.get(vendor.count)) == 0:
+    if vendor.decision.needs_capacity and _count(node.capacity.get(vendor.resources.count)) == 0:
         return (), None
     try:
         return read_inventory(vendor, node), None

@@ -115,8 +115,8 @@ class PodCache:
         self._after_init: dict[str, tuple[Booking, Booking]] = {}
         self._edited: dict[PodRef, None] = {}  # pods with edits that no one has taken yet
         self._allocation_keys = frozenset(
-            key for vendor in vendors if vendor.allocated
-            for key in (vendor.allocated, *((*vendor.pod_keys, *vendor.extra_keys) if vendor.read_shares else ())))
+            key for keys in (vendor.annotations for vendor in vendors) if keys.allocated
+            for key in (keys.allocated, *((*keys.pod_keys, *keys.extra_keys) if keys.read_shares else ())))
         self.edits_refused = 0
         """The number of edits of bound pods' annotations that would have changed what they hold."""
         self.changes = 0
@@ -148,7 +148,7 @@ class PodCache:
             return
         for vendor in self._vendors.allocated_in(long):
             with contextlib.suppress(MalformedInput):  # raised again when the booking is read
-                parse_shares(vendor.allocated, long[vendor.allocated])
+                parse_shares(vendor.annotations.allocated, long[vendor.annotations.allocated])
 
     def remove(self, pod: Pod) -> None:
         """Removes *pod*, which has been deleted; a late version of it is ignored."""

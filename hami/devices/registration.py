@@ -66,7 +66,7 @@ def node_annotations(snapshot: InventorySnapshot, config: PluginConfig,
                      vendor: Vendor) -> dict[str, str | None]:
     """Returns the node's annotations; None for those to be removed."""
     render = render_devices_brief if config.register_format == "csv" else render_devices_json
-    return {vendor.register: render(devices(snapshot, config)) if snapshot.cards else None,
+    return {vendor.annotations.register: render(devices(snapshot, config)) if snapshot.cards else None,
             PAIR_SCORES: _scores(snapshot.cards) if config.topology_score and snapshot.cards else None}
 
 
@@ -79,8 +79,9 @@ def annotation_changes(node: Node, wanted: Mapping[str, str | None], config: Plu
     the ``csv`` format only, drop a node that leaves ``Requesting_…`` unanswered for 60 s: with ``csv`` it is answered.
     """
     changes = {key: text for key, text in wanted.items() if node.annotations.get(key) != text}
-    if config.register_format == "csv" and node.annotations.get(vendor.handshake, "").startswith(_UNANSWERED):
-        changes[vendor.handshake] = f"Reported {now:%Y-%m-%d %H:%M:%S}"
+    handshake = vendor.annotations.handshake
+    if config.register_format == "csv" and node.annotations.get(handshake, "").startswith(_UNANSWERED):
+        changes[handshake] = f"Reported {now:%Y-%m-%d %H:%M:%S}"
     return changes
 
 

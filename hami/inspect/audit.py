@@ -150,7 +150,7 @@ def _allocations(world: World) -> Iterator[Finding]:
             yield Finding("NoAllocation", f"pod {pod.ref}", f"it requests devices and is bound to {pod.node_name}, but "
                           "has none", "recreate the pod without nodeName, so that HAMi's scheduler places it")
         if extra := sorted(vendor.key for vendor in world.vendors.allocated_in(pod.annotations)
-                           if vendor.key not in limits and pod.annotations[vendor.allocated].strip(";:")):
+                           if vendor.key not in limits and pod.annotations[vendor.annotations.allocated].strip(";:")):
             yield Finding("ForeignAllocation", f"pod {pod.ref}", f"it carries devices of {', '.join(extra)}, which its "
                           "specification does not request", "nothing: they are not counted; see who writes annotations")
         if record.allocating and _age(world, bound_at(pod)) > LOCK_TIMEOUT_S:

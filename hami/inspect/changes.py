@@ -310,14 +310,14 @@ def _loosenings(world: World, pod: Pod) -> list[_Loosening]:
 
 def _amounts(vendor: Vendor, requests: Sequence[Request], devices: Sequence[Device]) -> Iterator[_Loosening]:
     """Yields the amounts of *requests* that can be lower."""
-    factor = max(vendor.memory_factor, 1)
+    factor = max(vendor.resources.memory_factor, 1)
     largest = max((device.memory_mib for device in devices), default=0)
     memory = max(request.memory_mib or largest * (request.memory_percent or 0) // WHOLE for request in requests)
     cores, count = (max(getattr(request, name) for request in requests) for name in ("cores", "count"))
-    if vendor.memory and memory > factor:
+    if vendor.resources.memory and memory > factor:
         yield _lowered(vendor, memory // factor - 1, _with_memory, lambda value: (
             f"it asks for at most {value * factor:,} MiB of each {vendor.key} device"))
-    if vendor.cores and cores > 1:
+    if vendor.resources.cores and cores > 1:
         yield _lowered(vendor, cores - 1, _with_cores, lambda value: (
             f"it asks for at most {value} cores of each {vendor.key} device"))
     if count > 1:
@@ -327,7 +327,7 @@ def _amounts(vendor: Vendor, requests: Sequence[Request], devices: Sequence[Devi
 
 def _selections(vendor: Vendor, pod: Pod, devices: Sequence[Device]) -> Iterator[_Loosening]:
     """Yields the selections of devices that can be left out."""
-    keys = vendor.selectors
+    keys = vendor.annotations.selectors
     for name, chosen in (("type", (keys.use_types, keys.nouse_types)),
                          ("UUID", (*keys.use_uuids, *keys.nouse_uuids)), ("mode", (keys.mode,))):
         if given := [key for key in chosen if key and key in pod.annotations]:
@@ -390,25 +390,26 @@ def _limited(vendor: Vendor, container: Container, setter: _Setter, value: int) 
 
 
 def _with_memory(vendor: Vendor, request: Request, value: int) -> Mapping[str, int | None]:
-    factor = max(vendor.memory_factor, 1)
+    factor = max(vendor.resources.memory_factor, 1)
     if request.memory_percent is None and request.memory_mib <= value * factor:
         return {}
-    removed = {vendor.memory_percent: None} if vendor.memory_percent else {}
-    return {**removed, vendor.memory: value * _devices(vendor, request)}
+    removed = {vendor.resources.memory_percent: None} if vendor.resources.memory_percent else {}
+    return {**removed, vendor.resources.memory: value * _devices(vendor, request)}
 
 
 def _with_cores(vendor: Vendor, request: Request, value: int) -> Mapping[str, int | None]:
-    return {vendor.cores: value * _devices(vendor, request)} if request.cores > value else {}
+    return {vendor.resources.cores: value * _devices(vendor, request)} if request.cores > value else {}
 
 
 def _with_count(vendor: Vendor, request: Request, value: int) -> Mapping[str, int | None]:
     if request.count <= value:
         return {}
-    totals = {vendor.memory: request.memory_mib // max(vendor.memory_factor, 1), vendor.cores: request.cores}
-    kept = {name: amount * value for name, amount in totals.items() if name and amount and vendor.amounts_are_totals}
-    return {**kept, vendor.count: value}
+    names = vendor.resources
+    totals = {names.memory: request.memory_mib // max(names.memory_factor, 1), names.cores: request.cores}
+    kept = {name: amount * value for name, amount in totals.items() if name and amount and names.amounts_are_totals}
+    return {**kept, names.count: value}
 
 
 def _devices(vendor: Vendor, request: Request) -> int:
     """Returns for how many devices an amount counts."""
-    return request.count if vendor.amounts_are_totals else 1
+    return request.count if vendor.resources.amounts_are_totals else 1

@@ -259,7 +259,7 @@ def _held_cards(world: World, pod: Pod) -> Iterator[HeldCard]:
                for vendor, usages in world.cache.node_usage(pod.node_name).items() for usage in usages}
     for vendor in world.vendors.allocated_in(pod.annotations):
         try:
-            containers = parse_shares(vendor.allocated, pod.annotations[vendor.allocated])
+            containers = parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated])
         except MalformedInput:
             continue  # one of the problems of the report
         names = [container.name for container in pod.containers]

@@ -68,12 +68,13 @@ class Trimmer:
     def __init__(self, vendors: Catalog) -> None:
         self._vendors = vendors
         self._node_keys = _NODE_KEYS | {
-            key for vendor in vendors
-            for key in (vendor.register, vendor.handshake, vendor.lock, *vendor.node_keys) if key}
+            key for keys in (vendor.annotations for vendor in vendors)
+            for key in (keys.register, keys.handshake, keys.lock, *keys.node_keys) if key}
         self._pod_keys = SELECTION_KEYS | {
             key for vendor in vendors
-            for key in (vendor.to_allocate, vendor.allocated, vendor.no_cores_annotation[0], *vendor.pod_keys,
-                        *vendor.extra_keys, *vendor.selectors.names) if key}
+            for key in (vendor.annotations.to_allocate, vendor.annotations.allocated,
+                        vendor.resources.no_cores_annotation[0], *vendor.annotations.pod_keys,
+                        *vendor.annotations.extra_keys, *vendor.annotations.selectors.names) if key}
 
     def node(self, node: Node) -> Node:
         """Returns *node* without foreign annotations."""

@@ -274,7 +274,7 @@ def _cordoned(record: ClusterRecord, uuids: Collection[str]) -> ClusterRecord:
         if uuid not in places:
             raise unknown_name("card", uuid, places)
         name, vendor = places[uuid]
-        if Rule.CORDON not in world.vendors[vendor].rules:
+        if Rule.CORDON not in world.vendors[vendor].decision.rules:
             raise HamiError(f"card {uuid}: devices of {vendor} cannot be cordoned one by one")
         cordoned = [*(parse_list(nodes[name].annotations.get(CORDON)) or ()), uuid]
         nodes[name] = replace(nodes[name], annotations={**nodes[name].annotations, CORDON: ",".join(cordoned)})

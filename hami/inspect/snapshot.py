@@ -111,8 +111,8 @@ class _Anonymizer:
         self._uuids = self._device_names()
         self._pattern = re.compile("|".join(
             rf"(?<![\w-]){re.escape(uuid)}(?![\w-])" for uuid in sorted(self._uuids, key=len, reverse=True)) or "(?!)")
-        self._node_labels = {key for vendor in self._vendors for key in vendor.node_keys}
-        self._locks = {NODE_LOCK, *(vendor.lock for vendor in self._vendors)}
+        self._node_labels = {key for vendor in self._vendors for key in vendor.annotations.node_keys}
+        self._locks = {NODE_LOCK, *(vendor.annotations.lock for vendor in self._vendors)}
 
     def record(self) -> ClusterRecord:
         """Returns the record with other names."""
@@ -136,7 +136,7 @@ class _Anonymizer:
     def _shares(self, pod: Pod) -> Iterator[Share]:
         for vendor in self._vendors.allocated_in(pod.annotations):
             with contextlib.suppress(MalformedInput):
-                for shares in parse_shares(vendor.allocated, pod.annotations[vendor.allocated]):
+                for shares in parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated]):
                     yield from shares
 
     def _node(self, node: Node) -> Node:

@@ -34,29 +34,29 @@ class Entry:
     @property
     def memory_unit(self) -> str:
         """The unit of memory in requests; empty without a memory resource."""
-        vendor = self.vendor
-        if not vendor.memory or vendor.memory_description:
-            return vendor.memory_description if vendor.memory else ""
-        unit = "MiB" if vendor.memory_factor <= 1 else f"{vendor.memory_factor} MiB"
-        return f"{unit}, or as written (512Mi)" if vendor.memory_units else unit
+        resources = self.vendor.resources
+        if not resources.memory or resources.memory_description:
+            return resources.memory_description if resources.memory else ""
+        unit = "MiB" if resources.memory_factor <= 1 else f"{resources.memory_factor} MiB"
+        return f"{unit}, or as written (512Mi)" if resources.memory_units else unit
 
     @property
     def cores_unit(self) -> str:
         """The unit of cores in requests; empty without a core resource."""
-        vendor = self.vendor
-        return vendor.cores_description or _CORES[vendor.core_unit] if vendor.cores else ""
+        resources = self.vendor.resources
+        return resources.cores_description or _CORES[resources.core_unit] if resources.cores else ""
 
     @property
     def default(self) -> str:
         """The amounts of a container that requests devices only."""
-        vendor, parts = self.vendor, []
-        if vendor.has_memory:
-            parts.append(f"{vendor.default_memory} MiB" if vendor.default_memory else "all memory")
-        if vendor.cores and vendor.default_cores:
-            parts.append(f"{vendor.default_cores} cores")
-        if vendor.cores and vendor.defaults_to_all_cores:
+        resources, parts = self.vendor.resources, []
+        if resources.has_memory:
+            parts.append(f"{resources.default_memory} MiB" if resources.default_memory else "all memory")
+        if resources.cores and resources.default_cores:
+            parts.append(f"{resources.default_cores} cores")
+        if resources.cores and resources.defaults_to_all_cores:
             parts.append("all cores if no memory is requested")
-        return vendor.default_description or ", ".join(parts) or "whole devices"
+        return resources.default_description or ", ".join(parts) or "whole devices"
 
 
 def entries(devices: DeviceConfig, *, ascend: bool = False, iluvatar: bool = False) -> tuple[Entry, ...]:
@@ -74,24 +74,25 @@ _Column = tuple[str, Callable[[Entry], str]]  # title, text of a cell
 _TABLES: Mapping[str, tuple[_Column, ...]] = MappingProxyType({
     "Resources": (
         ("backend", lambda entry: entry.vendor.key),
-        ("devices", lambda entry: entry.vendor.count),
-        ("memory", lambda entry: ", ".join(filter(None, (entry.vendor.memory, entry.vendor.memory_percent)))),
-        ("in", lambda entry: entry.memory_unit + (", %" if entry.vendor.memory_percent else "")),
-        ("cores", lambda entry: entry.vendor.cores),
+        ("devices", lambda entry: entry.vendor.resources.count),
+        ("memory", lambda entry: ", ".join(filter(None, (
+            entry.vendor.resources.memory, entry.vendor.resources.memory_percent)))),
+        ("in", lambda entry: entry.memory_unit + (", %" if entry.vendor.resources.memory_percent else "")),
+        ("cores", lambda entry: entry.vendor.resources.cores),
         ("in", lambda entry: entry.cores_unit),
         ("default", lambda entry: entry.default),
         ("switch", lambda entry: entry.switch if entry.is_on or not entry.switch else f"{entry.switch} (off)"),
     ),
     "Annotations": (
         ("backend", lambda entry: entry.vendor.key),
-        ("node: devices", lambda entry: entry.vendor.register),
-        ("node: handshake", lambda entry: entry.vendor.handshake),
-        ("node: lock", lambda entry: entry.vendor.lock),
-        ("pod: to allocate", lambda entry: entry.vendor.to_allocate),
-        ("pod: allocated", lambda entry: entry.vendor.allocated),
-        ("pod: selectors", lambda entry: ", ".join(entry.vendor.selectors.names)),
-        ("node: also read", lambda entry: ", ".join(entry.vendor.node_keys)),
-        ("pod: also read", lambda entry: ", ".join(entry.vendor.pod_keys)),
+        ("node: devices", lambda entry: entry.vendor.annotations.register),
+        ("node: handshake", lambda entry: entry.vendor.annotations.handshake),
+        ("node: lock", lambda entry: entry.vendor.annotations.lock),
+        ("pod: to allocate", lambda entry: entry.vendor.annotations.to_allocate),
+        ("pod: allocated", lambda entry: entry.vendor.annotations.allocated),
+        ("pod: selectors", lambda entry: ", ".join(entry.vendor.annotations.selectors.names)),
+        ("node: also read", lambda entry: ", ".join(entry.vendor.annotations.node_keys)),
+        ("pod: also read", lambda entry: ", ".join(entry.vendor.annotations.pod_keys)),
     ),
 })
 
@@ -127,16 +128,16 @@ def _json(entries: Sequence[Entry]) -> str:
 
 
 def _object(entry: Entry) -> dict[str, object]:
-    vendor = entry.vendor
+    vendor, resources, keys = entry.vendor, entry.vendor.resources, entry.vendor.annotations
     return {
         "backend": vendor.key,
-        "resources": {"count": vendor.count, "memory": vendor.memory, "memoryPercent": vendor.memory_percent,
-                      "cores": vendor.cores, "priority": vendor.priority},
+        "resources": {"count": resources.count, "memory": resources.memory, "memoryPercent": resources.memory_percent,
+                      "cores": resources.cores, "priority": resources.priority},
         "units": {"memory": entry.memory_unit, "cores": entry.cores_unit},
         "default": entry.default,
-        "annotations": {"register": vendor.register, "handshake": vendor.handshake, "toAllocate": vendor.to_allocate,
-                        "allocated": vendor.allocated, "lock": vendor.lock, "selectors": list(vendor.selectors.names),
-                        "node": list(vendor.node_keys), "pod": list(vendor.pod_keys)},
+        "annotations": {"register": keys.register, "handshake": keys.handshake, "toAllocate": keys.to_allocate,
+                        "allocated": keys.allocated, "lock": keys.lock, "selectors": list(keys.selectors.names),
+                        "node": list(keys.node_keys), "pod": list(keys.pod_keys)},
         "switch": entry.switch,
         "on": entry.is_on,
     }

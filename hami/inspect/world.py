@@ -82,7 +82,8 @@ class World:
         """The annotations with which the author of a pod selects nodes and devices."""
         return SELECTION_KEYS | {
             key for vendor in self.vendors
-            for key in (*vendor.selectors.names, *vendor.pod_keys, vendor.no_cores_annotation[0]) if key}
+            for key in (*vendor.annotations.selectors.names, *vendor.annotations.pod_keys,
+                        vendor.resources.no_cores_annotation[0]) if key}
 
     def offered(self) -> list[str]:
         """Returns the names of the nodes that kube-scheduler may offer: those that are not cordoned, sorted."""

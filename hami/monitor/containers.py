@@ -94,7 +94,7 @@ def _of_pod(node_pod: NodePod, vendors: Catalog, vendor: Vendor,
             card_indexes: Mapping[str, int]) -> Iterator[MonitoredContainer]:
     pod = node_pod.pod
     limit = most_shares(vendors, pod.containers).get(vendor.key, 0)
-    if pod.is_terminated or vendor.allocated not in pod.annotations or not limit:
+    if pod.is_terminated or vendor.annotations.allocated not in pod.annotations or not limit:
         return
     for container, shares in zip(pod.containers, read_allocation(pod, vendor, limit)):
         if shares:

@@ -263,7 +263,7 @@ class Allocator:
             self._release(lock, node)
 
     def _is_done_with_lock(self, pod: Pod) -> bool:
-        return is_done_with_lock(pod, self._config.node, (self._vendor.to_allocate, *self._other_keys))
+        return is_done_with_lock(pod, self._config.node, (self._vendor.annotations.to_allocate, *self._other_keys))
 
     def _release(self, lock: str, node: Node) -> None:
         self._forget_holder(lock)
@@ -278,8 +278,8 @@ class Allocator:
 
 def other_allocation_keys(vendors: Catalog) -> tuple[str, ...]:
     """Returns the to-allocate annotations of the other vendors that share the node lock."""
-    return tuple(vendor.to_allocate for vendor in vendors
-                 if vendor is not vendors[VENDOR] and vendor.lock == NODE_LOCK and vendor.to_allocate)
+    keys = (vendor.annotations for vendor in vendors if vendor is not vendors[VENDOR])
+    return tuple(key.to_allocate for key in keys if key.lock == NODE_LOCK and key.to_allocate)
 
 
 def _is_retriable(error: BaseException) -> bool:

@@ -129,19 +129,19 @@ def container_shares(pod: Pod, resource: str, vendor: Vendor) -> tuple[Container
     containers without shares (v2.10) or init containers (up to v2.8), if the number of shares in each entry matches.
     Raises: MalformedInput if the annotations contradict each other or the pod's specification.
     """
-    allocated = parse_shares(vendor.allocated, pod.annotations.get(vendor.allocated, ""))
-    remaining = parse_shares(vendor.to_allocate, pod.annotations.get(vendor.to_allocate, ""))
+    allocated = parse_shares(vendor.annotations.allocated, pod.annotations.get(vendor.annotations.allocated, ""))
+    remaining = parse_shares(vendor.annotations.to_allocate, pod.annotations.get(vendor.annotations.to_allocate, ""))
     remaining += ((),) * (len(allocated) - len(remaining))
     if any(shares not in ((), allocated[index] if index < len(allocated) else ())
            for index, shares in enumerate(remaining)):
-        raise MalformedInput(vendor.to_allocate, pod.annotations.get(vendor.to_allocate),
-                             f"expected a part of {vendor.allocated}")
+        raise MalformedInput(vendor.annotations.to_allocate, pod.annotations.get(vendor.annotations.to_allocate),
+                             f"expected a part of {vendor.annotations.allocated}")
     requesting = [(container, count) for container in pod.containers
                   if (count := _requested(container.limits.get(resource)))]
     filled = [(index, shares) for index, shares in enumerate(allocated) if shares]
     if [len(shares) for _, shares in filled] != [count for _, count in requesting]:
         raise MalformedInput(
-            vendor.allocated, pod.annotations.get(vendor.allocated, ""),
+            vendor.annotations.allocated, pod.annotations.get(vendor.annotations.allocated, ""),
             "expected as many shares as the containers request: "
             + (", ".join(f"{count} for {container.name}" for container, count in requesting) or "none"))
     return tuple(ContainerShares(position=index, name=container.name, kind=container.kind, shares=shares,
@@ -174,7 +174,7 @@ def reason_not_allocated(pod: Pod, node: str, vendor: Vendor) -> str | None:
     rules = (
         (f"it was not assigned to node {node} by HAMi's scheduler", pod.annotations.get(ASSIGNED_NODE) != node),
         (f"its bind-phase is {phase}", phase not in _ALLOCATED_PHASES),
-        ("it has no allocation", not pod.annotations.get(vendor.allocated)),
+        ("it has no allocation", not pod.annotations.get(vendor.annotations.allocated)),
     )
     return next((reason for reason, broken in rules if broken), None)
 
@@ -250,7 +250,7 @@ def _requested(limit: str | None) -> int:
 def _reason_not_waiting(pod: Pod, call: AllocateCall) -> str | None:
     """Returns why *call* cannot be for *pod*. One that was bound without a node lock has nothing to allocate."""
     is_revoked = (pod.annotations.get(BIND_PHASE) == BindPhase.ALLOCATING
-                  and not pod.annotations.get(call.vendor.to_allocate))
+                  and not pod.annotations.get(call.vendor.annotations.to_allocate))
     return reason_not_allocated(pod, call.node, call.vendor) or ("its allocation was revoked" if is_revoked else None)
 
 
@@ -324,9 +324,10 @@ def _ambiguity(pods: Sequence[Pod], call: AllocateCall) -> str:
 
 def _is_missing_from_checkpoint(pod: Pod, call: AllocateCall) -> bool:
     """Reports whether *pod*, a candidate, already received its devices and runs."""
-    return (call.served is not None and pod.phase == "Running" and bool(pod.annotations.get(call.vendor.to_allocate))
+    return (call.served is not None and pod.phase == "Running"
+            and bool(pod.annotations.get(call.vendor.annotations.to_allocate))
             and pod.annotations.get(BIND_PHASE) == BindPhase.SUCCESS
-            and not has_outstanding(pod, call.vendor.to_allocate))
+            and not has_outstanding(pod, call.vendor.annotations.to_allocate))
 
 
 def _names(pods: Iterable[Pod]) -> str:
@@ -344,7 +345,8 @@ def _match(pod: Pod, containers: Sequence[ContainerShares], container: Container
     if container.outstanding:
         kept = {other.position: other.shares for other in rest}
         entries = max([len(pod.containers), *(other.position + 1 for other in containers)])
-        annotations[call.vendor.to_allocate] = render_shares(tuple(kept.get(at, ()) for at in range(entries)))
+        annotations[call.vendor.annotations.to_allocate] = render_shares(
+            tuple(kept.get(at, ()) for at in range(entries)))
     if finished and pod.annotations.get(BIND_PHASE) != BindPhase.SUCCESS:
         annotations[BIND_PHASE] = BindPhase.SUCCESS.value
     return ContainerMatch(pod=pod, container=container, annotations=annotations, finished=finished, inherits=inherits)

@@ -100,7 +100,7 @@ class DevicePluginProgram:
             self._mig = DynamicMig(lambda: cluster.pods_on(config.node), self._source.instances, self._inventory.cards,
                                    publish=on_instances)
         self._contexts = ContextSizes(Path(config.hook_path) / "vgpu", settings.driver_root_in_container)
-        self._deferred = DeferredWrites(cluster, config.node, vendor.to_allocate, self._events)
+        self._deferred = DeferredWrites(cluster, config.node, vendor.annotations.to_allocate, self._events)
         at_start = start_time_config(config)
         self._start_time = StartTimeAllocator(
             at_start, cluster, vendor, host,

@@ -112,7 +112,8 @@ class NodeRegistrar(Task):
         """Removes the annotations that this plugin alone may promise, in one attempt, since it ends: its successor may
         need node locks. *unregister*: the node no longer offers cards, either."""
         name = self._config.node
-        changes: dict[str, str | None] = {self._vendor.register: None, PAIR_SCORES: None} if unregister else {}
+        keys = (self._vendor.annotations.register, PAIR_SCORES) if unregister else ()
+        changes: dict[str, str | None] = dict.fromkeys(keys)
         try:
             node = self._cluster.node(name) if unregister or self._is_lock_free is not None else None
             shared = lock_free_changes(node, False) if node is not None else {}

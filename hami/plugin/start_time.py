@@ -188,7 +188,7 @@ class StartTimeAllocator:
 
 def needs_completion(pod: Pod, node: str, vendor: Vendor) -> bool:
     """Reports whether *pod* was bound by a scheduler that expects the device plugin to record the allocation."""
-    return (pod.node_name == node and not pod.is_terminated and has_outstanding(pod, vendor.to_allocate)
+    return (pod.node_name == node and not pod.is_terminated and has_outstanding(pod, vendor.annotations.to_allocate)
             and pod.annotations.get(BIND_PHASE) == BindPhase.ALLOCATING)
 
 

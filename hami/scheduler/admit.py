@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hami.cache.cache import Cache
 from hami.codec.admission import Review
 from hami.codec.keys import is_scheduler_owned
-from hami.codec.pods import convert_pod
 from hami.errors import MalformedInput
-from hami.model import Pod
+from hami.model import ContainerKind, Pod
 from hami.scheduler.settings import Settings
-from hami.vendors.admission import admit, confine
+from hami.vendors.admission import admit_pod, confine_pod
+from hami.vendors.draft import PodDraft
 from hami.vendors.request import MAX_CONTAINERS
-from hami.vendors.spec import Catalog, Vendor
+from hami.vendors.spec import Vendor
 
 MAX_RESOURCES = 128  # names in limits and requests of a container
 _FOREIGN = "pod already has different scheduler assigned"
@@ -51,52 +49,56 @@ class Admitter:
 
         Source: HAMi v2.10, pkg/scheduler/webhook.go, Handle; forged annotations are denied beyond that.
         """
-        pod = review.pod
-        if not pod:
+        if not review.pod:
             return Denied("there is no content to decode", 400)
         try:
-            decoded = convert_pod(pod)
+            draft = PodDraft(review.pod)
         except MalformedInput as error:
             return Denied(str(error), 400)
-        if review.subresource == "ephemeralcontainers":
-            return self._admit_ephemeral(pod)
-        spec = pod.get("spec") or {}
-        if not spec.get("containers"):
-            return Denied("pod has no containers")
-        if forged := next((key for key in (*decoded.annotations, *decoded.labels) if is_scheduler_owned(key)), None):
-            return Denied(f"{forged} is written by the HAMi scheduler alone and may not be set on a new pod")
-        is_foreign = self._is_of_another_scheduler(decoded.scheduler_name)
-        if is_foreign and not self._cache.vendors.confining:
-            return Admitted(pod, _FOREIGN)
-        if (problem := _beyond_bounds(decoded)) is not None:
-            vendors = self._cache.vendors
-            is_managed = vendors.admitting_all or any(_requested_by(vendors, one) for one in _containers(spec))
-            return Denied(problem) if is_managed else Admitted(pod)
         try:
-            if is_foreign:
-                return Admitted(_confine(self._cache.vendors, pod), _FOREIGN)
-            mutated, requests_devices = _mutate(self._cache.vendors, pod)
+            is_new = review.subresource != "ephemeralcontainers"
+            return self._admit_new(draft, review.namespace) if is_new else self._admit_ephemeral(draft)
         except MalformedInput as error:
             return Denied(str(error), 500)
-        if requests_devices and (name := _privileged(spec)) is not None:
-            return Denied(f"container {name} is privileged")
-        if requests_devices and (ours := self._settings.scheduler_name):
-            if decoded.scheduler_name != ours:
-                mutated = {**mutated, "spec": {**mutated["spec"], "schedulerName": ours}}
-            if decoded.node_name:
-                return Denied("pod has node assigned")
-        namespace = review.namespace or decoded.ref.namespace
-        if not self._cache.quota_allows(namespace, decoded if mutated is pod else convert_pod(mutated)):
-            return Denied("exceeding resource quota")
-        return Admitted(mutated)
 
-    def _admit_ephemeral(self, pod: Mapping[str, Any]) -> Admitted | Denied:
+    def _admit_ephemeral(self, draft: PodDraft) -> Admitted | Denied:
         """Decides about an existing pod that gets an ephemeral container, which could see all devices of the node."""
-        vendors = (vendor for container in _containers(pod.get("spec") or {})
-                   for vendor in _requested_by(self._cache.vendors, container))
-        if any(vendor.refuses_ephemeral for vendor in vendors):
+        if any(vendor.admission.refuses_ephemeral for vendor in self._requested_vendors(draft)):
             return Denied("ephemeralContainers are not permitted in strict mode on a pod that requests devices")
-        return Admitted(pod)
+        return Admitted(draft.wire)
+
+    def _admit_new(self, draft: PodDraft, namespace: str) -> Admitted | Denied:
+        pod, vendors = draft.decoded, self._cache.vendors
+        if not any(container.kind is ContainerKind.APP for container in pod.containers):
+            return Denied("pod has no containers")
+        if forged := next((key for key in (*pod.annotations, *pod.labels) if is_scheduler_owned(key)), None):
+            return Denied(f"{forged} is written by the HAMi scheduler alone and may not be set on a new pod")
+        is_foreign = self._is_of_another_scheduler(pod.scheduler_name)
+        if is_foreign and not vendors.confining:
+            return Admitted(draft.wire, _FOREIGN)
+        if (problem := _beyond_bounds(pod)) is not None:
+            is_managed = vendors.admitting_all or any(self._requested_vendors(draft))
+            return Denied(problem) if is_managed else Admitted(draft.wire)
+        if is_foreign:
+            confine_pod(vendors, draft)
+            return Admitted(draft.render(), _FOREIGN)
+        admit_pod(vendors, draft)
+        if draft.requests_devices:
+            privileged = [container.name for container in draft.containers if container.is_privileged]
+            if privileged:
+                return Denied(f"container {privileged[0]} is privileged")
+            if scheduler := self._settings.scheduler_name:
+                if pod.node_name:
+                    return Denied("pod has node assigned")
+                draft.set_scheduler(scheduler)
+        if not self._cache.quota_allows(namespace or pod.ref.namespace, draft.changed()):
+            return Denied("exceeding resource quota")
+        return Admitted(draft.render())
+
+    def _requested_vendors(self, draft: PodDraft) -> Iterator[Vendor]:
+        """Returns the vendors whose resources the containers name, for one container after the other."""
+        return (vendor for container in draft.decoded.containers
+                for vendor in self._cache.vendors.requested_by(container.limits, container.requests))
 
     def _is_of_another_scheduler(self, name: str) -> bool:
         if not name or name == self._settings.scheduler_name:
@@ -105,74 +107,11 @@ class Admitter:
 
 
 def _beyond_bounds(pod: Pod) -> str | None:
-    """Returns what *pod* has too much of, as a message for its author."""
+    """Returns a message for the pod's author if *pod* has too many containers or resources."""
     if len(pod.containers) > MAX_CONTAINERS:
         return f"pod has {len(pod.containers)} containers, expected at most {MAX_CONTAINERS}"
     for container in pod.containers:
         names = len(container.limits.keys() | container.requests.keys())
         if names > MAX_RESOURCES:
             return f"container {container.name} names {names} resources, expected at most {MAX_RESOURCES}"
-    return None
-
-
-def _mutate(vendors: Catalog, pod: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-    """Returns *pod* after admission (the same object if it is unchanged), and whether it requests devices."""
-    spec, metadata = dict(pod["spec"]), pod.get("metadata") or {}
-    given, added = metadata.get("annotations") or {}, dict[str, str]()
-    draft = {"spec": spec, "metadata": {"annotations": ChainMap(added, given)}}
-    requests_devices = False
-    for field in ("initContainers", "containers"):
-        admitted = []
-        for container in spec.get(field) or ():
-            for vendor in _vendors_of(vendors, container):
-                admission = admit(vendor, draft, container)
-                container = admission.container
-                spec |= admission.pod_spec
-                added |= admission.annotations
-                requests_devices = requests_devices or admission.found
-            admitted.append(container)
-        if admitted:
-            spec[field] = admitted
-    if added:
-        pod = {**pod, "metadata": {**metadata, "annotations": {**given, **added}}}
-    return pod if spec == pod["spec"] else {**pod, "spec": spec}, requests_devices
-
-
-def _confine(vendors: Catalog, pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns *pod*, which another scheduler places, with its containers confined (the same object if unchanged)."""
-    spec = dict(pod["spec"])
-    for field in ("initContainers", "containers"):
-        if containers := spec.get(field):
-            spec[field] = [_confine_container(vendors, pod, container) for container in containers]
-    return pod if spec == pod["spec"] else {**pod, "spec": spec}
-
-
-def _confine_container(vendors: Catalog, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Mapping[str, Any]:
-    for vendor in vendors.confining:
-        container = confine(vendor, pod, container)
-    return container
-
-
-def _vendors_of(vendors: Catalog, container: Mapping[str, Any]) -> Sequence[Vendor]:
-    """Returns the vendors whose admission applies to *container*."""
-    asked = _requested_by(vendors, container)
-    return asked + tuple(vendor for vendor in vendors.admitting_all if vendor not in asked)
-
-
-def _requested_by(vendors: Catalog, container: Mapping[str, Any]) -> tuple[Vendor, ...]:
-    resources = container.get("resources") or {}
-    return vendors.requested_by(resources.get("limits") or {}, resources.get("requests") or {})
-
-
-def _containers(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Returns the containers that are part of the pod from the beginning, init containers first."""
-    return itertools.chain(spec.get("initContainers") or (), spec.get("containers") or ())
-
-
-def _privileged(spec: Mapping[str, Any]) -> str | None:
-    """Returns the name of the first privileged container, init containers first."""
-    for container in _containers(spec):
-        context = container.get("securityContext")
-        if isinstance(context, dict) and context.get("privileged") is True:
-            return str(container.get("name") or "")
     return None

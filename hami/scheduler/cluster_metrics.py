@@ -30,7 +30,7 @@ def families(snapshot: Snapshot, vendors: Catalog, *, legacy: bool = False) -> l
     Order of samples: devices by node and then as registered, pods by node, namespace and name, quotas by namespace.
     """
     bookings = sorted(snapshot.bookings, key=attrgetter("node"))
-    in_units = frozenset(vendor.key for vendor in vendors if vendor.core_unit is CoreUnit.COMPUTE_UNITS)
+    in_units = frozenset(vendor.key for vendor in vendors if vendor.resources.core_unit is CoreUnit.COMPUTE_UNITS)
     found = [
         *gauge_families(_DEVICE_GAUGES, lambda: _devices(snapshot, in_units), legacy),
         *gauge_families(_INSTANCE_GAUGES, lambda: _instances(snapshot), legacy),
@@ -161,7 +161,8 @@ def _quotas(snapshot: Snapshot, vendors: Catalog) -> Iterator[_QuotaRow]:
     for namespace in sorted(limits.keys() | {namespace for namespace, _ in snapshot.used}):
         quotas = limits.get(namespace, [])
         used, allowed = _used(snapshot, namespace, vendors), _allowed(quotas, vendors)
-        for resource in sorted({name for vendor in vendors for name in (vendor.memory, vendor.cores) if name}):
+        for resource in sorted({name for resources in (vendor.resources for vendor in vendors)
+                                for name in (resources.memory, resources.cores) if name}):
             limit = lowest_limit(quotas, resource)
             if limit is not None or resource in used:
                 yield _QuotaRow(escape_label(namespace), escape_label(resource), used[resource], limit,
@@ -172,7 +173,8 @@ def _used(snapshot: Snapshot, namespace: str, vendors: Catalog) -> Counter[str]:
     """Returns the usage of *namespace* by resource name. Vendors may share a name."""
     used: Counter[str] = Counter()
     for vendor in vendors:
-        for resource, amount in zip((vendor.memory, vendor.cores), snapshot.used.get((namespace, vendor.key), ())):
+        amounts = snapshot.used.get((namespace, vendor.key), ())
+        for resource, amount in zip((vendor.resources.memory, vendor.resources.cores), amounts):
             used[resource] += amount
     return used
 
@@ -180,8 +182,8 @@ def _used(snapshot: Snapshot, namespace: str, vendors: Catalog) -> Counter[str]:
 def _allowed(quotas: Collection[QuotaLimits], vendors: Catalog) -> dict[str, int]:
     """Returns the enforced limits of *quotas* by resource name, in MiB or percent."""
     allowances = [(vendor, allowed_budget(vendor, quotas)) for vendor in vendors] if quotas else []
-    return {resource: amount for vendor, budget in allowances
-            for resource, amount in ((vendor.memory, budget.memory_mib), (vendor.cores, budget.cores))
+    return {resource: amount for vendor, budget in allowances for resource, amount in (
+                (vendor.resources.memory, budget.memory_mib), (vendor.resources.cores, budget.cores))
             if amount is not None}
 
 

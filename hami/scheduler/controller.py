@@ -112,7 +112,7 @@ class Controller(Task):
                 continue
             with _one_may_fail("request_report"):
                 # only if the node is as the cache has it: the answer would hide a lock that was set and removed
-                request = {vendor.handshake: render_request(self._now())}
+                request = {vendor.annotations.handshake: render_request(self._now())}
                 answer = self._cluster.annotate_node(node, request, str(current[1]))
                 self.handshakes_requested += 1
                 self._cache.nodes.upsert(answer)

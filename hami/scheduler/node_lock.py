@@ -274,7 +274,7 @@ class NodeLocks:
 
     def _is_awaited(self, lock: LockId) -> bool:
         """Reports whether a pod on the node waits for the agent of the lock's vendor. Raises: ClusterError."""
-        allocated = [vendor.allocated for vendor in self._vendors if vendor.lock == lock.key]
+        allocated = [vendor.annotations.allocated for vendor in self._vendors if vendor.annotations.lock == lock.key]
         return any(pod.phase == "Pending" and any(key in pod.annotations for key in allocated)
                    for pod in self._cluster.pods_on(lock.node))
 

@@ -54,8 +54,10 @@ def _unbound_moves(record: PodRecord, vendors: Catalog, settings: Settings, cloc
     if scheduler == settings.scheduler_name:
         if record.assigned_node and record.assigned.proven_age(record.assigned_at, clock) > 2 * FOREIGN_TTL_S:
             keys = {*SCHEDULER_OWNED,
-                    *(key for vendor in vendors for key in (vendor.to_allocate, vendor.allocated) if key),
-                    *(key for vendor in vendors if vendor.key in record.vendors for key in vendor.extra_keys)}
+                    *(key for keys in (vendor.annotations for vendor in vendors)
+                      for key in (keys.to_allocate, keys.allocated) if key),
+                    *(key for vendor in vendors if vendor.key in record.vendors
+                      for key in vendor.annotations.extra_keys)}
             yield Move(record.ref, "AssignmentCleared", (
                 f"an earlier assignment to node {record.assigned_node} was never bound and has been removed"),
                 dict.fromkeys(sorted(keys)), {ASSIGNED_NODE: None}, str(record.version))

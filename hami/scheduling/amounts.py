@@ -34,4 +34,4 @@ def used_amounts(usage: DeviceUsage, vendor: Vendor) -> Amounts:
 
 def cores_of(vendor: Vendor, cores: int) -> int:
     """Returns the number of *cores*, which some vendors write as a mask."""
-    return cores.bit_count() if vendor.core_unit is CoreUnit.MASK else cores
+    return cores.bit_count() if vendor.resources.core_unit is CoreUnit.MASK else cores

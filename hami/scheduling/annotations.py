@@ -10,10 +10,10 @@ from hami.vendors.spec import AnnotationContext, Vendor
 
 def render_vendor_annotations(vendor: Vendor, context: AnnotationContext) -> dict[str, str]:
     """Returns the pod annotations for *vendor*: the allocation, and whatever else its node agent reads."""
-    shares = context.shares
-    if vendor.writes_model:
+    shares, keys = context.shares, vendor.annotations
+    if keys.writes_model:
         shares = tuple(tuple(replace(share, type=context.devices[share.uuid].model) for share in container)
                        for container in shares)
     text = render_shares(shares)
-    annotations = {key: text for key in (vendor.to_allocate, vendor.allocated) if key}
-    return annotations | dict(vendor.annotate(vendor, context) if vendor.annotate is not None else {})
+    annotations = {key: text for key in (keys.to_allocate, keys.allocated) if key}
+    return annotations | dict(keys.annotate(vendor, context) if keys.annotate is not None else {})

@@ -71,8 +71,8 @@ class _VerdictTable:
         self.state = numpy.zeros(0, dtype=numpy.int8)
         self.version = numpy.zeros(0, dtype=numpy.int64)
         self.verdicts: dict[int, Placement | Unfit] = {}
-        self.scorers = tuple((found.vendor.key, found.vendor.node_score) for found in pod_request.vendor_requests
-                             if found.vendor.node_score is not None)
+        self.scorers = tuple((request.vendor.key, score) for request in pod_request.vendor_requests
+                             if (score := request.vendor.decision.node_score) is not None)
         self.unfits: dict[Unfit, Unfit] = {}  # equal values share one object
 
     def states(self, rows: Array) -> Array:
@@ -192,7 +192,7 @@ def may_fit(index: Index, pod_request: PodRequest, rows: Array) -> Array:
 
 def _may_serve(index: Index, vendor_request: VendorRequest, request: Request, rows: Array) -> Array:
     """Returns a mask over *rows*: nodes with enough devices that pass the rules that columns can tell."""
-    devices, rules = index.devices, vendor_request.vendor.rules
+    devices, rules = index.devices, vendor_request.vendor.decision.rules
     fits = devices["vendor"][rows] == index.vendors.get(request.vendor, -1)
     if Rule.HEALTH in rules:
         fits &= devices["usable"][rows]
@@ -210,7 +210,7 @@ def _may_serve(index: Index, vendor_request: VendorRequest, request: Request, ro
         accepted = [number for model, number in index.models.items() if accepts_model(selector, model)]
         fits &= numpy.isin(devices["model"][rows], accepted)
     enough = numpy.count_nonzero(fits, axis=1) >= request.count
-    if vendor_request.vendor.allows_repeats is not None:
+    if vendor_request.vendor.decision.allows_repeats is not None:
         enough |= (fits & devices["partitioned"][rows]).any(axis=1)
     return numpy.asarray(enough)
 

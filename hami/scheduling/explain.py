@@ -120,7 +120,7 @@ def device_refusals(usages: Sequence[DeviceUsage], request: Request,
         device, total = usage.device, total_amounts(usage.device, vendor)
         found.append(DeviceRefusal(
             device, Amounts(request.memory_on(device), request.cores, 1), total - used_amounts(usage, vendor), total,
-            vendor.has_memory or bool(device.memory_mib), objection(usage, request, context)))
+            vendor.resources.has_memory or bool(device.memory_mib), objection(usage, request, context)))
     return tuple(found)
 
 
@@ -148,7 +148,8 @@ def request_text(request: Request, vendor: Vendor) -> str:
     if request.slices or (request.memory_mib, request.memory_percent, request.cores) == (0, None, 0):
         return f"{request.count} × {request.vendor}" + f" with {request.slices} slices" * (request.slices > 0)
     memory = f"{request.memory_mib} MiB, " if request.memory_mib else f"{request.memory_percent or 0} % memory, "
-    return f"{request.count} × {request.vendor} with {memory if vendor.has_memory else ''}{request.cores} cores"
+    amounts = f"{memory if vendor.resources.has_memory else ''}{request.cores} cores"
+    return f"{request.count} × {request.vendor} with {amounts}"
 
 
 def free_text(refusal: DeviceRefusal) -> str:

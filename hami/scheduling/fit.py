@@ -35,15 +35,17 @@ class Unfit:
 def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
     """Returns the shares of the devices in ``context.usages`` that *request* gets, in the order of picking."""
     usages, vendor = context.usages, context.vendor
-    if vendor.check_node is not None and (reason := vendor.check_node(request, context)) is not None:
+    decision = vendor.decision
+    if decision.check_node is not None and (reason := decision.check_node(request, context)) is not None:
         return Unfit(((reason, 1),), len(usages))
-    if request.count > len(usages) and (vendor.allows_repeats is None or not any(map(vendor.allows_repeats, usages))):
+    if request.count > len(usages) and (
+            decision.allows_repeats is None or not any(map(decision.allows_repeats, usages))):
         return Unfit(((Reason.TOO_FEW_DEVICES, len(usages)),), len(usages))
     scores = [device_score(usage, request, context.weights) for usage in usages]
     ordered = sort_usages(usages, context.policy, scores)
     ordered.reverse()
-    if vendor.select_devices is not None:
-        return _selected(vendor.select_devices, ordered, request, context)
+    if decision.select_devices is not None:
+        return _selected(decision.select_devices, ordered, request, context)
     if context.policy.topology_aware:
         return _best_linked(ordered, request, context)
     return _first_that_fit(ordered, request, context)
@@ -52,7 +54,7 @@ def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
 def objection(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share] = (),
               rules: Iterable[Rule | CheckDevice] | None = None) -> Reason | None:
     """Returns the reason of the first of *rules* (default: all of the vendor's) that *usage* fails."""
-    for rule in context.vendor.rules if rules is None else rules:
+    for rule in context.vendor.decision.rules if rules is None else rules:
         if isinstance(rule, Rule):
             reason, fails = _RULES[rule]
             if fails(usage, request, context, picks):
@@ -73,7 +75,8 @@ def accepts_model(selector: Selector, model: str) -> bool:
 def _first_that_fit(ordered: Sequence[DeviceUsage], request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
     """Picks the first devices that pass. With numa-bind, a device on another NUMA node drops the earlier picks."""
     picks, reasons, numa = list[Share](), Counter[Reason](), None
-    rules, binds_numa, allows_repeats = context.vendor.rules, _binds_numa(context), context.vendor.allows_repeats
+    rules, allows_repeats = context.vendor.decision.rules, context.vendor.decision.allows_repeats
+    binds_numa = _binds_numa(context)
     split = rules.index(Rule.NUMA) if binds_numa else 0
     for usage in ordered:
         reason = objection(usage, request, context, picks, rules[:split])
@@ -149,11 +152,11 @@ def _links(group: Sequence[DeviceUsage]) -> NDArray[numpy.int64]:
 
 def _binds_numa(context: FitContext) -> bool:
     """Reports whether the pod requests numa-bind and the vendor supports it."""
-    return context.policy.numa_bind and Rule.NUMA in context.vendor.rules
+    return context.policy.numa_bind and Rule.NUMA in context.vendor.decision.rules
 
 
 def _share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
-    return (context.vendor.make_share or common_share)(usage, request, context, picks)
+    return (context.vendor.decision.make_share or common_share)(usage, request, context, picks)
 
 
 def _is_other_type(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:

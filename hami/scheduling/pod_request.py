@@ -99,6 +99,6 @@ def node_policy_of(pod: Pod, default: str) -> NodePolicy:
 
 
 def _vendor_request(vendor: Vendor, annotations: Mapping[str, str], budgets: Mapping[str, Budget]) -> VendorRequest:
-    budget = budgets.get(vendor.key, Budget()) if Rule.QUOTA in vendor.rules else Budget()
-    selected = tuple((key, annotations[key]) for key in vendor.pod_keys if key in annotations)
-    return VendorRequest(vendor, vendor.selectors.select(annotations), budget, selected)
+    budget = budgets.get(vendor.key, Budget()) if Rule.QUOTA in vendor.decision.rules else Budget()
+    selected = tuple((key, annotations[key]) for key in vendor.annotations.pod_keys if key in annotations)
+    return VendorRequest(vendor, vendor.annotations.selectors.select(annotations), budget, selected)

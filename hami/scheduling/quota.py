@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from hami.model import Budget, QuotaLimits
-from hami.vendors.request import to_mib
 from hami.vendors.spec import Vendor
 
 
@@ -24,9 +23,10 @@ def allowed_budget(vendor: Vendor, quotas: Collection[QuotaLimits]) -> Budget:
     A memory limit is in the vendor's unit, as in requests. Cores are limited only if allocations and requests have
     the same unit.
     """
-    memory = min((to_mib(vendor, quota.limits[vendor.memory], is_binary=vendor.memory in quota.binary)
-                  for quota in quotas if vendor.memory and vendor.memory in quota.limits), default=None)
-    return Budget(memory, lowest_limit(quotas, vendor.cores) if vendor.core_unit.is_request_unit else None)
+    resources = vendor.resources
+    memory = min((resources.to_mib(quota.limits[resources.memory], is_binary=resources.memory in quota.binary)
+                  for quota in quotas if resources.memory and resources.memory in quota.limits), default=None)
+    return Budget(memory, lowest_limit(quotas, resources.cores) if resources.core_unit.is_request_unit else None)
 
 
 def remaining_budget(vendor: Vendor, quotas: Mapping[str, QuotaLimits], used: tuple[int, int]) -> Budget:

@@ -2,145 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from hami.codec.objects import quantities
-from hami.errors import MalformedInput
-from hami.quantity import INT32_MAX, rounded_up
-from hami.vendors.request import amounts, parse_amount
-from hami.vendors.spec import Admission, Vendor
+from hami.quantity import INT32_MAX
+from hami.vendors.draft import ContainerDraft, PodDraft
+from hami.vendors.spec import Catalog
+
+Step = Callable[[ContainerDraft], None]
+Admit = Callable[[ContainerDraft], bool]
 
 
-class Draft:
-    """The changes of admission to one container. The original objects are never modified.
+def admit_pod(vendors: Catalog, pod: PodDraft) -> None:
+    """Admits each container of *pod* with its vendors' own functions, or else the common one.
 
-    *limits*, *requests*: the container's quantities as text, with the changes.
+    Its vendors are those whose resources it names, and those that admit all containers.
+    Raises: MalformedInput, PodRefused.
     """
-
-    def __init__(self, vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> None:
-        self.vendor = vendor
-        self.name = str(container.get("name") or "")
-        resources = container.get("resources") or {}
-        self.limits = quantities(resources.get("limits"))
-        self.requests = quantities(resources.get("requests"))
-        self._pod = pod
-        self._container = container
-        self._added: dict[str, dict[str, str]] = {"limits": {}, "requests": {}}
-        self._env: dict[str, str] = {}
-        self._annotations: dict[str, str] = {}
-        self._pod_spec: dict[str, Any] = {}
-
-    @property
-    def given(self) -> dict[str, str]:
-        """The amounts for the vendor, by resource name."""
-        return amounts(self.vendor, self.limits, self.requests)
-
-    def rounded(self, name: str) -> int | None:
-        """Returns the amount of *name*, rounded up; ``None`` if it is not given. Raises: MalformedInput."""
-        text = self.given.get(name)
-        return None if text is None else self.parse(name, text)
-
-    def parse(self, name: str, text: str) -> int:
-        """Returns *text*, an amount of *name*, rounded up. Raises: MalformedInput."""
-        try:
-            return rounded_up(text)
-        except MalformedInput as error:
-            raise self.invalid(name, text, error.problem) from error
-
-    def invalid(self, name: str, value: object, problem: str) -> MalformedInput:
-        """Returns the error for an invalid amount of *name*, with a message for the pod's author."""
-        message = f"invalid {name} value {value} in container {self.name}: {problem}"
-        return MalformedInput(name, value, problem, message)
-
-    def annotation(self, key: str) -> str | None:
-        """Returns the pod annotation *key*, including changes."""
-        annotations = (self._pod.get("metadata") or {}).get("annotations") or {}
-        value = self._annotations.get(key, annotations.get(key))
-        return None if value is None else str(value)
-
-    def set_limit(self, name: str, value: int) -> None:
-        """Sets the limit of *name*."""
-        self.limits[name] = self._added["limits"][name] = str(value)
-
-    def set_request(self, name: str, value: int) -> None:
-        """Sets the request of *name*."""
-        self.requests[name] = self._added["requests"][name] = str(value)
-
-    def set_amount(self, name: str, value: int) -> None:
-        """Sets the limit of *name*, and the request if there is one: Kubernetes requires both to be equal."""
-        if self.limits.get(name) != str(value):
-            self.set_limit(name, value)
-        if self.requests.get(name, str(value)) != str(value):
-            self.set_request(name, value)
-
-    def set_env(self, name: str, value: str) -> None:
-        """Sets an environment variable, in place of one of the same name."""
-        self._env[name] = value
-
-    @property
-    def variables(self) -> list[tuple[str, str | None]]:
-        """The environment variables that the container sets itself, in order; ``None`` if not a literal."""
-        return [(name, value if isinstance(value := entry.get("value"), str) else None)
-                for entry in self.entries("env") if isinstance(name := entry.get("name"), str)]
-
-    def replaces(self, name: str) -> bool:
-        """Reports whether admission sets the environment variable *name*, so that the container's own has no effect."""
-        return name in self._env
-
-    def set_annotation(self, key: str, value: str) -> None:
-        """Sets an annotation of the pod."""
-        self._annotations[key] = value
-
-    def set_runtime_class(self, name: str) -> None:
-        """Sets the pod's runtime class, if *name* is not empty and the pod has none."""
-        if name and not (self._pod.get("spec") or {}).get("runtimeClassName"):
-            self._pod_spec["runtimeClassName"] = name
-
-    def result(self, found: bool) -> Admission:
-        """Returns the result of admission. *found*: the container requests devices of the vendor."""
-        changed = dict(self._container)
-        added = {part: amounts for part, amounts in self._added.items() if amounts}
-        if added:
-            resources = dict(self._container.get("resources") or {})
-            changed["resources"] = resources | {
-                part: {**(resources.get(part) or {}), **amounts} for part, amounts in added.items()}
-        if self._env:
-            kept = [entry for entry in self.entries("env") if entry.get("name") not in list(self._env)]
-            changed["env"] = [*kept, *({"name": name, "value": value} for name, value in self._env.items())]
-        container = changed if added or self._env else self._container
-        return Admission(container, found, self._pod_spec, self._annotations)
-
-    def entries(self, field: str) -> list[Mapping[str, Any]]:
-        """Returns a field of the container that is a list of mappings, such as ``env``. Raises: MalformedInput."""
-        found = self._container.get(field) or []
-        if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
-            raise MalformedInput(field, found, "expected a list of mappings")
-        return found
+    for container in pod.containers:
+        requested = vendors.requested_by(container.limits, container.requests)
+        for vendor in (*requested, *(other for other in vendors.admitting_all if other not in requested)):
+            admit = vendor.admission.admit or _COMMON
+            if admit(container.seen_with(vendor.resources)):
+                pod.set_requests_devices()
 
 
-Step = Callable[[Draft], None]
-Admit = Callable[[Draft], bool]
+def confine_pod(vendors: Catalog, pod: PodDraft) -> None:
+    """Admits each container of *pod*, which another scheduler places, with the functions that vendors have for that.
 
-
-def admit(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Admission:
-    """Admits *container* with the vendor's own function, or else the common one.
-
-    Raises: MalformedInput with a message for the pod's author.
+    Raises: MalformedInput, PodRefused.
     """
-    draft = Draft(vendor, pod, container)
-    return draft.result((vendor.admit or _COMMON)(draft))
-
-
-def confine(vendor: Vendor, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns *container*, of a pod of another scheduler, as the vendor's function for that changes it.
-
-    Raises: MalformedInput with a message for the pod's author.
-    """
-    draft = Draft(vendor, pod, container)
-    if vendor.confine is not None:
-        vendor.confine(draft)
-    return draft.result(False).container
+    for container in pod.containers:
+        for vendor in vendors:
+            if vendor.admission.confine is not None:
+                vendor.admission.confine(container.seen_with(vendor.resources))
 
 
 def admit_with(*steps: Step, default_count: int = 0) -> Admit:
@@ -151,8 +45,8 @@ def admit_with(*steps: Step, default_count: int = 0) -> Admit:
     """
     every = steps if check_amounts in steps else (check_amounts, *steps)
 
-    def admit(draft: Draft) -> bool:
-        name = draft.vendor.count
+    def admit(draft: ContainerDraft) -> bool:
+        name = draft.resources.count
         if default_count and draft.given and name not in draft.given:
             draft.set_limit(name, default_count)
         if name not in draft.given:
@@ -164,20 +58,15 @@ def admit_with(*steps: Step, default_count: int = 0) -> Admit:
     return admit
 
 
-def check_amounts(draft: Draft) -> None:
-    """Rejects amounts that are not integers, negative or too large. Raises: MalformedInput."""
-    vendor = draft.vendor
+def check_amounts(draft: ContainerDraft) -> None:
+    """Rejects amounts that are not integers, negative or too large. Raises: PodRefused."""
+    resources = draft.resources
     for name, text in draft.given.items():
-        if parse_amount(vendor, name, text) is None:
-            is_memory = name == vendor.memory
-            highest = INT32_MAX // max(vendor.memory_factor, 1) if is_memory else INT32_MAX
-            unit = ", or at least 1Mi with a unit such as Mi or Gi" if is_memory and vendor.memory_units else ""
+        if resources.parse_amount(name, text) is None:
+            is_memory = name == resources.memory
+            highest = INT32_MAX // max(resources.memory_factor, 1) if is_memory else INT32_MAX
+            unit = ", or at least 1Mi with a unit such as Mi or Gi" if is_memory and resources.memory_units else ""
             raise draft.invalid(name, text, f"must be an integer between 0 and {highest}{unit}")
-
-
-def invalid_amount(name: str, value: object, problem: str) -> MalformedInput:
-    """Returns the error for an invalid amount of the resource *name*."""
-    return MalformedInput(name, value, problem, message=f"{name} {problem}")
 
 
 _COMMON = admit_with()

@@ -13,10 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hami.codec.device_config import AscendChip, Template
-from hami.errors import MalformedInput
+from hami.errors import PodRefused
 from hami.model import Allocation, Device, DeviceUsage, Node, NodePolicy, Reason, Request, Share
 from hami.vendors import inventory
-from hami.vendors.admission import Draft, check_amounts
+from hami.vendors.admission import check_amounts
+from hami.vendors.draft import ContainerDraft, PodDraft
 from hami.vendors.select import concentration, grouped, whole_pairs
 from hami.vendors.shares import common_share
 from hami.vendors.spec import AnnotationContext, FitContext, NoCombination, Vendor
@@ -60,18 +61,17 @@ class ChipFunctions:
     family: Collection[str]
     hides: bool
 
-    def admit(self, draft: Draft) -> bool:
-        """Admits a container. Raises: MalformedInput with a message for the pod's author."""
-        found = draft.vendor.count in draft.given
-        if found:
+    def admit(self, draft: ContainerDraft) -> bool:
+        """Admits a container. Raises: PodRefused."""
+        if is_requested := draft.resources.count in draft.given:
             check_amounts(draft)
             self._request_whole_modules(draft)
             _cores_only_in_software(draft)
             self._round_memory(draft)
-            draft.set_runtime_class(self.chip.runtime_class)
+            draft.pod.set_runtime_class(self.chip.runtime_class)
         elif self.hides and not any(name in draft.limits or name in draft.requests for name in self.family):
             draft.set_env(VISIBLE, "")
-        return found
+        return is_requested
 
     def no_room(self, usage: DeviceUsage, request: Request, context: FitContext,
                 picks: Sequence[Share]) -> Reason | None:
@@ -90,10 +90,10 @@ class ChipFunctions:
         Otherwise it selects chips of few networks, if each chip of the node is in one, or the first chips.
         """
         if self.chip.super_pod and request.count > 1:
-            found = whole_pairs(eligible, request.count)
-            if len(found) < request.count:
-                return NoCombination(Reason.TOO_FEW_FITTING, len(found), request.count)
-            return found
+            pairs = whole_pairs(eligible, request.count)
+            if len(pairs) < request.count:
+                return NoCombination(Reason.TOO_FEW_FITTING, len(pairs), request.count)
+            return pairs
         if is_networked(self.chip) and all(NETWORK in usage.device.info for usage in context.usages):
             return grouped(eligible, request.count, _network)
         return eligible[:request.count]
@@ -109,35 +109,32 @@ class ChipFunctions:
         time, chips = written_keys(vendor.key)
         return {time: context.seconds, chips: json.dumps(entries, separators=(",", ":"))}
 
-    def _request_whole_modules(self, draft: Draft) -> None:
+    def _request_whole_modules(self, draft: ContainerDraft) -> None:
         """Rounds one chip up to a pair, for chips that come in pairs."""
-        name = draft.vendor.count
+        name = draft.resources.count
         count = draft.rounded(name) or 0
         if not self.chip.super_pod or count % 2 == 0:
             return
         if count > 1:
-            problem = f"{self.chip.common_word} device request must be 1 or 2*n, got {count}"
-            raise MalformedInput(name, count, "expected 1 or an even number", message=problem)
+            raise PodRefused(f"{self.chip.common_word} device request must be 1 or 2*n, got {count}")
         draft.set_amount(name, 2)
 
-    def _round_memory(self, draft: Draft) -> None:
+    def _round_memory(self, draft: ContainerDraft) -> None:
         """Sets the memory that the container will get, in units of the resource.
 
         It is rounded down; the fit rounds it up to the same template again.
         """
-        name, factor = draft.vendor.memory, max(draft.vendor.memory_factor, 1)
+        name, factor = draft.resources.memory, max(draft.resources.memory_factor, 1)
         if not name:
             return
         memory_mib = self.chip.memory_allocatable
         if (amount := draft.rounded(name)) is not None:
             memory_mib = amount * factor
-            if not _is_soft(draft):
+            if not _is_soft(draft.pod):
                 if (size := self._size(memory_mib)) is None:
-                    raise MalformedInput(name, amount, f"expected at most {self.chip.memory_capacity} MiB",
-                                         message=f"{name} {amount} is invalid")
-                if size.name and (draft.rounded(draft.vendor.count) or 0) > 1:
-                    raise MalformedInput(name, amount, "expected whole chips where there are several",
-                                         message="vNPU not supported for multiple devices")
+                    raise PodRefused(f"{name} {amount} is invalid")
+                if size.name and (draft.rounded(draft.resources.count) or 0) > 1:
+                    raise PodRefused("vNPU not supported for multiple devices")
                 memory_mib = size.memory_mib
         draft.set_limit(name, max(memory_mib // factor, 1))
         draft.set_request(name, max(memory_mib // factor, 1))
@@ -167,14 +164,13 @@ def node_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: Nod
     return NETWORK_WEIGHT * concentration(usages, placement, _network)
 
 
-def _cores_only_in_software(draft: Draft) -> None:
-    name = draft.vendor.cores
-    if not _is_soft(draft) and (draft.rounded(name) or 0) > 0:
-        problem = f"{name} is only supported in {SOFT} (soft split) mode"
-        raise MalformedInput(name, draft.given[name], f"expected none without {MODE}: {SOFT}", message=problem)
+def _cores_only_in_software(draft: ContainerDraft) -> None:
+    name = draft.resources.cores
+    if not _is_soft(draft.pod) and (draft.rounded(name) or 0) > 0:
+        raise PodRefused(f"{name} is only supported in {SOFT} (soft split) mode")
 
 
-def _is_soft(pod: FitContext | Draft) -> bool:
+def _is_soft(pod: FitContext | PodDraft) -> bool:
     return pod.annotation(MODE) == SOFT
 
 

@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hami.errors import MalformedInput
+from hami.errors import MalformedInput, PodRefused
 from hami.model import Allocation, Container, Device, DeviceUsage, Node, Partition, Pod, Reason, Request, Share
 from hami.quantity import INT32_MAX, strict_integer
-from hami.vendors.admission import Draft, invalid_amount
+from hami.vendors.draft import ContainerDraft
 from hami.vendors.inventory import capacity_of, counted
-from hami.vendors.request import amounts
+from hami.vendors.resources import Resources
 from hami.vendors.select import aligned_run
 from hami.vendors.spec import AnnotationContext, FitContext, NoCombination, Vendor
 
@@ -36,33 +36,35 @@ def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     If cores have no resource name, a device is one core. ``Device.info``: ``instance_type``, from the node's label.
     Raises: MalformedInput if the capacities contradict each other or the label is missing.
     """
-    devices = capacity_of(node, vendor.count) or 0
-    cores = devices if not vendor.cores else capacity_of(node, vendor.cores) or 0
-    if not devices and not cores:
+    resources = vendor.resources
+    count = capacity_of(node, resources.count) or 0
+    cores = count if not resources.cores else capacity_of(node, resources.cores) or 0
+    if not count and not cores:
         return None
-    if not devices or cores % devices or not 1 <= cores // devices <= MAX_CORES:
-        raise MalformedInput(f"capacity of {vendor.cores}", cores, f"expected 1 to {MAX_CORES} cores for each of the "
-                             f"{devices} devices that {vendor.count} names")
+    if not count or cores % count or not 1 <= cores // count <= MAX_CORES:
+        raise MalformedInput(f"capacity of {resources.cores}", cores, f"expected 1 to {MAX_CORES} cores for each of "
+                             f"the {count} devices that {resources.count} names")
     kind = node.labels.get(INSTANCE_TYPE)
     if not kind:
         raise MalformedInput(f"label {INSTANCE_TYPE}", "", "missing, expected the instance type: it determines "
                              "which devices are linked")
-    each = cores // devices
-    made = counted("AWSNeuron", slots=each, memory_mib=0, cores=(1 << each) - 1)(vendor, node)
-    return tuple(replace(device, info={"instance_type": kind}) for device in made or ())
+    each = cores // count
+    devices = counted("AWSNeuron", slots=each, memory_mib=0, cores=(1 << each) - 1)(vendor, node)
+    return tuple(replace(device, info={"instance_type": kind}) for device in devices or ())
 
 
-def admit(draft: Draft) -> bool:
-    """Rejects amounts that fit nowhere and changes nothing. Raises: MalformedInput."""
-    return _parse(draft.vendor, draft.limits, draft.requests) is not None
+def admit(draft: ContainerDraft) -> bool:
+    """Rejects amounts that fit nowhere and changes nothing. Raises: PodRefused."""
+    return _parse(draft.resources, draft.limits, draft.requests) is not None
 
 
-def parse_request(vendor: Vendor, container: Container) -> Request | None:
+def parse_request(vendor: str, resources: Resources, container: Container) -> Request | None:
     """Returns a request for whole devices (cores 0) or for a total of cores; ``None`` if it cannot be parsed."""
     try:
-        return _parse(vendor, container.limits, container.requests)
-    except MalformedInput:
+        parsed = _parse(resources, container.limits, container.requests)
+    except PodRefused:
         return None
+    return Request(vendor=vendor, count=parsed[0], cores=parsed[1]) if parsed is not None else None
 
 
 def too_few_cores(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
@@ -112,7 +114,7 @@ def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
         return {}
     texts = {IDS: ",".join(map(str, ids)), ALLOC_TIME: context.nanoseconds, ALLOCATED: "false",
              PREDICATE_NODE: context.node}
-    return texts | ({RESOURCE_TYPE: vendor.cores} if of_cores else {})
+    return texts | ({RESOURCE_TYPE: vendor.resources.cores} if of_cores else {})
 
 
 def read_shares(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
@@ -127,31 +129,32 @@ def read_shares(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
                  for shares, is_whole in zip(containers, whole, strict=True))
 
 
-def _parse(vendor: Vendor, limits: Mapping[str, str], requests: Mapping[str, str]) -> Request | None:
-    given = amounts(vendor, limits, requests)
-    if vendor.count in given:
-        return Request(vendor=vendor.key, count=_amount(vendor.count, given[vendor.count], INT32_MAX))
-    if vendor.cores not in given:
+def _parse(resources: Resources, limits: Mapping[str, str], requests: Mapping[str, str]) -> tuple[int, int] | None:
+    """Returns the numbers of devices and of cores that are requested; 0 cores for whole devices."""
+    given = resources.amounts(limits, requests)
+    if resources.count in given:
+        return _amount(resources.count, given[resources.count], INT32_MAX), 0
+    if resources.cores not in given:
         return None
-    cores = _amount(vendor.cores, given[vendor.cores], PAIR * INT32_MAX)
+    cores = _amount(resources.cores, given[resources.cores], PAIR * INT32_MAX)
     if cores > PAIR and cores % PAIR:
-        raise invalid_amount(vendor.cores, cores, f"must be 1 or a multiple of {PAIR}, got {cores}")
-    return Request(vendor=vendor.key, count=1, cores=cores)
+        raise PodRefused(f"{resources.cores} must be 1 or a multiple of {PAIR}, got {cores}")
+    return 1, cores
 
 
-def _amount(name: str, text: str, most: int) -> int:
+def _amount(name: str, text: str, limit: int) -> int:
     if (value := strict_integer(text)) is None:
-        raise invalid_amount(name, text, "must be an integer")
+        raise PodRefused(f"{name} must be an integer")
     if value < 1:
-        raise invalid_amount(name, text, "must be greater than 0")
-    if value > most:
-        raise invalid_amount(name, text, f"must not exceed {most}")
+        raise PodRefused(f"{name} must be greater than 0")
+    if value > limit:
+        raise PodRefused(f"{name} must not exceed {limit}")
     return value
 
 
 def _wants_devices(vendor: Vendor, container: Container) -> bool:
     """Reports whether *container* requests whole devices, in limits or requests. Cores do not count then."""
-    return vendor.count in amounts(vendor, container.limits, container.requests)
+    return vendor.resources.count in vendor.resources.amounts(container.limits, container.requests)
 
 
 def _total(device: Device) -> int:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hami.codec.drs import GIB, DrsProfile, parse_drs_devices, render_drs_assignments
+from hami.errors import PodRefused
 from hami.model import Container, Device, DeviceUsage, Node, Reason, Request, Share
-from hami.vendors.admission import Draft, check_amounts, invalid_amount
+from hami.vendors.admission import check_amounts
+from hami.vendors.draft import ContainerDraft
 from hami.vendors.request import WHOLE, parse_amounts
+from hami.vendors.resources import Resources
 from hami.vendors.shares import common_share
 from hami.vendors.spec import AnnotationContext, FitContext, Vendor
 
@@ -23,39 +26,39 @@ WRITTEN = (ASSIGNED, ASSIGNED_TIME, INDEX, ID, MINOR, SIZE, CONTAINERS)
 
 def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     """Returns the devices in *vendor*'s register annotation. Raises: MalformedInput."""
-    text = node.annotations.get(vendor.register)
-    return None if text is None else parse_drs_devices(vendor.register, text, vendor.key, node.name)
+    text = node.annotations.get(vendor.annotations.register)
+    return None if text is None else parse_drs_devices(vendor.annotations.register, text, vendor.key, node.name)
 
 
-def admit(draft: Draft) -> bool:
+def admit(draft: ContainerDraft) -> bool:
     """Sets the requested amounts in both limits and requests. Slices take precedence over memory and cores.
 
-    Raises: MalformedInput for amounts that are zero, cannot be read, or exceed the cores of a device.
+    Raises: PodRefused for amounts that are zero, cannot be read, or exceed the cores of a device.
     """
-    vendor = draft.vendor
-    names = (vendor.count,) if vendor.count in draft.given else (vendor.memory, vendor.cores)
-    found = {name: value for name in names if (value := draft.rounded(name)) is not None}
-    for name, value in found.items():
-        if name == vendor.cores and not 0 < value <= WHOLE:
-            raise invalid_amount(name, value, "must be in range (0,100]")
+    resources = draft.resources
+    names = (resources.count,) if resources.count in draft.given else (resources.memory, resources.cores)
+    amounts = {name: value for name in names if (value := draft.rounded(name)) is not None}
+    for name, value in amounts.items():
+        if name == resources.cores and not 0 < value <= WHOLE:
+            raise PodRefused(f"{name} must be in range (0,100]")
         if value <= 0:
-            raise invalid_amount(name, value, "must be greater than 0")
+            raise PodRefused(f"{name} must be greater than 0")
     check_amounts(draft)
-    for name, value in found.items():
+    for name, value in amounts.items():
         if name not in draft.limits:
             draft.set_limit(name, value)
         if name not in draft.requests:
             draft.set_request(name, value)
-    return bool(found)
+    return bool(amounts)
 
 
-def parse_request(vendor: Vendor, container: Container) -> Request | None:
+def parse_request(vendor: str, resources: Resources, container: Container) -> Request | None:
     """Returns a request for a number of slices, or for the least memory (GB or MiB, as written) and cores."""
-    values = parse_amounts(vendor, container)
-    slices, memory, cores = (values.get(name, 0) for name in (vendor.count, vendor.memory, vendor.cores))
+    values = parse_amounts(resources, container)
+    slices, memory, cores = (values.get(name, 0) for name in (resources.count, resources.memory, resources.cores))
     if slices:
-        return Request(vendor=vendor.key, count=1, slices=slices)
-    return Request(vendor=vendor.key, count=1, memory_mib=memory, cores=cores) if memory or cores else None
+        return Request(vendor=vendor, count=1, slices=slices)
+    return Request(vendor=vendor, count=1, memory_mib=memory, cores=cores) if memory or cores else None
 
 
 def check_node(request: Request, context: FitContext) -> Reason | None:
@@ -115,8 +118,8 @@ def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
 
 
 def _profiles(device: Device) -> tuple[DrsProfile, ...]:
-    found: tuple[DrsProfile, ...] = device.info["profiles"]
-    return found
+    profiles: tuple[DrsProfile, ...] = device.info["profiles"]
+    return profiles
 
 
 def _smallest_profile(request: Request, device: Device) -> DrsProfile | None:

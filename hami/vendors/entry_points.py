@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
 
 from hami.codec.device_config import RESOURCE_NAME, DeviceConfig, DeviceConfigFile
 from hami.codec.keys import is_scheduler_owned
 from hami.errors import HamiError, MalformedInput
-from hami.model import Node, Pod
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Catalog, Vendor
 
 GROUP = "hami.vendors"
-
-T = TypeVar("T")
 
 _KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,41}[A-Za-z0-9])?")  # a part of label keys
 _RESOURCE = re.compile(RESOURCE_NAME)
@@ -33,7 +28,7 @@ def sections() -> tuple[str, ...]:
 
     Raises: HamiError if two packages claim a section, or one claims a section of HAMi's own.
     """
-    return tuple(entry.name for entry in _found())
+    return tuple(entry.name for entry in _entries())
 
 
 def catalog(devices: DeviceConfig, *, ascend: bool = False, iluvatar: bool = False) -> Catalog:
@@ -42,15 +37,14 @@ def catalog(devices: DeviceConfig, *, ascend: bool = False, iluvatar: bool = Fal
 
     Raises: HamiError with the name of an entry point that cannot be loaded or conflicts with others.
     """
-    made = list(vendors(devices, ascend=ascend, iluvatar=iluvatar))
-    together = Catalog(made)
-    for entry in _found():
-        made += _vendors_of(entry, devices.extra_sections.get(entry.name, {}))
+    combined = vendors(devices, ascend=ascend, iluvatar=iluvatar)
+    for entry in _entries():
+        added = _vendors_of(entry, devices.extra_sections.get(entry.name, {}))
         try:
-            together = Catalog(made)
+            combined = Catalog([*combined, *added])
         except MalformedInput as error:
             raise _failure(entry, str(error)) from error
-    return together
+    return combined
 
 
 def full_catalog(devices: DeviceConfig) -> Catalog:
@@ -58,56 +52,39 @@ def full_catalog(devices: DeviceConfig) -> Catalog:
     return catalog(devices, ascend=True, iluvatar=True)
 
 
-def _found() -> list[EntryPoint]:
-    found = sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
-    known: dict[str, EntryPoint] = {}
-    for entry in found:
+def _entries() -> list[EntryPoint]:
+    entries: dict[str, EntryPoint] = {}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         if entry.name in DeviceConfigFile.__struct_fields__:
             raise _failure(entry, "expected a name that is not a section of HAMi's own")
-        if known.setdefault(entry.name, entry) != entry:
-            raise _failure(entry, f"expected another name than that of {known[entry.name].value}")
-    return list(known.values())
+        if entries.setdefault(entry.name, entry) != entry:
+            raise _failure(entry, f"expected another name than that of {entries[entry.name].value}")
+    return list(entries.values())
 
 
 def _vendors_of(entry: EntryPoint, section: Mapping[str, object]) -> list[Vendor]:
     try:
-        made = entry.load()(section)
-        found = [made] if isinstance(made, Vendor) else list(made)
+        result = entry.load()(section)
+        added = [result] if isinstance(result, Vendor) else list(result)
     except MalformedInput as error:
         raise _failure(entry, f"section {entry.name}: {error}") from error
     except Exception as error:  # third-party code may raise anything
         raise _failure(entry, f"cannot be loaded: {type(error).__name__}: {error}") from error
-    for vendor in found:
+    for vendor in added:
         if not isinstance(vendor, Vendor):
             raise _failure(entry, f"expected a Vendor or several, not {vendor!r}")
         _check(entry, vendor)
-    return [replace(vendor, inventory=_guarded(vendor.inventory),
-                    read_shares=vendor.read_shares and _guarded(vendor.read_shares)) for vendor in found]
-
-
-def _guarded(read: Callable[..., T]) -> Callable[..., T]:
-    """Returns *read*, a function for a node or a pod, such that any error affects this object only."""
-
-    def guarded(vendor: Vendor, source: Node | Pod, *rest: object) -> T:
-        try:
-            return read(vendor, source, *rest)
-        except MalformedInput:
-            raise
-        except Exception as error:  # third-party code may raise anything
-            where = f"node {source.name}" if isinstance(source, Node) else f"pod {source.ref}"
-            raise MalformedInput(where, f"{type(error).__name__}: {error}",
-                                 f"vendor {vendor.key} cannot read it") from error
-
-    return guarded
+    return added
 
 
 def _check(entry: EntryPoint, vendor: Vendor) -> None:
     """Checks names that would otherwise fail only when a pod is scheduled."""
+    keys = vendor.annotations
     rules: tuple[tuple[str, Iterable[str], Callable[[str], object], str], ...] = (
         ("key", [vendor.key], _KEY.fullmatch, "expected letters, digits, - _ and . only"),
-        ("count", [vendor.count], bool, "expected a resource name"),
-        ("resources", vendor.resources, _RESOURCE.match, "expected resource names such as nvidia.com/gpu"),
-        ("allocated", [vendor.allocated, vendor.to_allocate or vendor.allocated], is_scheduler_owned,
+        ("count", [vendor.resources.count], bool, "expected a resource name"),
+        ("resources", vendor.resources.names, _RESOURCE.match, "expected resource names such as nvidia.com/gpu"),
+        ("allocated", [keys.allocated, keys.to_allocate or keys.allocated], is_scheduler_owned,
          "expected a key that users may not write, such as hami.io/acme-devices-allocated"),
     )
     for field, texts, is_right, problem in rules:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hami.codec.keys import CORDON
@@ -11,7 +11,7 @@ from hami.codec.register import check_number, parse_devices, parse_pair_scores
 from hami.errors import MalformedInput
 from hami.model import Device, Node
 from hami.quantity import INT32_MAX, rounded_up
-from hami.vendors.spec import Inventory, Rule, Vendor
+from hami.vendors.spec import Inventory, Rule, Vendor, read_with
 
 PAIR_SCORES = "hami.io/node-nvidia-score"
 # Characters of each annotation and label that an inventory is read from. 256 devices take 47,000, 64 devices with the
@@ -24,44 +24,38 @@ def read_inventory(vendor: Vendor, node: Node) -> tuple[Device, ...]:
 
     Raises: MalformedInput if they cannot be read or are too many, or if a text is too long; it is not parsed then.
     """
-    for key in (vendor.register, *vendor.node_keys):
+    for key in (vendor.annotations.register, *vendor.annotations.node_keys):
         if len(text := node.annotations.get(key, node.labels.get(key, ""))) > MAX_TEXT:
             raise MalformedInput(key, text, f"{len(text)} characters, expected at most {MAX_TEXT}")
-    devices = vendor.inventory(vendor, node) or ()
+    devices = read_with(vendor.decision.inventory, vendor, node) or ()
     check_number(f"node {node.name}", vendor.key, len(devices))
     return devices
 
 
-def registered(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
-    """Returns the devices in *vendor*'s register annotation, in its order and without duplicates.
+def registered(vendor: Vendor, node: Node, *, parse: Callable[[str, str, str], Sequence[Device]] = parse_devices,
+               noun: str = "gpu") -> tuple[Device, ...] | None:
+    """Returns the devices in *vendor*'s register annotation, in its order; the first of several with the same uuid.
 
     Operators exclude devices with the node annotation ``hami.io/device-cordon``, if the vendor has the cordon rule.
+    *parse*: decodes the annotation, given its key, its text and the vendor's key. *noun*: a device, in the error.
     Raises: MalformedInput if the annotation cannot be read or has no device.
     """
-    text = node.annotations.get(vendor.register)
-    if text is None:
+    key = vendor.annotations.register
+    if (text := node.annotations.get(key)) is None:
         return None
-    devices = parse_devices(vendor.register, text, vendor.key)
-    if not devices:
-        raise MalformedInput(vendor.register, text, "no gpu found on node")
-    found = each_once(devices)
-    if vendor.device_cores:
-        found = tuple(replace(device, cores=vendor.device_cores) for device in found)
-    if Rule.CORDON in vendor.rules and (cordoned := parse_list(node.annotations.get(CORDON))):
-        found = tuple(replace(device, cordoned=True) if device.uuid in cordoned else device for device in found)
-    if PAIR_SCORES in vendor.node_keys and (pairs := node.annotations.get(PAIR_SCORES)):
+    parsed = parse(key, text, vendor.key)
+    if not parsed:
+        raise MalformedInput(key, text, f"no {noun} found on node")
+    first = {device.uuid: device for device in reversed(parsed)}
+    devices = tuple(first[uuid] for uuid in dict.fromkeys(device.uuid for device in parsed) if uuid)
+    if vendor.decision.device_cores:
+        devices = tuple(replace(device, cores=vendor.decision.device_cores) for device in devices)
+    if Rule.CORDON in vendor.decision.rules and (cordoned := parse_list(node.annotations.get(CORDON))):
+        devices = tuple(replace(device, cordoned=True) if device.uuid in cordoned else device for device in devices)
+    if PAIR_SCORES in vendor.annotations.node_keys and (pairs := node.annotations.get(PAIR_SCORES)):
         scores = parse_pair_scores(PAIR_SCORES, pairs)
-        found = tuple(replace(device, pair_scores=scores.get(device.uuid, {})) for device in found)
-    return found
-
-
-def each_once(devices: Iterable[Device]) -> tuple[Device, ...]:
-    """Returns those of *devices* that have a uuid, in order; the first of several with the same uuid."""
-    found: dict[str, Device] = {}
-    for device in devices:
-        if device.uuid:
-            found.setdefault(device.uuid, device)
-    return tuple(found.values())
+        devices = tuple(replace(device, pair_scores=scores.get(device.uuid, {})) for device in devices)
+    return devices
 
 
 def counted(word: str, *, slots: int, memory_mib: int, cores: int,
@@ -72,10 +66,10 @@ def counted(word: str, *, slots: int, memory_mib: int, cores: int,
     Raises (the returned function): MalformedInput if the capacity is not a number of devices.
     """
     def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
-        count = capacity_of(node, vendor.count)
+        count = capacity_of(node, vendor.resources.count)
         if count is None:
             return None
-        check_number(f"capacity of {vendor.count}", count, count)
+        check_number(f"capacity of {vendor.resources.count}", count, count)
         return tuple(Device(uuid=f"{node.name}-{word}-{index}", vendor=vendor.key, model=vendor.key, slots=slots,
                             memory_mib=memory_mib, cores=cores, index=index, numa=numa(index, count))
                      for index in range(count))
@@ -90,17 +84,18 @@ def divided(word: str, *, slots: int, cores: int) -> Inventory:
     Raises (the returned function): MalformedInput if either capacity is missing or not an amount.
     """
     def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
-        have = capacity_of(node, vendor.cores)
+        resources = vendor.resources
+        have = capacity_of(node, resources.cores)
         if not have:
-            if any(capacity_of(node, name) for name in (vendor.count, vendor.memory)):
-                raise MalformedInput(f"capacity of {vendor.cores}", have, f"device not found {vendor.cores}")
+            if any(capacity_of(node, name) for name in (resources.count, resources.memory)):
+                raise MalformedInput(f"capacity of {resources.cores}", have, f"device not found {resources.cores}")
             return None
-        memory = capacity_of(node, vendor.memory) or 0
-        if vendor.memory and not memory:
-            raise MalformedInput(f"capacity of {vendor.memory}", memory, f"device not found {vendor.memory}")
+        memory = capacity_of(node, resources.memory) or 0
+        if resources.memory and not memory:
+            raise MalformedInput(f"capacity of {resources.memory}", memory, f"device not found {resources.memory}")
         count = -(-have // cores)
-        check_number(f"capacity of {vendor.cores}", have, count)
-        memory_mib = min(memory * vendor.memory_factor * cores // have, INT32_MAX)
+        check_number(f"capacity of {resources.cores}", have, count)
+        memory_mib = min(memory * resources.memory_factor * cores // have, INT32_MAX)
         return tuple(Device(uuid=f"{node.name}-{word}-{index}", vendor=vendor.key, model=vendor.key, slots=slots,
                             memory_mib=memory_mib, cores=cores, index=index) for index in range(count))
     return inventory

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from hami.model import Allocation, Container, Device, DeviceUsage, Node, NodePolicy, Reason, Request, Share
 from hami.vendors import inventory
-from hami.vendors.admission import Draft
-from hami.vendors.request import WHOLE, amounts, common_request
+from hami.vendors.draft import ContainerDraft
+from hami.vendors.request import WHOLE, common_request
+from hami.vendors.resources import Resources
 from hami.vendors.select import WING, on_wings, positions_of
 from hami.vendors.spec import FitContext, NoCombination, Vendor
 
@@ -51,23 +52,23 @@ def other_slices(usage: DeviceUsage, request: Request, context: FitContext, pick
     return None if usage.memory_used_mib == usage.slots_used * request.memory_mib else Reason.CUSTOM_RULE
 
 
-def round_memory(draft: Draft) -> None:
+def round_memory(draft: ContainerDraft) -> None:
     """Sets limit and request of memory to the size of the slice, if the container has a memory limit."""
-    vendor = draft.vendor
-    if vendor.memory in draft.limits:
-        memory = _slice_mib(draft.rounded(vendor.memory) or 0)
-        draft.set_limit(vendor.memory, memory)
-        draft.set_request(vendor.memory, memory)
+    name = draft.resources.memory
+    if name in draft.limits:
+        memory = _slice_mib(draft.rounded(name) or 0)
+        draft.set_limit(name, memory)
+        draft.set_request(name, memory)
 
 
-def slice_request(vendor: Vendor, container: Container) -> Request | None:
+def slice_request(vendor: str, resources: Resources, container: Container) -> Request | None:
     """Returns the common request, with memory rounded up to a slice (at most a card) and the cores of that slice."""
-    found = common_request(vendor, container)
-    if found is None:
+    request = common_request(vendor, resources, container)
+    if request is None:
         return None
-    has_memory = vendor.memory in amounts(vendor, container.limits, container.requests)
-    memory = _slice_mib(found.memory_mib) if has_memory else CARD_MIB
-    return replace(found, memory_mib=memory, memory_percent=None if has_memory else WHOLE,
+    has_memory = resources.memory in resources.amounts(container.limits, container.requests)
+    memory = _slice_mib(request.memory_mib) if has_memory else CARD_MIB
+    return replace(request, memory_mib=memory, memory_percent=None if has_memory else WHOLE,
                    cores=memory * 100 // CARD_MIB)
 
 

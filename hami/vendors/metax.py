@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from hami.codec.metax import parse_cards, parse_topology, render_allocated
+from hami.codec.metax import parse_topology, render_allocated
 from hami.codec.register import parse_bool
-from hami.errors import MalformedInput
+from hami.errors import PodRefused
 from hami.model import Allocation, Device, DeviceUsage, Node, NodePolicy, Pod, Reason, Request, Share
-from hami.vendors.admission import Draft
-from hami.vendors.inventory import counted, each_once
+from hami.vendors.draft import ContainerDraft
+from hami.vendors.inventory import counted
 from hami.vendors.request import WHOLE
 from hami.vendors.spec import AnnotationContext, FitContext, Vendor
 
@@ -65,29 +65,18 @@ def card_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: Nod
 # sGPUs
 
 
-def shared_cards(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
-    """Returns the cards that the node agent reports, without duplicates. Raises: MalformedInput."""
-    if (text := node.annotations.get(vendor.register)) is None:
-        return None
-    devices = parse_cards(vendor.register, text, vendor.key)
-    if not devices:
-        raise MalformedInput(vendor.register, text, "no sdevice found on node")
-    return each_once(devices)
-
-
-def class_and_quality(draft: Draft) -> None:
+def class_and_quality(draft: ContainerDraft) -> None:
     """Rejects unknown classes and qualities, and several cards for a pod with a class. The default is best effort.
 
-    Raises: MalformedInput.
+    Raises: PodRefused.
     """
-    app_class, quality = draft.annotation(APP_CLASS), draft.annotation(QOS)
+    app_class, quality = draft.pod.annotation(APP_CLASS), draft.pod.annotation(QOS)
     if app_class is not None:
         _check_word(APP_CLASS, app_class, CLASSES)
-        if draft.rounded(draft.vendor.count) != 1:
-            message = "app-class pod must request single device"
-            raise MalformedInput(draft.vendor.count, draft.given[draft.vendor.count], message, message=message)
+        if draft.rounded(draft.resources.count) != 1:
+            raise PodRefused("app-class pod must request single device")
     if app_class != ONLINE and quality is None:
-        draft.set_annotation(QOS, BEST_EFFORT)
+        draft.pod.set_annotation(QOS, BEST_EFFORT)
     elif app_class != ONLINE and quality is not None:
         _check_word(QOS, quality, QUALITIES)
 
@@ -119,7 +108,7 @@ def other_quality(usage: DeviceUsage, request: Request, context: FitContext, pic
 def too_few_cores(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
     """The common rules for cores, except for online pods. Requests above one card are not reduced to it."""
     device, free = usage.device, usage.device.cores - usage.cores_used
-    if not context.vendor.takes_cores(context.annotation):
+    if not context.vendor.resources.takes_cores(context.annotation):
         return None
     if free < request.cores:
         return Reason.NO_CORES
@@ -144,7 +133,7 @@ def make_share(usage: DeviceUsage, request: Request, context: FitContext, picks:
 
     *topology_aware*: pods request linked cards unless their annotation says otherwise.
     """
-    cores = request.cores if context.vendor.takes_cores(context.annotation) else 0
+    cores = request.cores if context.vendor.resources.takes_cores(context.annotation) else 0
     return Share(usage.device.uuid, request.vendor, request.memory_on(usage.device), cores,
                  co_tenants=(_co_tenant(context.annotation, topology_aware),))
 
@@ -172,8 +161,7 @@ def score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePoli
 
 def _check_word(key: str, word: str, words: Sequence[str]) -> None:
     if word not in words:
-        message = f"{key} must be set one of [{', '.join(words)}]"
-        raise MalformedInput(key, word, message, message=message)
+        raise PodRefused(f"{key} must be set one of [{', '.join(words)}]")
 
 
 def _co_tenant(annotation: Callable[[str], str | None], topology_aware: bool) -> str:

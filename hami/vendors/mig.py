@@ -38,19 +38,19 @@ def no_placement(usage: DeviceUsage, request: Request, context: FitContext, pick
 
 def make_share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
     """Returns a share with an instance and its placement in MIG mode, else with the requested amounts."""
-    found = _instance(usage, request, picks) if in_mig_mode(usage) else None
-    if found is None:
+    instance = _instance(usage, request, picks) if in_mig_mode(usage) else None
+    if instance is None:
         return common_share(usage, request, context, picks)
-    profile, partition = found
+    profile, partition = instance
     return Share(usage.device.uuid, request.vendor, profile.memory_mib, profile.cores, (partition,))
 
 
 def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
     """Returns the annotation with the placements of the pod's instances, if it has any."""
-    found = [MigAllocation(container=container, device=device, gpu=share.uuid, partition=share.partitions[0])
-             for container, shares in enumerate(context.shares)
-             for device, share in enumerate(shares) if share.partitions]
-    return {MIG_ALLOCATIONS: render_mig_allocations(found)} if found else {}
+    allocations = [MigAllocation(container=container, device=device, gpu=share.uuid, partition=share.partitions[0])
+                   for container, shares in enumerate(context.shares)
+                   for device, share in enumerate(shares) if share.partitions]
+    return {MIG_ALLOCATIONS: render_mig_allocations(allocations)} if allocations else {}
 
 
 def read_shares(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
@@ -59,25 +59,26 @@ def read_shares(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
     Raises: MalformedInput if placements and shares do not match, or a share is in the format of HAMi v2.5 to v2.9: it
     has no placement, so the free placements are unknown.
     """
-    if cards_without_places(allocated := pod.annotations.get(vendor.allocated, "")):
-        raise MalformedInput(vendor.allocated, allocated, "MIG instances are in the format of HAMi v2.5 to v2.9, "
-                                                          "without their placements")
+    key = vendor.annotations.allocated
+    if cards_without_places(allocated := pod.annotations.get(key, "")):
+        raise MalformedInput(key, allocated, "MIG instances are in the format of HAMi v2.5 to v2.9, without their "
+                                             "placements")
     if (text := pod.annotations.get(MIG_ALLOCATIONS)) is None:
         return containers
-    found = {(one.container, one.device): one for one in parse_mig_allocations(MIG_ALLOCATIONS, text)}
-    cards = {one.gpu for one in found.values()}
+    allocations = {(placed.container, placed.device): placed for placed in parse_mig_allocations(MIG_ALLOCATIONS, text)}
+    cards = {each.gpu for each in allocations.values()}
     completed = []
     for container, shares in enumerate(containers):
         completed.append(list(shares))
         for device, share in enumerate(shares):
-            one = found.pop((container, device), None)
-            if one is not None and one.gpu == share.uuid:
-                completed[container][device] = replace(share, partitions=(one.partition,))
-            elif one is not None or share.uuid in cards:
+            allocation = allocations.pop((container, device), None)
+            if allocation is not None and allocation.gpu == share.uuid:
+                completed[container][device] = replace(share, partitions=(allocation.partition,))
+            elif allocation is not None or share.uuid in cards:
                 raise MalformedInput(MIG_ALLOCATIONS, text, f"expected a placement for share {device} of container "
                                                             f"{container} on card {share.uuid}")
-    if found:
-        raise MalformedInput(MIG_ALLOCATIONS, text, f"expected no more placements than {vendor.allocated} has shares")
+    if allocations:
+        raise MalformedInput(MIG_ALLOCATIONS, text, f"expected no more placements than {key} has shares")
     return tuple(map(tuple, completed))
 
 

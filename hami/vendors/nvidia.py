@@ -5,9 +5,10 @@ from __future__ import annotations
 import posixpath
 
 from hami.codec.device_config import NvidiaConfig
-from hami.errors import MalformedInput
+from hami.errors import PodRefused
 from hami.quantity import rounded_up
-from hami.vendors.admission import Draft, check_amounts
+from hami.vendors.admission import check_amounts
+from hami.vendors.draft import ContainerDraft
 from hami.vendors.request import WHOLE
 
 _LIMITS = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")  # for all devices; with suffix _0, _1, … for one
@@ -20,59 +21,59 @@ _PATHS_ABOVE = frozenset({"/", "/etc", "/usr", "/usr/local"})  # not /tmp: progr
 _SHOWN = 100  # characters of a value in a message
 
 
-def admit(draft: Draft, *, config: NvidiaConfig) -> bool:
+def admit(draft: ContainerDraft, *, config: NvidiaConfig) -> bool:
     """Admits a container. Returns whether it requests devices.
 
     A container that requests only memory, percent or cores gets the default number of devices. A container that
     requests whole devices gets all their cores, so that they are not shared. Environment variables that would override
     those of the device plugin are rejected.
-    Raises: MalformedInput with a message for the pod's author.
+    Raises: PodRefused.
     Source: HAMi v2.10, pkg/device/nvidia/device.go, MutateAdmission.
     """
-    vendor = draft.vendor
+    resources = draft.resources
     _check_percent(draft)
     check_amounts(draft)
-    if draft.given and vendor.count not in draft.given and config.default_gpu_num > 0:
-        draft.set_limit(vendor.count, config.default_gpu_num)
-    found = vendor.count in draft.given
-    if found and vendor.cores and vendor.cores not in draft.given and _wants_whole_devices(draft):
-        draft.set_limit(vendor.cores, WHOLE)
+    if draft.given and resources.count not in draft.given and config.default_gpu_num > 0:
+        draft.set_limit(resources.count, config.default_gpu_num)
+    is_requested = resources.count in draft.given
+    if is_requested and resources.cores and resources.cores not in draft.given and _wants_whole_devices(draft):
+        draft.set_limit(resources.cores, WHOLE)
 
-    if vendor.priority in draft.limits:
-        draft.set_env("CUDA_TASK_PRIORITY", str(draft.parse(vendor.priority, draft.limits[vendor.priority])))
+    if resources.priority in draft.limits:
+        draft.set_env("CUDA_TASK_PRIORITY", str(draft.parse(resources.priority, draft.limits[resources.priority])))
     if config.gpu_core_policy not in ("", "default"):
         draft.set_env("GPU_CORE_UTILIZATION_POLICY", config.gpu_core_policy)
-    if found:
+    if is_requested:
         _check_variables(draft)
-        draft.set_runtime_class(config.runtime_class_name)
+        draft.pod.set_runtime_class(config.runtime_class_name)
     if config.strict:
-        _check_strictly(draft, found)
-    if (config.overwrite_env or config.strict) and not draft.rounded(vendor.count):
+        _check_strictly(draft, is_requested)
+    if (config.overwrite_env or config.strict) and not draft.rounded(resources.count):
         draft.set_env(_VISIBLE, "none")
-    return found
+    return is_requested
 
 
-def confine(draft: Draft) -> None:
+def confine(draft: ContainerDraft) -> None:
     """Admits a container of a pod that another scheduler places, in strict mode.
 
     What could lift limits is rejected as in pods of our own, and a container that requests no devices sees none.
-    Raises: MalformedInput with a message for the pod's author.
+    Raises: PodRefused.
     """
-    found = draft.vendor.count in draft.given
-    if found:
+    is_requested = draft.resources.count in draft.given
+    if is_requested:
         _check_variables(draft)
-    _check_strictly(draft, found)
-    if not draft.rounded(draft.vendor.count):
+    _check_strictly(draft, is_requested)
+    if not draft.rounded(draft.resources.count):
         draft.set_env(_VISIBLE, "none")
 
 
-def _check_percent(draft: Draft) -> None:
-    name = draft.vendor.memory_percent
+def _check_percent(draft: ContainerDraft) -> None:
+    name = draft.resources.memory_percent
     if (percent := draft.rounded(name)) is not None and not 0 <= percent <= WHOLE:
         raise draft.invalid(name, percent, "must be an integer between 0 and 100")
 
 
-def _check_variables(draft: Draft) -> None:
+def _check_variables(draft: ContainerDraft) -> None:
     """Rejects variables that would lift the limits: a container's own variables override the device plugin's.
 
     ``CUDA_DISABLE_CONTROL`` and ``GPU_CORE_UTILIZATION_POLICY`` are for users and allowed. So is ``LD_PRELOAD``: many
@@ -83,37 +84,39 @@ def _check_variables(draft: Draft) -> None:
             continue
         if name == _VISIBLE or name in _OTHER_VARIABLES or any(
                 name == limit or name.startswith(f"{limit}_") for limit in _LIMITS):
-            message = (f"container {draft.name} sets {name}, which is reserved for the device plugin: request memory "
-                       f"and cores as resources, such as {draft.vendor.memory or draft.vendor.count}")
-            raise MalformedInput(f"container {draft.name}", name, "a variable of the device plugin", message=message)
+            raise PodRefused(
+                f"container {draft.name} sets {name}, which is reserved for the device plugin: request memory and "
+                f"cores as resources, such as {draft.resources.memory or draft.resources.count}")
 
 
-def _check_strictly(draft: Draft, found: bool) -> None:
-    """Rejects what a specification can do to lift limits, or to see more devices. *found*: it requests devices."""
+def _check_strictly(draft: ContainerDraft, is_requested: bool) -> None:
+    """Rejects what a specification can do to lift limits, or to see more devices.
+
+    *is_requested*: the container requests devices.
+    """
     for name, value in draft.variables:
         shown = f"env {name}={value[:_SHOWN]}" if value is not None else f"env {name}"
         if name == _VISIBLE and value not in _NOTHING:
-            raise _refused(draft, shown, f"request devices as {draft.vendor.count}")
-        if found and name in _STRICT_VARIABLES and not draft.replaces(name):
+            raise _refused(draft, shown, f"request devices as {draft.resources.count}")
+        if is_requested and name in _STRICT_VARIABLES and name not in draft.env:
             raise _refused(draft, shown, "it can lift the limits of devices")
-    if not found:
+    if not is_requested:
         return
     if draft.entries("envFrom"):
         raise _refused(draft, "envFrom", "it can set variables of the limiter; name its variables under env instead")
     for index, mount in enumerate(draft.entries("volumeMounts")):
         given = str(mount.get("mountPath"))
         path = "/" + posixpath.normpath("/" + given).lstrip("/")
-        if path in _PATHS_ABOVE or any(f"{path}/".startswith(f"{one}/") for one in _LIMITER_PATHS):
+        if path in _PATHS_ABOVE or any(f"{path}/".startswith(f"{hidden}/") for hidden in _LIMITER_PATHS):
             field = f"volumeMounts[{index}].mountPath={given[:_SHOWN]}"
             raise _refused(draft, field, "it can hide files of the limiter")
 
 
-def _refused(draft: Draft, field: str, reason: str) -> MalformedInput:
-    message = f"container {draft.name}: {field} is not permitted in strict mode: {reason}"
-    return MalformedInput(f"container {draft.name}", field, reason, message=message)
+def _refused(draft: ContainerDraft, field: str, reason: str) -> PodRefused:
+    return PodRefused(f"container {draft.name}: {field} is not permitted in strict mode: {reason}")
 
 
-def _wants_whole_devices(draft: Draft) -> bool:
-    vendor, given = draft.vendor, draft.given
-    percent = given.get(vendor.memory_percent)
-    return rounded_up(percent) == WHOLE if percent is not None else vendor.memory not in given
+def _wants_whole_devices(draft: ContainerDraft) -> bool:
+    resources, given = draft.resources, draft.given
+    percent = given.get(resources.memory_percent)
+    return rounded_up(percent) == WHOLE if percent is not None else resources.memory not in given

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from hami.model import Container, Request
-from hami.quantity import INT32_MAX, strict_integer
-from hami.vendors.spec import Catalog, CoreUnit, Vendor
+from hami.vendors.resources import CoreUnit, Resources
+from hami.vendors.spec import Catalog, Vendor
 
 WHOLE = 100  # percent: all cores or memory of one device
-MEBIBYTE = 1 << 20
 CACHE_SIZE = 8192  # different quantities of containers
 MAX_CONTAINERS = 128  # of a pod that requests devices
 
@@ -56,13 +55,13 @@ def _managed(vendors: Catalog, amounts: Mapping[str, str]) -> Quantities:
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
 def _most_shares(vendors: Catalog, requests: tuple[Request, ...]) -> Mapping[str, int]:
-    most: dict[str, int] = {}
+    limits: dict[str, int] = {}
     for request in requests:
         shares = request.count
-        if request.cores > shares and vendors[request.vendor].core_unit is CoreUnit.MASK:
+        if request.cores > shares and vendors[request.vendor].resources.core_unit is CoreUnit.MASK:
             shares = request.cores
-        most[request.vendor] = most.get(request.vendor, 0) + shares
-    return MappingProxyType(most)
+        limits[request.vendor] = limits.get(request.vendor, 0) + shares
+    return MappingProxyType(limits)
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
@@ -74,60 +73,33 @@ def _requests(vendors: Catalog, limits: Quantities, requests: Quantities) -> tup
 
 def device_request(vendor: Vendor, container: Container) -> Request | None:
     """Returns the request for *vendor*'s devices; ``None`` if there is none."""
-    return (vendor.parse_request or common_request)(vendor, container)
+    return (vendor.resources.parse_request or common_request)(vendor.key, vendor.resources, container)
 
 
-def common_request(vendor: Vendor, container: Container) -> Request | None:
+def common_request(vendor: str, resources: Resources, container: Container) -> Request | None:
     """Returns the request as most vendors parse it; ``None`` if there is none.
 
     If an amount is not an integer, negative, or above 2³¹-1 after scaling, there is no request, as upstream. Admission
     rejects such a pod before that.
     Source: HAMi v2.10, GenerateResourceRequests in pkg/device/nvidia/device.go and its likes.
     """
-    values = parse_amounts(vendor, container)
-    count = values.get(vendor.count, 0)
+    values = parse_amounts(resources, container)
+    count = values.get(resources.count, 0)
     if count < 1:
         return None
-    memory = values.get(vendor.memory, 0)
-    cores = values.get(vendor.cores, vendor.default_cores)
-    if vendor.amounts_are_totals:
+    memory = values.get(resources.memory, 0)
+    cores = values.get(resources.cores, resources.default_cores)
+    if resources.amounts_are_totals:
         memory, cores = memory // count, cores // count
-    percent = min(values.get(vendor.memory_percent, 0), WHOLE)
+    percent = min(values.get(resources.memory_percent, 0), WHOLE)
     if memory == 0 and percent <= 0:
-        memory, percent = (vendor.default_memory, 0) if vendor.default_memory else (0, WHOLE)
-    return Request(vendor=vendor.key, count=count, memory_mib=memory,
+        memory, percent = (resources.default_memory, 0) if resources.default_memory else (0, WHOLE)
+    return Request(vendor=vendor, count=count, memory_mib=memory,
                    memory_percent=percent if percent > 0 else None, cores=cores)
 
 
-def amounts(vendor: Vendor, limits: Mapping[str, str], requests: Mapping[str, str]) -> dict[str, str]:
-    """Returns the amount of each of *vendor*'s resources except its priority: the limit, else the request."""
-    names = (vendor.count, vendor.memory, vendor.memory_percent, vendor.cores)
-    second = {} if vendor.limits_only else requests
-    return {name: text for name in names if name and (text := limits.get(name, second.get(name))) is not None}
-
-
-def parse_amounts(vendor: Vendor, container: Container) -> dict[str, int]:
-    """Returns :func:`amounts` as numbers, memory in MiB; empty if any of them is invalid."""
-    given = amounts(vendor, container.limits, container.requests)
-    values = {name: value for name, text in given.items() if (value := parse_amount(vendor, name, text)) is not None}
+def parse_amounts(resources: Resources, container: Container) -> dict[str, int]:
+    """Returns the container's amounts as numbers, memory in MiB; empty if any of them is invalid."""
+    given = resources.amounts(container.limits, container.requests)
+    values = {name: value for name, text in given.items() if (value := resources.parse_amount(name, text)) is not None}
     return values if len(values) == len(given) else {}
-
-
-def to_mib(vendor: Vendor, memory: int, *, is_binary: bool) -> int:
-    """Returns *memory* in MiB. *is_binary*: it has a binary suffix."""
-    return memory // MEBIBYTE if is_binary and vendor.memory_units else memory * max(vendor.memory_factor, 1)
-
-
-def parse_amount(vendor: Vendor, name: str, text: str) -> int | None:
-    """Returns an amount of the resource *name*, memory in MiB; ``None`` if it is invalid.
-
-    A percentage is clamped later, so it may be any integer.
-    """
-    value = strict_integer(text)
-    if value is None or (value < 0 and name != vendor.memory_percent):
-        return None
-    if name == vendor.memory and value:
-        value = to_mib(vendor, value, is_binary=text.endswith("i"))
-        if value == 0:
-            return None  # rounded down to 0, which would mean the whole device
-    return value if value <= INT32_MAX else None

@@ -45,13 +45,13 @@ def concentration(usages: Sequence[DeviceUsage], placement: Sequence[Sequence[Sh
     """Returns how well the containers' devices are kept together: the sum, over containers, of the fraction of devices
     in the largest group; 0 if any device has no group."""
     groups = {usage.device.uuid: group(usage) for usage in usages}
-    found = 0.0
+    total = 0.0
     for shares in placement:
         names = [groups.get(share.uuid) for share in shares]
         if None in names:
             return 0.0
-        found += max(Counter(names).values()) / len(names) if names else 0.0
-    return found
+        total += max(Counter(names).values()) / len(names) if names else 0.0
+    return total
 
 
 def whole_pairs(eligible: Sequence[DeviceUsage], count: int) -> Sequence[DeviceUsage]:

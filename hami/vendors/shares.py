@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hami.codec.allocation import parse_shares
 from hami.model import Allocation, DeviceUsage, Pod, Reason, Request, Share
 from hami.vendors.request import WHOLE
-from hami.vendors.spec import FitContext, Vendor
+from hami.vendors.spec import FitContext, Vendor, read_with
 
 
 def common_share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
@@ -41,21 +41,16 @@ def too_few_units(usage: DeviceUsage, request: Request, context: FitContext, pic
     return Reason.NO_CORES if missing else None
 
 
-def read_allocation(pod: Pod, vendor: Vendor, most: int) -> Allocation:
-    """Returns the shares of *vendor*'s devices in the pod's annotation, at most *most*: as many as it requests.
+def read_allocation(pod: Pod, vendor: Vendor, limit: int) -> Allocation:
+    """Returns the shares of *vendor*'s devices in the pod's annotation, at most *limit*: as many as it requests.
 
     Raises: MalformedInput.
     """
-    shares = parse_shares(vendor.allocated, pod.annotations[vendor.allocated])
-    return _first(most, vendor.read_shares(vendor, pod, shares) if vendor.read_shares is not None else shares)
-
-
-def _first(most: int, containers: Allocation) -> Allocation:
-    """Returns *containers* with their first *most* shares."""
-    if sum(map(len, containers)) <= most:
+    keys = vendor.annotations
+    containers = parse_shares(keys.allocated, pod.annotations[keys.allocated])
+    if keys.read_shares is not None:
+        containers = read_with(keys.read_shares, vendor, pod, containers)
+    if sum(map(len, containers)) <= limit:
         return containers
-    kept = []
-    for shares in containers:
-        kept.append(shares[:most])
-        most -= len(kept[-1])
-    return tuple(kept)
+    numbers = iter(range(limit))
+    return tuple(tuple(share for share, _ in zip(shares, numbers)) for shares in containers)

@@ -10,20 +10,27 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TypeVar
 
 from hami.codec.keys import NODE_LOCK
 from hami.codec.policies import parse_list
 from hami.errors import MalformedInput
 from hami.model import (
-    Allocation, Budget, Container, ContainerKind, Device, DevicePolicy, DeviceUsage, Node, NodePolicy, Pod, Reason,
-    Request, Selector, Share, Weights,
+    Allocation, Budget, ContainerKind, Device, DevicePolicy, DeviceUsage, Node, NodePolicy, Pod, Reason, Request,
+    Selector, Share, Weights,
 )
+from hami.vendors.draft import ContainerDraft
+from hami.vendors.resources import CoreUnit, Resources
 
-if TYPE_CHECKING:
-    from hami.vendors.admission import Draft
+__all__ = [
+    "AdmissionRules", "AnnotationContext", "Annotations", "Catalog", "CheckDevice", "ContainerDraft", "CoreUnit",
+    "Decision", "FitContext", "Inventory", "NoCombination", "Resources", "Rule", "SelectDevices", "SelectorKeys",
+    "Vendor",
+]
+
+T = TypeVar("T")
 
 MAX_SELECTED = 1024  # items of a list of types or UUIDs; each device is compared with all of them
 
@@ -47,20 +54,6 @@ class Rule(enum.Enum):
     SAME_DEVICE = "same device"
 
 
-class CoreUnit(enum.Enum):
-    """The unit of cores in requests and, if different, on devices and in allocations."""
-
-    PERCENT = "percent of a device"
-    SIXTEENTHS = "sixteenths of a device"
-    COMPUTE_UNITS = "percent of a device in requests, else compute units, whose number depends on the device"
-    MASK = "a number in requests, else a bit mask with one bit for each core"
-
-    @property
-    def is_request_unit(self) -> bool:
-        """Reports whether allocations have the unit of requests, so that a ResourceQuota can limit them."""
-        return self in (CoreUnit.PERCENT, CoreUnit.SIXTEENTHS)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectorKeys:
     """The keys of pod annotations that select devices; empty where a vendor has none.
@@ -76,8 +69,8 @@ class SelectorKeys:
 
     def select(self, annotations: Mapping[str, str]) -> Selector:
         """Returns the selection in *annotations*. Raises: MalformedInput for a list of more than MAX_SELECTED."""
-        use = [found for key in self.use_uuids if (found := _selected(annotations, key)) is not None]
-        nouse = [found for key in self.nouse_uuids if (found := _selected(annotations, key)) is not None]
+        use = [uuids for key in self.use_uuids if (uuids := _selected(annotations, key)) is not None]
+        nouse = [uuids for key in self.nouse_uuids if (uuids := _selected(annotations, key)) is not None]
         return Selector(
             use_types=_selected(annotations, self.use_types),
             nouse_types=_selected(annotations, self.nouse_types),
@@ -99,20 +92,6 @@ def _selected(annotations: Mapping[str, str], key: str) -> tuple[str, ...] | Non
     if text is not None and text.count(",") >= MAX_SELECTED:
         raise MalformedInput(key, text, f"expected at most {MAX_SELECTED} items")
     return parse_list(text)
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """The result of admission for one container.
-
-    *container*: the container with its changes (the same object if there are none). *found*: it requests devices of
-    this vendor. *pod_spec*, *annotations*: fields to set in the pod's spec and annotations.
-    """
-
-    container: Mapping[str, Any]
-    found: bool = False
-    pod_spec: Mapping[str, Any] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +150,20 @@ class AnnotationContext:
     now: datetime
 
     @property
+    def last_indexes(self) -> str:
+        """The indexes of the devices of the last container that has any: ``7,6``."""
+        shares = next(shares for shares in reversed(self.shares) if shares)
+        return ",".join(str(self.devices[share.uuid].index) for share in shares)
+
+    def first_profile(self, memory_factor: int) -> str:
+        """Returns the first device of the first container that has any: ``<index>_<cores>_<memory>``.
+
+        *memory_factor*: MiB for one unit of the memory.
+        """
+        share = next(share for shares in self.shares for share in shares)
+        return f"{self.devices[share.uuid].index}_{share.cores}_{share.memory_mib // memory_factor}"
+
+    @property
     def seconds(self) -> str:
         """The Unix time in seconds."""
         return str(int(self.now.timestamp()))
@@ -182,119 +175,104 @@ class AnnotationContext:
 
 
 Inventory = Callable[["Vendor", Node], "tuple[Device, ...] | None"]
-ParseRequest = Callable[["Vendor", Container], "Request | None"]
 CheckDevice = Callable[[DeviceUsage, Request, FitContext, Sequence[Share]], "Reason | None"]
-CheckNode = Callable[[Request, FitContext], "Reason | None"]
 SelectDevices = Callable[[Sequence[DeviceUsage], Request, FitContext], "Sequence[DeviceUsage] | NoCombination"]
-MakeShare = Callable[[DeviceUsage, Request, FitContext, Sequence[Share]], Share]
-Annotate = Callable[["Vendor", AnnotationContext], Mapping[str, str]]
-ReadShares = Callable[["Vendor", Pod, Allocation], Allocation]
-NodeScore = Callable[[Sequence[DeviceUsage], Allocation, NodePolicy], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Annotations:
+    """The annotations of nodes and pods. A key is empty if the vendor has none."""
+
+    register: str = ""  # of nodes: the devices, written by the device plugin
+    handshake: str = ""  # of nodes: liveness of the device plugin; without it, registered devices are schedulable
+    to_allocate: str = ""  # of pods: the shares that the device plugin has not given to containers yet
+    allocated: str = ""  # of pods: the shares
+    node_keys: tuple[str, ...] = ()  # other annotations and labels of nodes that the inventory reads
+    pod_keys: tuple[str, ...] = ()  # annotations of pods that the functions read
+    extra_keys: tuple[str, ...] = ()  # annotations of pods that *annotate* may write
+    selectors: SelectorKeys = SelectorKeys()  # annotations of pods that select devices
+    lock: str = NODE_LOCK  # of nodes: the lock under which allocations on a node are serialized; empty for none
+    writes_model: bool = False  # the second field of a share is the device's model, not the vendor's key
+
+    # Returns the annotations beside the allocation.
+    annotate: Callable[[Vendor, AnnotationContext], Mapping[str, str]] | None = None
+    # Adds to the shares of a pod the details that only other annotations contain. Raises: MalformedInput.
+    read_shares: Callable[[Vendor, Pod, Allocation], Allocation] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionRules:
+    """The admission of pods: changes of the webhook, and pods that it denies."""
+
+    # Changes the draft of a container; returns whether the container requests devices. Raises: PodRefused. Default:
+    # :mod:`hami.vendors.admission`.
+    admit: Callable[[ContainerDraft], bool] | None = None
+    admits_all: bool = False  # *admit* is also called for containers without the vendor's resources
+    # Changes the draft of every container of a pod that another scheduler places, and raises as *admit*. Default: such
+    # a pod is left alone.
+    confine: Callable[[ContainerDraft], None] | None = None
+    refuses_ephemeral: bool = False  # a pod that requests the vendor's devices may not get ephemeral containers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The selection of devices for a container. Functions stand in the order of the pipeline."""
+
+    # Returns the node's devices, ``None`` if it has none. Raises: MalformedInput.
+    inventory: Inventory
+    device_cores: int = 0  # cores of every device, whatever its node registers; 0 for the registered number
+    needs_capacity: bool = False  # devices are schedulable only while the node has capacity of the resource *count*
+    # Returns the reason why no device of the node fits.
+    check_node: Callable[[Request, FitContext], Reason | None] | None = None
+    rules: tuple[Rule | CheckDevice, ...] = ()  # the checks for each device, in the order in which users see reasons
+    allows_repeats: Callable[[DeviceUsage], bool] | None = None  # one container may take this device several times
+    # Selects among the devices that pass (at least the requested number, in the order of trying). Default: the first.
+    select_devices: SelectDevices | None = None
+    # Returns the share of a device, given the container's earlier shares. Default: the requested amounts.
+    make_share: Callable[[DeviceUsage, Request, FitContext, Sequence[Share]], Share] | None = None
+    # Returns the score of a placement on a node, given its devices before. It is added to the node's score; higher is
+    # better.
+    node_score: Callable[[Sequence[DeviceUsage], Allocation, NodePolicy], float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Vendor:
-    """One vendor: its names on the wire, units, defaults and rules. Equal only to itself.
+    """One vendor: its names on the wire, units, defaults and rules. Equal only to itself."""
 
-    Resources. *key* names the vendor in annotations. *count*, *memory*, *memory_percent*, *cores*, *priority* are
-    resource names, empty if there is none. *limits_only*: requests do not count, only limits. *memory_factor*: MiB for
-    one unit of *memory*. *memory_units*: memory may have a binary suffix (``512Mi``), which takes the place of
-    *memory_factor*. *core_unit*: the unit of cores. *default_memory*: in MiB (0: the whole device).
-    *amounts_are_totals*: memory and cores are for all devices of a container together. *defaults_to_all_cores*:
-    admission requests all cores when only a device count is given. *no_cores_annotation*: key and value of an
-    annotation; pods that have it take no cores (empty: all take cores). *memory_description*, *cores_description*,
-    *default_description*: for users, the units of requests and the amounts of a container that requests devices only;
-    empty where they follow from other fields.
+    key: str  # names the vendor in annotations
+    resources: Resources = Resources()
+    annotations: Annotations = Annotations()
+    admission: AdmissionRules = AdmissionRules()
+    decision: Decision
 
-    Annotations. *register*, *handshake*, *to_allocate*, *allocated*: keys, empty if there is none. *node_keys*: other
-    annotations and labels of nodes that *inventory* reads. *pod_keys*: pod annotations that the functions read.
-    *extra_keys*: pod annotations that *annotate* may write. *lock*: the node annotation under which allocations on a
-    node are serialized, empty for none. *device_cores*: the number of cores of every device, whatever its node
-    registers; 0 for the registered number. *needs_capacity*: devices are schedulable only while the node has capacity
-    of *count*. *writes_model*: the second field of an allocation is the device's model, not *key*.
-
-    Functions, in the order of the pipeline.
-    *inventory*: returns the node's devices, ``None`` if it has none. Raises: MalformedInput.
-    *admit*: changes the draft of a container; returns whether the container requests devices. Raises: MalformedInput
-    with a message for the pod's author. Default: :mod:`hami.vendors.admission`. *admits_all*: it is also called for
-    containers without the vendor's resources. *confine*: changes the draft of every container of a pod that another
-    scheduler places, and raises as *admit*; ``None``: such a pod is left alone. *refuses_ephemeral*: a pod that
-    requests the vendor's devices may not get ephemeral containers.
-    *parse_request*: returns a container's request. Default: :mod:`hami.vendors.request`.
-    *check_node*: returns the reason why no device of the node fits. *rules*: the checks for each device, in order:
-    named rules and functions. *allows_repeats*: one container may take a device several times.
-    *select_devices*: selects among the devices that pass (at least the requested number, in the order of trying).
-    Default: the first. *make_share*: returns the share of a device, given the container's earlier shares.
-    *annotate*: returns the annotations beside the allocation. *read_shares*: adds to shares the details that only other
-    annotations contain. *node_score*: returns the score of a placement on a node, given its devices before; it is added
-    to the node's score, and higher is better.
-    """
-
-    key: str
-    count: str = ""
-    memory: str = ""
-    memory_percent: str = ""
-    cores: str = ""
-    priority: str = ""
-    limits_only: bool = False
-    memory_factor: int = 1
-    memory_units: bool = False
-    core_unit: CoreUnit = CoreUnit.PERCENT
-    default_memory: int = 0
-    default_cores: int = 0
-    amounts_are_totals: bool = False
-    defaults_to_all_cores: bool = False
-    no_cores_annotation: tuple[str, str] = ("", "")
-    memory_description: str = ""
-    cores_description: str = ""
-    default_description: str = ""
-
-    register: str = ""
-    handshake: str = ""
-    to_allocate: str = ""
-    allocated: str = ""
-    node_keys: tuple[str, ...] = ()
-    pod_keys: tuple[str, ...] = ()
-    extra_keys: tuple[str, ...] = ()
-    selectors: SelectorKeys = SelectorKeys()
-    lock: str = NODE_LOCK
-    device_cores: int = 0
-    needs_capacity: bool = False
-    writes_model: bool = False
-
-    inventory: Inventory
-    admit: Callable[[Draft], bool] | None = None
-    admits_all: bool = False
-    confine: Callable[[Draft], None] | None = None
-    refuses_ephemeral: bool = False
-    parse_request: ParseRequest | None = None
-    check_node: CheckNode | None = None
-    rules: tuple[Rule | CheckDevice, ...] = ()
-    allows_repeats: Callable[[DeviceUsage], bool] | None = None
-    select_devices: SelectDevices | None = None
-    make_share: MakeShare | None = None
-    annotate: Annotate | None = None
-    read_shares: ReadShares | None = None
-    node_score: NodeScore | None = None
-
-    @property
-    def resources(self) -> tuple[str, ...]:
-        """All resource names of this vendor that are not empty."""
-        names = (self.count, self.memory, self.memory_percent, self.cores, self.priority)
-        return tuple(name for name in names if name)
-
-    @property
-    def has_memory(self) -> bool:
-        """Reports whether pods can request memory."""
-        return bool(self.memory or self.memory_percent)
-
-    def takes_cores(self, annotation: Callable[[str], str | None]) -> bool:
-        """Reports whether a pod takes the cores that it requests. *annotation* looks up its annotations by key."""
-        key, value = self.no_cores_annotation
-        return not key or annotation(key) != value
+    def __new__(cls, **fields: object) -> Vendor:
+        """Rejects the fields of the former flat record. Raises: TypeError with their present places."""
+        if moved := [f"{name} is now {_PLACES[name]}.{name}" for name in fields if name in _PLACES]:
+            raise TypeError(f"the record Vendor has changed: {', '.join(moved)}")
+        return object.__new__(cls)
 
     def __repr__(self) -> str:
         return f"Vendor({self.key!r})"
+
+
+_PLACES = {part.name: place
+           for place, record in (("resources", Resources), ("annotations", Annotations), ("admission", AdmissionRules),
+                                 ("decision", Decision)) for part in fields(record)}
+
+
+def read_with(read: Callable[..., T], vendor: Vendor, source: Node | Pod, *rest: object) -> T:
+    """Returns the result of *read*, a function of *vendor* for a node or a pod.
+
+    Raises: MalformedInput, whatever *read* raises, so that a fault of a third party affects this node or pod only.
+    """
+    try:
+        return read(vendor, source, *rest)
+    except MalformedInput:
+        raise
+    except Exception as error:  # third-party code may raise anything
+        where = f"node {source.name}" if isinstance(source, Node) else f"pod {source.ref}"
+        raise MalformedInput(where, f"{type(error).__name__}: {error}",
+                             f"vendor {vendor.key} cannot read it") from error
 
 
 class Catalog:
@@ -306,20 +284,21 @@ class Catalog:
     def __init__(self, vendors: Iterable[Vendor]) -> None:
         self._vendors = tuple(sorted(vendors, key=lambda vendor: vendor.key))
         self._by_key: dict[str, Vendor] = {}
-        self._by_resource = {name: vendor for vendor in self._vendors for name in vendor.resources}
-        self._by_allocated = {vendor.allocated: vendor for vendor in self._vendors if vendor.allocated}
+        self._by_resource = {name: vendor for vendor in self._vendors for name in vendor.resources.names}
+        self._by_allocated = {key: vendor for vendor in self._vendors if (key := vendor.annotations.allocated)}
         owners: dict[str, Vendor] = {}
         for vendor in self._vendors:
             if vendor.key in self._by_key:
                 raise MalformedInput("vendor", vendor.key, "expected a key that no other vendor has")
             self._by_key[vendor.key] = vendor
-            for name in (*vendor.resources, vendor.to_allocate, vendor.allocated, vendor.register, vendor.handshake):
+            keys = vendor.annotations
+            for name in (*vendor.resources.names, keys.to_allocate, keys.allocated, keys.register, keys.handshake):
                 if name and owners.setdefault(name, vendor) is not vendor:
                     raise MalformedInput(f"vendor {vendor.key}", name,
                                          f"expected a name of its own, this one is {owners[name].key}'s")
         self.resources = self._by_resource.keys()
-        self.admitting_all = tuple(vendor for vendor in self._vendors if vendor.admits_all)
-        self.confining = tuple(vendor for vendor in self._vendors if vendor.confine is not None)
+        self.admitting_all = tuple(vendor for vendor in self._vendors if vendor.admission.admits_all)
+        self.confining = tuple(vendor for vendor in self._vendors if vendor.admission.confine is not None)
 
     def __iter__(self) -> Iterator[Vendor]:
         return iter(self._vendors)
@@ -333,14 +312,14 @@ class Catalog:
 
     def requested_by(self, *resources: Iterable[str]) -> tuple[Vendor, ...]:
         """Returns the vendors that have any of these resource names, sorted by key."""
-        return _found(self._by_resource, itertools.chain(*resources))
+        return _owners(self._by_resource, itertools.chain(*resources))
 
     def allocated_in(self, annotations: Iterable[str]) -> tuple[Vendor, ...]:
         """Returns the vendors whose allocation is among *annotations* (keys), sorted by key."""
-        return _found(self._by_allocated, annotations)
+        return _owners(self._by_allocated, annotations)
 
 
-def _found(vendors: Mapping[str, Vendor], names: Iterable[str]) -> tuple[Vendor, ...]:
+def _owners(vendors: Mapping[str, Vendor], names: Iterable[str]) -> tuple[Vendor, ...]:
     """Returns those of *vendors* that any of *names* belongs to, sorted by key."""
-    found = {vendor.key: vendor for name in names if (vendor := vendors.get(name)) is not None}
-    return tuple([found[key] for key in sorted(found)])
+    by_key = {vendor.key: vendor for name in names if (vendor := vendors.get(name)) is not None}
+    return tuple([by_key[key] for key in sorted(by_key)])

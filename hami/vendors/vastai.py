@@ -18,7 +18,7 @@ def card_in_use(usage: DeviceUsage, request: Request, context: FitContext, picks
     """Rejects a die under ``mutex`` if another die of the same physical card is in use."""
     if not context.policy.mutex or not _in_die_mode(context.usages) or (card := _card(usage)) is None:
         return None
-    return Reason.NOT_ALONE if any(one.slots_used > 0 and _card(one) == card for one in context.usages) else None
+    return Reason.NOT_ALONE if any(other.slots_used > 0 and _card(other) == card for other in context.usages) else None
 
 
 def select_devices(eligible: Sequence[DeviceUsage], request: Request, context: FitContext) -> Sequence[DeviceUsage]:

@@ -12,7 +12,7 @@ BOUND = {ASSIGNED_NODE: "n1", "hami.io/vgpu-time": "1", BIND_PHASE: "success"}
 def bound_to(name, text, *containers, version="50", **fields):
     """A pod that is bound and carries *text* as its allocation."""
     return pod(*(containers or (gpus(),)), name=name, node_name="n1", resource_version=version,
-               annotations=BOUND | {NVIDIA.allocated: text}, **fields)
+               annotations=BOUND | {NVIDIA.annotations.allocated: text}, **fields)
 
 
 def read_pods(cache, node):

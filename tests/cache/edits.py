@@ -7,8 +7,8 @@ from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, MIG_ALLOCA
 from tests.vendors.chart import CHART
 
 KEYS = sorted({ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, MIG_ALLOCATIONS} | {
-    key for vendor in CHART
-    for key in (vendor.allocated, vendor.to_allocate, *vendor.extra_keys, *vendor.pod_keys) if key})
+    key for keys in (vendor.annotations for vendor in CHART)
+    for key in (keys.allocated, keys.to_allocate, *keys.extra_keys, *keys.pod_keys) if key})
 WORDS = ("", ";", ":", ",", "x", "[1-0]", "[]", "online", "fixed-share", "failed", "allocating", "4102444800", "-1")
 
 

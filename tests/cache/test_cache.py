@@ -54,7 +54,8 @@ def test_an_earlier_allocation_is_overwritten_completely():
     partition = Partition(6, 1, "1g.5gb")
     places = render_mig_allocations([MigAllocation(container=0, device=0, gpu="GPU-m", partition=partition)])
     earlier = {"hami.io/vgpu-node": "earlier", "hami.io/vgpu-time": "1", "hami.io/vgpu-mig-allocations": places,
-               NVIDIA.allocated: "GPU-m,NVIDIA,4864,15:;", NVIDIA.to_allocate: "GPU-m,NVIDIA,4864,15:;",
+               NVIDIA.annotations.allocated: "GPU-m,NVIDIA,4864,15:;",
+               NVIDIA.annotations.to_allocate: "GPU-m,NVIDIA,4864,15:;",
                "hami.io/dcu-devices-allocated": "DCU-0,DCU,1,1:;", "hami.io/bind-time": "1", "team": "a"}
     cache = SmallCache()
     asked = pod(gpus(1, memory=3000, cores=30), annotations=earlier)
@@ -69,7 +70,8 @@ def test_an_earlier_allocation_is_overwritten_completely():
 def test_containers_without_devices_keep_their_position():
     cache = SmallCache()
     cache.place(pod(gpus(1, memory=10, cores=0, kind=INIT), gpus(0), gpus(1, memory=20, cores=0)))
-    assert cache.reservations.get("uid-pod1").annotations[NVIDIA.allocated] == "GPU-1,NVIDIA,10,0:;;GPU-1,NVIDIA,20,0:;"
+    allocated = cache.reservations.get("uid-pod1").annotations[NVIDIA.annotations.allocated]
+    assert allocated == "GPU-1,NVIDIA,10,0:;;GPU-1,NVIDIA,20,0:;"
 
 
 def test_a_node_name_that_is_no_label_value_gives_no_label():
@@ -189,7 +191,7 @@ def test_a_pod_that_is_bound_or_being_bound_is_not_filtered(stage):
     if stage != "posting":
         cache.reservations.finish_binding(reservation)
     if stage == "seen bound":
-        cache.pods.upsert(bound_to("pod1", reservation.annotations[NVIDIA.allocated], *ASKS.containers))
+        cache.pods.upsert(bound_to("pod1", reservation.annotations[NVIDIA.annotations.allocated], *ASKS.containers))
     with pytest.raises(Rejected, match="is being bound" if stage == "posting" else "already bound to node n1"):
         cache.place(ASKS)
     assert cache.used() == (1, 3000, 10)
@@ -323,7 +325,7 @@ def test_a_pod_bound_elsewhere_is_booked_there():
     cache.place(asked, "n1")
     waiting = cache.reservations.start_binding(asked.ref, "n1")
     cache.pods.upsert(pod(gpus(), node_name="n2", resource_version="9",
-                          annotations=BOUND | {NVIDIA.allocated: "GPU-2,NVIDIA,100,0:;"}))
+                          annotations=BOUND | {NVIDIA.annotations.allocated: "GPU-2,NVIDIA,100,0:;"}))
     assert cache.free() and cache.used("GPU-2", "n2") == (1, 100, 0) and not cache.reservations.is_current(waiting)
 
 

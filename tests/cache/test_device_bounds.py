@@ -32,10 +32,10 @@ def capacities(devices):
     found = {}
     for key, units in COUNTED.items():
         vendor = CHART[key]
-        resource = vendor.count if units == 1 else vendor.cores
+        resource = vendor.resources.count if units == 1 else vendor.resources.cores
         found |= {resource: str(devices * units)}
         if units > 1:
-            found[vendor.memory] = str(devices * 64)
+            found[vendor.resources.memory] = str(devices * 64)
     return found
 
 
@@ -66,7 +66,7 @@ def test_a_node_at_the_limit_of_the_api_server_leaves_the_columns_narrow(evil, p
     index, clock = Index(), Clock()
     nodes = NodeCache(CHART, threading.RLock(), index, clock=clock, now=clock.now, on_lock_change=lambda node: None,
                       on_device_change=lambda node: None)
-    texts = {NVIDIA.register if key == "register" else key: text for key, text in evil.items()}
+    texts = {NVIDIA.annotations.register if key == "register" else key: text for key, text in evil.items()}
     for one in [*HONEST[:150], Node(name="evil", annotations=texts), *HONEST[150:]]:
         nodes.upsert(one)
     index.refresh()
@@ -89,8 +89,8 @@ def test_a_kubelet_that_reports_too_many_devices_of_several_vendors(number, prob
 
 
 def test_as_many_devices_as_a_node_may_have():
-    cache = cache_of(Node(name="n", capacity=capacities(51), annotations={NVIDIA.register: render_devices_json(
-        (gpu("GPU-0"),))}))
+    cache = cache_of(Node(name="n", capacity=capacities(51), annotations={
+        NVIDIA.annotations.register: render_devices_json((gpu("GPU-0"),))}))
     assert sum(map(len, cache.node_usage("n").values())) == MAX_DEVICES == 256 and not cache.nodes.problems()
 
 
@@ -104,8 +104,9 @@ def test_all_vendors_of_a_node_with_too_many_devices_offer_none_until_there_are_
 
 
 def test_a_silent_device_plugin_does_not_bring_back_what_is_too_much():
-    cache = cache_of(node("n", *devices(7), capacity=capacities(50), annotations={NVIDIA.handshake: "Reported_now"},
-                          allocatable={NVIDIA.count: "0"}))
+    cache = cache_of(node("n", *devices(7), capacity=capacities(50),
+                          annotations={NVIDIA.annotations.handshake: "Reported_now"},
+                          allocatable={NVIDIA.resources.count: "0"}))
     cache.expire()
     assert not cache.node_usage("n")
 

@@ -24,9 +24,9 @@ TWO = gpus(2)
 
 def edit(cache, before, text=None, version="51", **fields):
     """Delivers *before* with another allocation (none: without), at a later version."""
-    annotations = {key: value for key, value in before.annotations.items() if key != NVIDIA.allocated}
+    annotations = {key: value for key, value in before.annotations.items() if key != NVIDIA.annotations.allocated}
     if text is not None:
-        annotations[NVIDIA.allocated] = text
+        annotations[NVIDIA.annotations.allocated] = text
     changed = replace(before, annotations=annotations, resource_version=version, **fields)
     cache.pods.upsert(changed)
     return changed
@@ -143,7 +143,8 @@ ONE = "GPU-0,NVIDIA,9984,28:;"
 
 def cut(text, *entries, **fields):
     places = {PLACES: json.dumps(entries)} if entries else {}
-    return pod(gpus(memory=8000), name="a", node_name="n1", annotations={NVIDIA.allocated: text} | places, **fields)
+    return pod(gpus(memory=8000), name="a", node_name="n1",
+               annotations={NVIDIA.annotations.allocated: text} | places, **fields)
 
 
 def partitions(cache, index=0):
@@ -225,7 +226,7 @@ SGPU = CHART["Metax-SGPU"]
 DEVICES = [f"GPU-{index}" for index in range(4)]
 NODES = (
     node("n1", *(gpu(uuid, memory_mib=8000, index=index) for index, uuid in enumerate(DEVICES[:3])), annotations={
-        SGPU.register: json.dumps([{
+        SGPU.annotations.register: json.dumps([{
             "uuid": uuid, "bdf": uuid, "model": "C500", "totalDevCount": 4, "totalCompute": 100, "totalVRam": 8192,
             "healthy": True} for uuid in ("sgpu-0", "sgpu-1")])}),
     node("n2", card("GPU-3")),
@@ -233,7 +234,7 @@ NODES = (
 WANTED = (
     (gpus(1, memory=1000, cores=10),), (gpus(2, memory=500, cores=0), gpus(0)), (gpus(1, percent=20, cores=5),),
     (gpus(1, memory=2000, cores=0, kind=INIT), gpus(1, memory=1000, cores=0)), (gpus(1, memory=4000, kind=INIT),),
-    (container({SGPU.count: 1, SGPU.memory: "512Mi", SGPU.cores: 10}),), (gpus(0),),
+    (container({SGPU.resources.count: 1, SGPU.resources.memory: "512Mi", SGPU.resources.cores: 10}),), (gpus(0),),
 )
 
 

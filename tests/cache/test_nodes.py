@@ -49,7 +49,7 @@ def test_a_late_answer_does_not_restore_a_deleted_node():
 @pytest.mark.parametrize("text", ["garbage", "[null]", "[]", "{", ""])
 def test_an_unreadable_inventory_has_no_devices(text):
     cache = SmallCache()
-    cache.nodes.upsert(node("n1", annotations={NVIDIA.register: text}, resource_version="9"))
+    cache.nodes.upsert(node("n1", annotations={NVIDIA.annotations.register: text}, resource_version="9"))
     assert names(cache) == [] and list(cache.nodes.problems()) == [("n1", "NVIDIA")]
     cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="10"))
     assert names(cache) == ["n1"] and cache.nodes.problems() == {}
@@ -91,8 +91,9 @@ def test_nodes_that_are_missing_from_a_list_are_removed():
     ("10", 1000, True), ("0", 59, True), ("0", 61, False), ("", 61, False), ("garbage", 61, False)])
 def test_the_devices_of_a_silent_plugin_are_withdrawn(allocatable, waited, offered):
     cache = SmallCache(node("x"))
-    cache.nodes.upsert(node("n1", gpu("GPU-0"), annotations={NVIDIA.handshake: render_request(cache.time.now())},
-                            allocatable={NVIDIA.count: allocatable}))
+    handshake = render_request(cache.time.now())
+    cache.nodes.upsert(node("n1", gpu("GPU-0"), annotations={NVIDIA.annotations.handshake: handshake},
+                            allocatable={NVIDIA.resources.count: allocatable}))
     cache.time.seconds += waited
     cache.expire()
     assert names(cache) == (["n1"] if offered else [])
@@ -101,8 +102,8 @@ def test_the_devices_of_a_silent_plugin_are_withdrawn(allocatable, waited, offer
 def test_the_devices_return_when_the_plugin_reports_again():
     cache = SmallCache(node("x"))
     for handshake, version in ((render_request(cache.time.now()), "1"), ("Reported_now", "2")):
-        cache.nodes.upsert(node("n1", gpu("GPU-0"), annotations={NVIDIA.handshake: handshake}, resource_version=version,
-                                allocatable={NVIDIA.count: "0"}))
+        cache.nodes.upsert(node("n1", gpu("GPU-0"), annotations={NVIDIA.annotations.handshake: handshake},
+                                resource_version=version, allocatable={NVIDIA.resources.count: "0"}))
         cache.time.seconds += 61
         cache.expire()
     assert names(cache) == ["n1"]

@@ -9,7 +9,7 @@ from hami.cache.cache import Cache, Policies
 from hami.cache.pods import FOREIGN_TTL_S
 from hami.codec import allocation
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
-from hami.vendors.spec import Catalog, Vendor
+from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from tests.builders import APP, INIT, NVIDIA, SIDECAR, container, gpu, gpus, node, pod
 from tests.cache.caches import BOUND, SmallCache, bound_to
 from tests.world import Clock
@@ -21,7 +21,8 @@ CONTAINERS = (gpus(1, memory=3000, cores=30),)
 def assigned_elsewhere(cache, age=0, text=ALLOCATION, containers=CONTAINERS, **fields):
     """An unbound pod that another scheduler has assigned *age* seconds ago."""
     return pod(*containers, annotations={ASSIGNED_NODE: "n1", "hami.io/vgpu-time": str(int(cache.time.unix() - age)),
-                                         NVIDIA.allocated: text, NVIDIA.to_allocate: text}, **fields)
+                                         NVIDIA.annotations.allocated: text, NVIDIA.annotations.to_allocate: text},
+               **fields)
 
 
 LONG = "".join("".join(f"GPU-{number},NVIDIA,1,1:" for number in range(8)) + ";" for _ in range(8))
@@ -89,8 +90,9 @@ def test_a_later_pod_of_the_same_name_is_another_pod():
 @pytest.mark.parametrize("text", ["²", "9" * 5000, "-1", "soon", ""])
 def test_a_malformed_time_is_ignored(text):
     cache = SmallCache()
-    cache.pods.upsert(pod(*CONTAINERS, annotations={ASSIGNED_NODE: "n1", "hami.io/vgpu-time": text,
-                                                    "hami.io/bind-time": text, NVIDIA.allocated: ALLOCATION}))
+    cache.pods.upsert(pod(*CONTAINERS, annotations={
+        ASSIGNED_NODE: "n1", "hami.io/vgpu-time": text, "hami.io/bind-time": text,
+        NVIDIA.annotations.allocated: ALLOCATION}))
     assert cache.free() and cache.pods.get("uid-pod1").assigned_at == 0
 
 
@@ -236,8 +238,8 @@ def test_a_time_of_day_that_jumps_ends_no_foreign_reservation_and_keeps_none(hou
 def test_the_age_of_a_binding_counts_from_when_it_was_first_seen():
     cache = SmallCache()
     cache.pods.prune(set(), cache.time())
-    stuck = BOUND | {BIND_PHASE: "allocating", "hami.io/bind-time": "1", NVIDIA.allocated: ALLOCATION,
-                     NVIDIA.to_allocate: ALLOCATION}
+    stuck = BOUND | {BIND_PHASE: "allocating", "hami.io/bind-time": "1", NVIDIA.annotations.allocated: ALLOCATION,
+                     NVIDIA.annotations.to_allocate: ALLOCATION}
     for version in ("1", "2"):
         cache.pods.upsert(pod(gpus(), node_name="n1", annotations=stuck, resource_version=version))
         cache.time.seconds += 100
@@ -288,15 +290,15 @@ def test_our_reservation_overrides_old_annotations():
 # settled pods
 
 ALLOCATING, LABEL = BOUND | {BIND_PHASE: "allocating"}, {ASSIGNED_NODE: "n1"}
-DEVICES = {NVIDIA.allocated: ALLOCATION}
+DEVICES = {NVIDIA.annotations.allocated: ALLOCATION}
 
 
 @pytest.mark.parametrize(("fields", "settled"), [
     ({}, False), ({"node_name": "n1"}, True),
     ({"node_name": "n1", "annotations": BOUND}, False),
     ({"node_name": "n1", "annotations": BOUND, "labels": {ASSIGNED_NODE: "n1"}}, True),
-    ({"node_name": "n1", "annotations": ALLOCATING | DEVICES | {NVIDIA.to_allocate: ALLOCATION}, "labels": LABEL},
-     False),
+    ({"node_name": "n1", "annotations": ALLOCATING | DEVICES | {NVIDIA.annotations.to_allocate: ALLOCATION},
+      "labels": LABEL}, False),
     ({"node_name": "n1", "annotations": ALLOCATING | DEVICES, "labels": LABEL}, True),
     ({"node_name": "n1", "annotations": ALLOCATING, "labels": LABEL}, True),
     ({"phase": "Succeeded"}, True)],
@@ -312,11 +314,12 @@ def test_pods_that_are_settled(fields, settled):
                          ids=["HAMi's", "its own", "none"])
 def test_only_pods_of_vendors_with_hamis_lock_are_allocating(lock, settled):
     """A pod of Cambricon's that pulls its image for minutes is not one that was never given its devices."""
-    vendor = Vendor(key="X", count="x.io/card", allocated="hami.io/x-devices-allocated", lock=lock,
-                    inventory=lambda vendor, node: None)
+    vendor = Vendor(key="X", resources=Resources(count="x.io/card"),
+                    annotations=Annotations(allocated="hami.io/x-devices-allocated", lock=lock),
+                    decision=Decision(inventory=lambda vendor, node: None))
     cache = Cache(Catalog([vendor]), Policies(), clock=(time := Clock()), now=time.now)
     cache.pods.upsert(pod(container({"x.io/card": "1"}), node_name="n1", labels=LABEL,
-                          annotations=ALLOCATING | {vendor.allocated: "x0,X,0,0:;"}))
+                          annotations=ALLOCATING | {vendor.annotations.allocated: "x0,X,0,0:;"}))
     assert [record.allocating for record in cache.pods.all()] == [not settled]
 
 

@@ -108,8 +108,8 @@ def test_schedulers_can_parse_the_registration_of_this_machine(real):
     config = PluginConfig(node="n1")
     inventory = DeviceInventory(lambda card: offered_card(card, config))
     inventory.update(real)
-    text = node_annotations(inventory.snapshot(), config, NVIDIA)[NVIDIA.register]
-    found = parse_devices_json(NVIDIA.register, text, "NVIDIA")
+    text = node_annotations(inventory.snapshot(), config, NVIDIA)[NVIDIA.annotations.register]
+    found = parse_devices_json(NVIDIA.annotations.register, text, "NVIDIA")
     assert [(device.uuid, device.memory_mib, device.slots) for device in found] == [
         (card.uuid, card.memory_mib, config.split_count) for card in real]
 

@@ -27,7 +27,7 @@ def snapshot(*found, **unhealthy):
 def register(*found, unhealthy=(), **fields):
     """The register annotation of these cards."""
     current = snapshot(*found, **dict.fromkeys(unhealthy, "XID 79"))
-    text = node_annotations(current, config(**fields), NVIDIA)[NVIDIA.register]
+    text = node_annotations(current, config(**fields), NVIDIA)[NVIDIA.annotations.register]
     assert text is not None
     return text
 
@@ -79,7 +79,7 @@ def test_schedulers_can_parse_the_register(format):
 
 def test_a_node_without_cards_has_no_annotations():
     assert node_annotations(snapshot(), config(topology_score=True), NVIDIA) == {
-        NVIDIA.register: None, PAIR_SCORES: None}
+        NVIDIA.annotations.register: None, PAIR_SCORES: None}
 
 
 def test_memory_beyond_int32_is_truncated():
@@ -131,24 +131,24 @@ def test_cards_in_mig_mode_are_not_offered_with_ignore_mig_cards(one, mode, offe
     assert (offered_card(one, config(operating_mode=mode), ignore_mig_cards=True) is not None) is offered
 
 
-REGISTERED = {NVIDIA.register: "x"}
+REGISTERED = {NVIDIA.annotations.register: "x"}
 
 
 @pytest.mark.parametrize("format, annotations, wanted, changes", [
     pytest.param("json", {}, REGISTERED, REGISTERED, id="no annotation yet"),
     pytest.param("json", REGISTERED, REGISTERED, {}, id="already there"),
-    pytest.param("json", {NVIDIA.register: "y"}, REGISTERED, REGISTERED, id="another value"),
+    pytest.param("json", {NVIDIA.annotations.register: "y"}, REGISTERED, REGISTERED, id="another value"),
     pytest.param("json", {PAIR_SCORES: "s"}, {PAIR_SCORES: None}, {PAIR_SCORES: None}, id="to be removed"),
     pytest.param("json", {}, {PAIR_SCORES: None}, {}, id="already removed"),
-    pytest.param("json", {NVIDIA.handshake: "Requesting_2026-01-02 03:04:00"}, {}, {},
+    pytest.param("json", {NVIDIA.annotations.handshake: "Requesting_2026-01-02 03:04:00"}, {}, {},
                  id="v2.8 and later: not answered"),
-    pytest.param("csv", {NVIDIA.handshake: "Requesting_2026-01-02 03:04:00"}, {},
-                 {NVIDIA.handshake: "Reported 2026-01-02 03:04:05"}, id="v2.5: answered"),
-    pytest.param("csv", {NVIDIA.handshake: "Requesting_2026.01.02 03:04:00"}, {},
-                 {NVIDIA.handshake: "Reported 2026-01-02 03:04:05"}, id="v2.4: answered"),
-    pytest.param("csv", {NVIDIA.handshake: "Deleted_2026.01.02 03:04:00"}, {},
-                 {NVIDIA.handshake: "Reported 2026-01-02 03:04:05"}, id="forgotten: answered"),
-    pytest.param("csv", {NVIDIA.handshake: "Reported 2026-01-02 03:04:00"}, {}, {}, id="answered already"),
+    pytest.param("csv", {NVIDIA.annotations.handshake: "Requesting_2026-01-02 03:04:00"}, {},
+                 {NVIDIA.annotations.handshake: "Reported 2026-01-02 03:04:05"}, id="v2.5: answered"),
+    pytest.param("csv", {NVIDIA.annotations.handshake: "Requesting_2026.01.02 03:04:00"}, {},
+                 {NVIDIA.annotations.handshake: "Reported 2026-01-02 03:04:05"}, id="v2.4: answered"),
+    pytest.param("csv", {NVIDIA.annotations.handshake: "Deleted_2026.01.02 03:04:00"}, {},
+                 {NVIDIA.annotations.handshake: "Reported 2026-01-02 03:04:05"}, id="forgotten: answered"),
+    pytest.param("csv", {NVIDIA.annotations.handshake: "Reported 2026-01-02 03:04:00"}, {}, {}, id="answered already"),
     pytest.param("csv", {}, {}, {}, id="not requested yet"),
 ])
 def test_only_differences_are_written(format, annotations, wanted, changes):

@@ -2,7 +2,7 @@
 
 from hami.errors import MalformedInput
 from hami.vendors.inventory import registered
-from hami.vendors.spec import Rule, SelectorKeys, Vendor
+from hami.vendors.spec import Annotations, Decision, Resources, Rule, SelectorKeys, Vendor
 
 
 def cards(section):
@@ -12,13 +12,16 @@ def cards(section):
         raise MalformedInput("resourceCountName", count, "expected a resource name")
     return Vendor(
         key="Acme",
-        count=count,
-        memory="acme.example/card-memory",
-        register="hami.io/node-acme-register",
-        handshake="hami.io/node-handshake-acme",
-        to_allocate="hami.io/acme-devices-to-allocate",
-        allocated="hami.io/acme-devices-allocated",
-        selectors=SelectorKeys(use_uuids=("acme.example/use-uuid",), nouse_uuids=("acme.example/nouse-uuid",)),
-        rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY),
-        inventory=registered,
+        resources=Resources(count=count, memory="acme.example/card-memory"),
+        annotations=Annotations(
+            register="hami.io/node-acme-register",
+            handshake="hami.io/node-handshake-acme",
+            to_allocate="hami.io/acme-devices-to-allocate",
+            allocated="hami.io/acme-devices-allocated",
+            selectors=SelectorKeys(use_uuids=("acme.example/use-uuid",), nouse_uuids=("acme.example/nouse-uuid",)),
+        ),
+        decision=Decision(
+            inventory=registered,
+            rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY),
+        ),
     )

@@ -8,19 +8,21 @@ import pytest
 from hami.cli.vendors import TABLE_FORMATS
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
 from hami.inspect.vendors import FORMATS, Entry, entries, render
-from hami.vendors.spec import CoreUnit, SelectorKeys, Vendor
+from hami.vendors.spec import Annotations, CoreUnit, Decision, Resources, SelectorKeys, Vendor
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "vendors.md"
 
 
-def vendor(key="Acme", **fields):
+def vendor(key="Acme", annotations=Annotations(), **resources):
     """A vendor without devices."""
-    return Vendor(**{"key": key, "count": f"{key.lower()}.com/card", "inventory": lambda vendor, node: None} | fields)
+    return Vendor(key=key, resources=Resources(**{"count": f"{key.lower()}.com/card"} | resources),
+                  annotations=annotations, decision=Decision(inventory=lambda vendor, node: None))
 
 
-def chip(word, **fields):
+def chip(word, **resources):
     """One of several vendors that differ in their name."""
-    return vendor(word, **{"count": f"acme.com/{word}", "allocated": f"hami.io/{word}-devices-allocated"} | fields)
+    annotations = Annotations(allocated=f"hami.io/{word}-devices-allocated")
+    return vendor(word, annotations, count=f"acme.com/{word}", **resources)
 
 
 @pytest.mark.parametrize("made, memory_unit, cores_unit, default", [
@@ -52,9 +54,9 @@ def test_units_and_defaults(made, memory_unit, cores_unit, default):
 
 def test_names_are_those_of_the_record():
     entry = Entry(vendor(
-        memory="a/m", memory_percent="a/p", cores="a/c", priority="a/y", register="r", handshake="h", to_allocate="t",
-        allocated="d", lock="l", node_keys=("n",), pod_keys=("p",),
-        selectors=SelectorKeys(use_types="u", use_uuids=("v", "w"))), "--enable-x", is_on=False)
+        memory="a/m", memory_percent="a/p", cores="a/c", priority="a/y", annotations=Annotations(
+            register="r", handshake="h", to_allocate="t", allocated="d", lock="l", node_keys=("n",), pod_keys=("p",),
+            selectors=SelectorKeys(use_types="u", use_uuids=("v", "w")))), "--enable-x", is_on=False)
     assert json.loads(render([entry], "json")) == [{
         "backend": "Acme",
         "resources": {"count": "acme.com/card", "memory": "a/m", "memoryPercent": "a/p", "cores": "a/c",
@@ -106,7 +108,7 @@ def test_markdown_shows_names_and_flags_as_code_and_units_as_words():
 
 
 def test_json_has_every_field():
-    made = vendor(memory="a/m", register="r", selectors=SelectorKeys(use_types="u"))
+    made = vendor(memory="a/m", annotations=Annotations(register="r", selectors=SelectorKeys(use_types="u")))
     entry = Entry(made, "--enable-a", is_on=False)
     assert json.loads(render([entry], "json")) == [{
         "backend": "Acme",
@@ -122,7 +124,8 @@ def test_json_has_every_field():
 
 def test_the_entries_are_those_of_the_device_configuration():
     (nvidia,) = entries(DeviceConfig(nvidia=NvidiaConfig(memory_factor=1024)))
-    assert (nvidia.vendor.key, nvidia.vendor.count, nvidia.memory_unit) == ("NVIDIA", "nvidia.com/gpu", "1024 MiB")
+    assert (nvidia.vendor.key, nvidia.vendor.resources.count) == ("NVIDIA", "nvidia.com/gpu")
+    assert nvidia.memory_unit == "1024 MiB"
     assert (nvidia.switch, nvidia.is_on) == ("", True)
 
 

@@ -35,8 +35,8 @@ def node_pod(name, *uuids, memory_mib=1024, cores=30, priority=None, ended=False
     env = {} if priority is None else {"CUDA_TASK_PRIORITY": str(priority)}
     limits = {"nvidia.com/gpu": len(uuids) if asked is None else asked}
     return NodePod(
-        pod(container(limits, name="main"), name=name, uid=uid_of(name), annotations={NVIDIA.allocated: text},
-            phase=phase, **fields),
+        pod(container(limits, name="main"), name=name, uid=uid_of(name), phase=phase,
+            annotations={NVIDIA.annotations.allocated: text}, **fields),
         {"main": env}, ContainerRuns({id_of(name, run): "main"}, frozenset({"main"} if ended else ())))
 
 

@@ -33,7 +33,7 @@ def wire(name, version=1):
     """A pod with a share of the card, as the API server writes it."""
     allocated = render_shares(((share(CARD, 1024, 30),),))
     return {"metadata": {"namespace": "default", "name": name, "uid": uid_of(name), "resourceVersion": str(version),
-                         "annotations": {NVIDIA.allocated: allocated}},
+                         "annotations": {NVIDIA.annotations.allocated: allocated}},
             "spec": {"nodeName": "n1", "containers": [
                 {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
             "status": {"phase": "Running"}}

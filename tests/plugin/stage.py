@@ -17,17 +17,18 @@ from hami.plugin.allocator import Allocator, Clock
 from hami.plugin.container_match import AllocateCall
 from hami.plugin.deferred_writes import DeferredWrites
 from hami.plugin.program import clean_up_node, sweep_node
-from hami.vendors.spec import Catalog, Vendor
+from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from tests.builders import APP, NVIDIA, container
 from tests.builders import pod as make_pod
 from tests.fake_cluster import FakeCluster
 
 NODE = "n1"
-GPU = NVIDIA.count
-TO_ALLOCATE, ALLOCATED = NVIDIA.to_allocate, NVIDIA.allocated
+GPU = NVIDIA.resources.count
+TO_ALLOCATE, ALLOCATED = NVIDIA.annotations.to_allocate, NVIDIA.annotations.allocated
 LOCK, PHASE = "hami.io/mutex.lock", "hami.io/bind-phase"
-FPGA = Vendor(key="FPGA", count="example.com/fpga", to_allocate="hami.io/fpga-devices-to-allocate",
-              allocated="hami.io/fpga-devices-allocated", inventory=lambda vendor, node: None)
+FPGA = Vendor(
+    key="FPGA", resources=Resources(count="example.com/fpga"), decision=Decision(inventory=lambda vendor, node: None),
+    annotations=Annotations(to_allocate="hami.io/fpga-devices-to-allocate", allocated="hami.io/fpga-devices-allocated"))
 BOTH = Catalog([NVIDIA, FPGA])
 
 

@@ -72,7 +72,7 @@ def test_a_restarted_plugin_serves_the_remaining_containers():
 
 
 def test_the_lock_is_kept_until_all_vendors_have_allocated_their_devices():
-    pod = placed(asking(), shares=[[share(A)]], annotations={FPGA.to_allocate: "f,FPGA,1,0:;"})
+    pod = placed(asking(), shares=[[share(A)]], annotations={FPGA.annotations.to_allocate: "f,FPGA,1,0:;"})
     stage = stage_of(pod)
     stage.allocator.allocate(ids(A))
     assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE)) == (";", "allocating")

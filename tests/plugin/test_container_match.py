@@ -16,6 +16,7 @@ from tests.plugin.stage import (
     ALLOCATED, CARDS, FPGA, GPU, INIT, NODE, PHASE, TO_ALLOCATE, A, B, C, D, asking, call, ids, placed, share, uuid,
 )
 
+OTHERS = FPGA.annotations.to_allocate
 HOLDER = ("default", "p")
 HOLDS = "pod default/p holds the node lock, but"
 REFUSED = "p refused: pod default/p cannot be served:"
@@ -160,12 +161,12 @@ def test_a_call_is_answered_only_if_exactly_one_container_matches(pods, holder, 
     param(HALF, call(), {TO_ALLOCATE: ";;", PHASE: "success"}, True, id="the second of two"),
     param(placed(asking(), text=TAKEN, left=";"), call(), {PHASE: "success"}, True, id="consumed, success not written"),
     param(placed(asking(), text=TAKEN, left=";", bind_phase="success"), call(), {}, True, id="consumed"),
-    param(placed(asking(), text=TAKEN, annotations={FPGA.to_allocate: "f,FPGA,1,0:;"}),
-          call(other_keys=(FPGA.to_allocate,)), {TO_ALLOCATE: ";"}, False,
+    param(placed(asking(), text=TAKEN, annotations={OTHERS: "f,FPGA,1,0:;"}),
+          call(other_keys=(OTHERS,)), {TO_ALLOCATE: ";"}, False,
           id="another vendor's devices are outstanding"),
-    param(placed(asking(), text=TAKEN, annotations={FPGA.to_allocate: ";"}), call(other_keys=(FPGA.to_allocate,)),
+    param(placed(asking(), text=TAKEN, annotations={OTHERS: ";"}), call(other_keys=(OTHERS,)),
           {TO_ALLOCATE: ";", PHASE: "success"}, True, id="another vendor's devices are handed out"),
-    param(placed(asking(), text=TAKEN, annotations={FPGA.to_allocate: "f,"}), call(other_keys=(FPGA.to_allocate,)),
+    param(placed(asking(), text=TAKEN, annotations={OTHERS: "f,"}), call(other_keys=(OTHERS,)),
           {TO_ALLOCATE: ";"}, False, id="another vendor's text cannot be read"),
     param(TWO, call(2, served=[("uid-p", "x")]), {TO_ALLOCATE: ";;", PHASE: "success"}, True,
           id="the kubelet has the first, which was never recorded"),
@@ -282,11 +283,11 @@ def test_preferred(shares, available, must_include, chosen):
     param(placed(asking(), text=TAKEN, phase="Failed"), True, id="terminated"),
     param(placed(asking(), text=TAKEN, node=""), False, id="about to be bound"),
     param(placed(asking(), text=TAKEN, node="n2"), True, id="bound elsewhere"),
-    param(placed(asking(), text=TAKEN, left=";", bind_phase="success", annotations={FPGA.to_allocate: "f,FPGA,1,0:;"}),
+    param(placed(asking(), text=TAKEN, left=";", bind_phase="success", annotations={OTHERS: "f,FPGA,1,0:;"}),
           False, id="another vendor's devices are outstanding"),
 ])
 def test_is_done_with_lock(pod, over):
-    assert is_done_with_lock(pod, NODE, (TO_ALLOCATE, FPGA.to_allocate)) is over
+    assert is_done_with_lock(pod, NODE, (TO_ALLOCATE, OTHERS)) is over
 
 
 def test_the_allocated_annotation_is_not_changed():

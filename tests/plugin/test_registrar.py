@@ -64,14 +64,14 @@ def test_cards_are_written_once(scene):
         scene.round()
         scene.source.found.reverse()
     assert scene.writes == 1
-    assert '"id":"GPU-a"' in scene.annotations[NVIDIA.register]
+    assert '"id":"GPU-a"' in scene.annotations[NVIDIA.annotations.register]
 
 
 def test_a_change_of_health_is_written(scene):
     scene.round()
     scene.inventory.report("GPU-b", "XID 79")
     scene.round()
-    assert scene.annotations[NVIDIA.register].count('"health":true') == 1
+    assert scene.annotations[NVIDIA.annotations.register].count('"health":true') == 1
     assert scene.writes == 2
 
 
@@ -81,20 +81,20 @@ def test_a_failed_write_is_retried(scene, after):
     with pytest.raises(ClusterError):
         scene.round()
     scene.round()
-    assert '"id":"GPU-a"' in scene.annotations[NVIDIA.register]
+    assert '"id":"GPU-a"' in scene.annotations[NVIDIA.annotations.register]
     assert scene.writes == (1 if after else 2)
 
 
 def test_removed_annotations_are_restored(scene):
     scene.round()
-    scene.cluster.annotate_node("n1", {NVIDIA.register: None})
+    scene.cluster.annotate_node("n1", {NVIDIA.annotations.register: None})
     scene.round()
-    assert NVIDIA.register in scene.annotations
+    assert NVIDIA.annotations.register in scene.annotations
 
 
 def test_a_handshake_of_current_schedulers_is_not_changed(scene):
     scene.round()
-    scene.cluster.annotate_node("n1", {NVIDIA.handshake: "Requesting_2026-01-02 03:04:00"})
+    scene.cluster.annotate_node("n1", {NVIDIA.annotations.handshake: "Requesting_2026-01-02 03:04:00"})
     writes = scene.writes
     scene.round()
     assert scene.writes == writes
@@ -103,11 +103,11 @@ def test_a_handshake_of_current_schedulers_is_not_changed(scene):
 def test_a_handshake_of_older_schedulers_is_answered_once():
     scene = Scene(register_format="csv")
     scene.round()
-    scene.cluster.annotate_node("n1", {NVIDIA.handshake: "Requesting_2026-01-02 03:04:00"})
+    scene.cluster.annotate_node("n1", {NVIDIA.annotations.handshake: "Requesting_2026-01-02 03:04:00"})
     writes = scene.writes
     for _ in range(2):
         scene.round()
-    assert scene.annotations[NVIDIA.handshake] == "Reported 2026-01-02 03:04:05"
+    assert scene.annotations[NVIDIA.annotations.handshake] == "Reported 2026-01-02 03:04:05"
     assert scene.writes == writes + 1
 
 
@@ -120,7 +120,7 @@ def test_a_missing_node_is_named(scene):
 def test_unregister_removes_the_annotations():
     scene = Scene(topology_score=True)
     scene.round()
-    assert {NVIDIA.register, PAIR_SCORES} <= scene.annotations.keys()
+    assert {NVIDIA.annotations.register, PAIR_SCORES} <= scene.annotations.keys()
     scene.registrar.leave(unregister=True)
     assert scene.annotations == {}
 
@@ -225,7 +225,7 @@ def test_a_plugin_that_ends_leaves_no_lock_free_node(unregister):
     assert scene.annotations[LOCK_FREE] == "DCU,NVIDIA"
     scene.registrar.leave(unregister=unregister)
     assert scene.annotations[LOCK_FREE] == "DCU"
-    assert (NVIDIA.register in scene.annotations) is not unregister
+    assert (NVIDIA.annotations.register in scene.annotations) is not unregister
 
 
 def test_a_plugin_that_was_never_lock_free_ends_without_a_write(scene):

@@ -175,7 +175,8 @@ def test_the_pod_s_own_settings_are_honored(stage):
 
 
 def test_a_pod_that_waits_for_the_plugin_of_another_vendor_starts(stage):
-    one = stage(placed(asking(), shares=[[share(A, 3000)]], left="", annotations={FPGA.to_allocate: "f,FPGA,1,0:;"}))
+    one = stage(placed(asking(), shares=[[share(A, 3000)]], left="",
+                       annotations={FPGA.annotations.to_allocate: "f,FPGA,1,0:;"}))
     name = one.admit("c", *ids(A))
     one.allocator.pre_start(ids(A))
     assert one.limits(name) == [(A, "3000m")]
@@ -473,7 +474,7 @@ def test_pods_that_need_completion(pod, needed):
 
 def test_a_pod_is_completed_and_its_lock_released(stage):
     one = stage(LOCKED, lock=lock_of(LOCKED))
-    one.deferred.complete_pod(LOCKED.ref, (FPGA.to_allocate,))
+    one.deferred.complete_pod(LOCKED.ref, (FPGA.annotations.to_allocate,))
     one.deferred.flush()
     assert (one.annotation(TO_ALLOCATE), one.annotation(PHASE), one.node_lock) == (";", "success", None)
     assert one.annotation(ALLOCATED) == LOCKED.annotations[ALLOCATED]
@@ -483,9 +484,9 @@ def test_a_pod_is_completed_and_its_lock_released(stage):
 
 
 def test_another_vendor_s_plugin_completes_the_pod(stage):
-    pod = placed(asking(), shares=[[share(A)]], annotations={FPGA.to_allocate: "f,FPGA,1,0:;"})
+    pod = placed(asking(), shares=[[share(A)]], annotations={FPGA.annotations.to_allocate: "f,FPGA,1,0:;"})
     one = stage(pod, lock=lock_of(pod))
-    one.deferred.complete_pod(pod.ref, (FPGA.to_allocate,))
+    one.deferred.complete_pod(pod.ref, (FPGA.annotations.to_allocate,))
     one.deferred.flush()
     assert (one.annotation(TO_ALLOCATE), one.annotation(PHASE), one.node_lock) == (";", "allocating", lock_of(pod))
 

@@ -12,7 +12,7 @@ def cards(name, *taken):
 
 def holding(name, on, text, **fields):
     return pod(gpus(), name=name, node_name=on, annotations={
-        ASSIGNED_NODE: on, BIND_PHASE: "success", NVIDIA.allocated: text}, **fields)
+        ASSIGNED_NODE: on, BIND_PHASE: "success", NVIDIA.annotations.allocated: text}, **fields)
 
 
 def replica(*nodes, pods=(), policies=None, copies_labels=True, **options):

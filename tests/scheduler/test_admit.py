@@ -135,7 +135,8 @@ def test_admission_does_not_change_its_argument():
 
 @pytest.mark.parametrize("where", ["annotations", "labels"])
 @pytest.mark.parametrize("key", [ASSIGNED_NODE, "hami.io/vgpu-time", BIND_PHASE, "hami.io/bind-time",
-                                 NVIDIA.to_allocate, NVIDIA.allocated, "hami.io/any-devices-allocated"])
+                                 NVIDIA.annotations.to_allocate, NVIDIA.annotations.allocated,
+                                 "hami.io/any-devices-allocated"])
 @pytest.mark.parametrize("scheduler", ["default-scheduler", "volcano"])
 def test_scheduler_owned_keys_cannot_be_forged(where, key, scheduler):
     answer = admit(raw(asking(), meta={where: {key: "x"}}, scheduler=scheduler))

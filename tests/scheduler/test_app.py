@@ -69,7 +69,7 @@ VETO = {"NodeNameToMetaVictims": {}}
 
 def wire_node(name, memory):
     registered = render_devices_json((gpu(memory_mib=memory),))
-    return {"metadata": {"name": name, "annotations": {NVIDIA.register: registered}},
+    return {"metadata": {"name": name, "annotations": {NVIDIA.annotations.register: registered}},
             "status": {"allocatable": {"nvidia.com/gpu": "10"}}, "spec": {"unknown": True}}
 
 

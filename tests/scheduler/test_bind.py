@@ -39,8 +39,8 @@ def test_a_bind_writes_the_lock_and_the_binding(copies_labels):
     bound = scheduler.fake.pods["default", "pod1"]
     assert bound.node_name == "n1" and bound.annotations == {
         "hami.io/vgpu-node": "n1", "hami.io/vgpu-time": "1787313600", "hami.io/bind-phase": "allocating",
-        "hami.io/bind-time": "1787313600", NVIDIA.allocated: "GPU-n1-0,NVIDIA,3000,30:;",
-        NVIDIA.to_allocate: "GPU-n1-0,NVIDIA,3000,30:;"}
+        "hami.io/bind-time": "1787313600", NVIDIA.annotations.allocated: "GPU-n1-0,NVIDIA,3000,30:;",
+        NVIDIA.annotations.to_allocate: "GPU-n1-0,NVIDIA,3000,30:;"}
     assert bound.labels == ({"hami.io/vgpu-node": "n1"} if copies_labels else {})
     assert scheduler.fake.lock_of("n1") == "2026-08-21T12:00:00Z,default,pod1"
     assert scheduler.events == [("BindingSucceed", "Successfully binding node [n1] to default/pod1")]
@@ -311,20 +311,21 @@ def test_a_handshake_does_not_hide_a_lock_that_came_and_went():
     read_pods(scheduler.cache, "n1")
     allocated_elsewhere(scheduler)
     scheduler.controller.step()
-    assert NVIDIA.handshake not in scheduler.fake.nodes["n1"].annotations, "the node was not as it was known"
+    annotations = scheduler.fake.nodes["n1"].annotations
+    assert NVIDIA.annotations.handshake not in annotations, "the node was not as it was known"
     with pytest.raises(Rejected, match="taken by another pod meanwhile"):
         bind(scheduler)
     assert scheduler.fake.bindings == 0
     scheduler.watch("nodes")
     scheduler.controller.step()
-    assert scheduler.fake.nodes["n1"].annotations[NVIDIA.handshake]
+    assert scheduler.fake.nodes["n1"].annotations[NVIDIA.annotations.handshake]
 
 
 def test_a_handshake_does_not_make_a_node_foreign():
     scheduler = ready()
     read_pods(scheduler.cache, "n1")
     scheduler.controller.step()
-    assert scheduler.fake.nodes["n1"].annotations[NVIDIA.handshake]
+    assert scheduler.fake.nodes["n1"].annotations[NVIDIA.annotations.handshake]
     bind(scheduler)
     assert scheduler.fake.calls_of("pods_on") == []
 

@@ -46,7 +46,8 @@ def small_cache():
     cache.nodes.upsert(node("gpu-0", gpu("GPU-a", memory_mib=16384, index=0),
                             gpu("GPU-b", memory_mib=16384, index=1)))
     cache.pods.upsert(pod(gpus(memory=8192, cores=30), name="running", namespace="team-a", node_name="gpu-0",
-                          annotations={"hami.io/vgpu-node": "gpu-0", NVIDIA.allocated: "GPU-a,NVIDIA,8192,30:;"}))
+                          annotations={"hami.io/vgpu-node": "gpu-0",
+                                       NVIDIA.annotations.allocated: "GPU-a,NVIDIA,8192,30:;"}))
     cache.assume(pod(gpus(memory=4096), name="promised", namespace="team-b"), ["gpu-0"])
     return cache
 
@@ -270,7 +271,7 @@ def test_an_unknown_percentage_is_not_shown(charges, units):
 
 MEM, CORES = "nvidia.com/gpumem", "nvidia.com/gpucores"
 AMD = CHART["AMD"]
-IN_GIB = replace(NVIDIA, memory_factor=1024, memory_units=True)  # or as written
+IN_GIB = replace(NVIDIA, resources=replace(NVIDIA.resources, memory_factor=1024, memory_units=True))  # or as written
 
 
 @pytest.mark.parametrize(("used", "quotas", "shown", "limits"), [
@@ -301,9 +302,11 @@ def limits(amounts, name="q", binary=()):
     return QuotaLimits(namespace="a", name=name, uid=name, limits=amounts, binary=frozenset(binary))
 
 
-@pytest.mark.parametrize("vendor", [vendor for vendor in CHART if vendor.memory], ids=lambda vendor: vendor.key)
+@pytest.mark.parametrize("vendor", [vendor for vendor in CHART if vendor.resources.memory],
+                         ids=lambda vendor: vendor.key)
 def test_memory_limits_are_in_the_vendors_unit(vendor):
-    assert ratios(vendor, (3 * vendor.memory_factor, 0), limits({vendor.memory: 4})) == {vendor.memory: 0.75}
+    assert ratios(vendor, (3 * vendor.resources.memory_factor, 0), limits({vendor.resources.memory: 4})) == {
+        vendor.resources.memory: 0.75}
 
 
 @pytest.mark.parametrize(("vendor", "used", "quotas", "ratio"), [
@@ -314,7 +317,7 @@ def test_memory_limits_are_in_the_vendors_unit(vendor):
     (NVIDIA, (30, 5), [], {}),
     (IN_GIB, (3072, 0), [limits({MEM: 4})], {MEM: 0.75}),
     (IN_GIB, (3072, 0), [limits({MEM: 4 << 30}, binary=[MEM])], {MEM: 0.75}),
-    (AMD, (0, 30), [limits({AMD.cores: 60})], {}),
+    (AMD, (0, 30), [limits({AMD.resources.cores: 60})], {}),
 ], ids=["cores", "a limit that was lowered", "the lowest holds", "nothing allowed", "no limit", "GiB", "4Gi",
         "cores that are not held to"])
 def test_the_used_ratio_of_a_limit(vendor, used, quotas, ratio):

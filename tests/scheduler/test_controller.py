@@ -18,14 +18,14 @@ HELD = "GPU-0,NVIDIA,10,0:;"
 def bound(name="a", phase="success", labels=True, age=0, **fields):
     time = str(Clock().unix() - age)
     annotations = {ASSIGNED_NODE: "n1", "hami.io/vgpu-time": time, "hami.io/bind-time": time, BIND_PHASE: phase,
-                   NVIDIA.allocated: HELD, NVIDIA.to_allocate: HELD}
+                   NVIDIA.annotations.allocated: HELD, NVIDIA.annotations.to_allocate: HELD}
     return pod(gpus(1, memory=10), name=name, node_name="n1", labels={ASSIGNED_NODE: "n1"} if labels else {},
                annotations=annotations, **fields)
 
 
 def world(*pods, nodes=None, lock=None, leads=True, answered=True, **options):
     """A replica that has watched for a while one node that has been asked to report."""
-    handshake = {NVIDIA.handshake: "Requesting_2026-08-21 11:00:00"} if answered else {}
+    handshake = {NVIDIA.annotations.handshake: "Requesting_2026-08-21 11:00:00"} if answered else {}
     fake = WatchedCluster(pods=pods, nodes=nodes or [
         node("n1", gpu("GPU-0"), annotations=handshake | ({NODE_LOCK: lock} if lock else {}))])
     clock = Clock()
@@ -46,7 +46,7 @@ def test_plugins_are_asked_to_report_once():
     made = world(answered=False)
     for _ in range(3):
         made.controller.step()
-    assert made.fake.nodes["n1"].annotations[NVIDIA.handshake] == "Requesting_2026-08-21 12:00:00"
+    assert made.fake.nodes["n1"].annotations[NVIDIA.annotations.handshake] == "Requesting_2026-08-21 12:00:00"
     assert writes(made) == ["annotate_node"] and made.controller.handshakes_requested == 1
 
 
@@ -70,7 +70,8 @@ def test_a_failed_handshake_does_not_stop_the_others_unless_the_server_is_silent
 
 
 def test_an_unreadable_inventory_is_reported_once():
-    made = world(nodes=[node("n1", annotations={NVIDIA.register: "garbage", NVIDIA.handshake: "x"})])
+    made = world(nodes=[node("n1", annotations={
+        NVIDIA.annotations.register: "garbage", NVIDIA.annotations.handshake: "x"})])
     for _ in range(3):
         made.controller.step()
     assert made.events.reasons() == ["InventoryUnreadable"] and "garbage" in made.events[0][1]
@@ -90,7 +91,8 @@ def test_an_allocation_that_takes_too_long_fails_and_its_lock_is_released():
     made = world(replace(bound(phase="allocating", age=301), phase="Pending"), lock="2026-08-21T12:00:00Z,default,a")
     made.controller.step()
     failed = made.fake.pods["default", "a"].annotations
-    assert (failed[BIND_PHASE], failed[NVIDIA.to_allocate], failed[NVIDIA.allocated]) == ("failed", "", HELD)
+    keys = (BIND_PHASE, NVIDIA.annotations.to_allocate, NVIDIA.annotations.allocated)
+    assert tuple(failed[key] for key in keys) == ("failed", "", HELD)
     assert made.events.reasons() == ["AllocationExpired"]
     for _ in range(3):
         made.clock.seconds += 3
@@ -129,7 +131,7 @@ def test_the_leader_tells_of_each_edit_of_an_allocation_once(leads):
     made = world(bound(), leads=leads)
     for text in (";", "GPU-1,NVIDIA,10,0:;"):
         found = made.fake.pods["default", "a"]
-        made.fake.put_pod(replace(found, annotations={**found.annotations, NVIDIA.allocated: text}))
+        made.fake.put_pod(replace(found, annotations={**found.annotations, NVIDIA.annotations.allocated: text}))
         made.watch()
         for _ in range(3):
             made.controller.step()
@@ -155,7 +157,7 @@ def test_the_allocation_of_a_pod_that_has_just_been_bound_is_not_removed():
     made.schedule(made.fake.pods["default", "a"])
     made.controller.step()
     after = made.fake.pods["default", "a"]
-    assert after.node_name == "n1" and after.annotations[NVIDIA.allocated] == HELD
+    assert after.node_name == "n1" and after.annotations[NVIDIA.annotations.allocated] == HELD
     assert made.events.reasons() == ["FilteringSucceed", "BindingSucceed"]
 
 
@@ -168,7 +170,7 @@ def test_a_pod_that_was_not_admitted_is_reported_once():
 
 def test_an_unreadable_allocation_is_reported_once():
     broken = bound()
-    made = world(replace(broken, annotations=broken.annotations | {NVIDIA.allocated: "GPU-0,NVIDIA"}))
+    made = world(replace(broken, annotations=broken.annotations | {NVIDIA.annotations.allocated: "GPU-0,NVIDIA"}))
     for _ in range(3):
         made.controller.step()
     assert made.events.reasons() == ["AllocationUnreadable"]
@@ -224,7 +226,8 @@ def test_locks_without_a_holder_are_released():
 
 
 def test_a_lock_that_cannot_be_examined_does_not_stop_the_others():
-    locked = {NODE_LOCK: "2026-08-21T11:00:00Z,default,gone", NVIDIA.handshake: "Requesting_2026-08-21 12:00:00"}
+    locked = {NODE_LOCK: "2026-08-21T11:00:00Z,default,gone",
+              NVIDIA.annotations.handshake: "Requesting_2026-08-21 12:00:00"}
     made = world(nodes=[node(f"n{n}", gpu(f"GPU-{n}"), annotations=locked) for n in range(2)])
     made.fake.fail("pod", ClusterError("forbidden", 403))
     made.controller.step()

@@ -409,7 +409,7 @@ class Storm:
         self.seen = len(pods), len(nodes)
 
     def check_pod(self, bound):
-        allocated = bound.annotations.get(NVIDIA.allocated)
+        allocated = bound.annotations.get(NVIDIA.annotations.allocated)
         assert allocated and bound.annotations[ASSIGNED_NODE] == bound.node_name
         assert self.kept.setdefault(bound.ref.uid, allocated) == allocated
         for container, shares in zip(bound.containers, parse_shares("", allocated), strict=True):
@@ -457,7 +457,7 @@ def test_faults_never_overcommit_lose_or_leak_devices(seed, caplog):
     while storm.fake.bindings < PLACEMENTS:
         storm.step()
     storm.settle()
-    assert {bool(call.annotations.get(NVIDIA.to_allocate)) for call in storm.fake.calls_of("bind")} == {
+    assert {bool(call.annotations.get(NVIDIA.annotations.to_allocate)) for call in storm.fake.calls_of("bind")} == {
         "": {True}, "some": {True, False}, "all": {False}}[storm.lock_free]
     assert storm.kills > 5 and storm.moves > 10 and storm.unconnected > 5
     assert not any(storm.fake.lock_of(name) for name in storm.fake.nodes)
@@ -513,7 +513,7 @@ def behind_a_holder_that_is_gone():
 
 def behind_a_holder_that_never_finished():
     stuck = {ASSIGNED_NODE: "n1", "hami.io/vgpu-time": "1", BIND_PHASE: "allocating", "hami.io/bind-time": "1",
-             NVIDIA.to_allocate: "GPU-0,NVIDIA,10,0:;", NVIDIA.allocated: "GPU-0,NVIDIA,10,0:;"}
+             NVIDIA.annotations.to_allocate: "GPU-0,NVIDIA,10,0:;", NVIDIA.annotations.allocated: "GPU-0,NVIDIA,10,0:;"}
     return one_card(pod(gpus(1, memory=30000), name="a"),
                     pod(gpus(1, memory=10), name="stuck", node_name="n1", annotations=stuck),
                     lock="2026-08-21T11:00:00Z,default,stuck")

@@ -24,7 +24,8 @@ def test_filter_places_a_pod_by_the_policies(policies, chosen, device, scores):
     asked = pod(gpus(1, memory=3000, cores=30))
     found = scheduler.node_filter.filter(asked, ["n1", "n2"])
     assert (found.names, dict(found.failed), found.chosen) == ([chosen], {}, chosen)
-    assert scheduler.cache.reservations.get("uid-pod1").annotations[NVIDIA.allocated] == f"{device},NVIDIA,3000,30:;"
+    reservation = scheduler.cache.reservations.get("uid-pod1")
+    assert reservation.annotations[NVIDIA.annotations.allocated] == f"{device},NVIDIA,3000,30:;"
     assert scheduler.events == [(
         "FilteringSucceed", f"find fit node({chosen}), 0 nodes not fit, 2 nodes fit({scores})")]
     assert scheduler.fake.calls == [], "a filter writes nothing"
@@ -104,7 +105,8 @@ SIMULATED = node("sim", gpu("GPU-0", memory_mib=8192, model="NVIDIA-A100"))
 @pytest.mark.parametrize(("memory", "nodes", "chosen", "failed"), [
     (1024, [SIMULATED], "sim", {}), (16384, [SIMULATED], None, {"sim": "1/1 CardInsufficientMemory"}),
     (1024, [node("bare")], None, {"bare": "node unregistered"}),
-    (1024, [node("broken", annotations={NVIDIA.register: "[null]"})], None, {"broken": "node unregistered"})])
+    (1024, [node("broken", annotations={NVIDIA.annotations.register: "[null]"})], None,
+     {"broken": "node unregistered"})])
 def test_a_simulation_leaves_no_trace(memory, nodes, chosen, failed):
     scheduler = replica(leads=False)
     found = scheduler.node_filter.simulate(pod(gpus(1, memory=memory, cores=20)), nodes)

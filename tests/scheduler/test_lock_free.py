@@ -8,7 +8,7 @@ from hami.cache.reservations import Rejected
 from hami.codec.keys import BIND_PHASE, LOCK_FREE, NODE_LOCK
 from hami.errors import ClusterError, HamiError, NodeLocked
 from hami.model import Device
-from hami.vendors.spec import Catalog, Vendor
+from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from tests.builders import NVIDIA, container, gpu, gpus, node, pod
 from tests.cache.caches import read_pods
 from tests.fake_cluster import no_answer
@@ -22,9 +22,12 @@ OWN = "x.io/own.lock"
 
 
 def other_vendor(lock):
-    return Vendor(key="X", count="x.io/card", register="x.io/register", lock=lock,
-                  to_allocate="hami.io/X-devices-to-allocate", allocated="hami.io/X-devices-allocated",
-                  inventory=lambda vendor, node: (Device(uuid="X-0", vendor="X", model="X", slots=9, memory_mib=1),))
+    devices = (Device(uuid="X-0", vendor="X", model="X", slots=9, memory_mib=1),)
+    return Vendor(
+        key="X", resources=Resources(count="x.io/card"),
+        annotations=Annotations(register="x.io/register", lock=lock, to_allocate="hami.io/X-devices-to-allocate",
+                                allocated="hami.io/X-devices-allocated"),
+        decision=Decision(inventory=lambda vendor, node: devices))
 
 
 def lock_free(names="NVIDIA", **annotations):
@@ -56,7 +59,7 @@ def test_a_bind_is_one_write():
     assert [call.method for call in made.fake.calls] == ["bind"]
     assert bound(made).annotations == {
         "hami.io/vgpu-node": "n1", "hami.io/vgpu-time": "1787313600", "hami.io/bind-time": "1787313600",
-        BIND_PHASE: "success", NVIDIA.allocated: GRANTED}
+        BIND_PHASE: "success", NVIDIA.annotations.allocated: GRANTED}
     assert made.metrics.waits == [] and made.events.reasons() == ["FilteringSucceed", "BindingSucceed"]
 
 
@@ -76,15 +79,16 @@ def test_a_reservation_shows_what_the_binding_will_carry():
     made.filter(ASKED)
     reservation = made.cache.reservations.get(ASKED.ref.uid)
     assert reservation.lock_keys == () and reservation.annotations[BIND_PHASE] == "success"
-    assert NVIDIA.to_allocate not in reservation.annotations
+    assert NVIDIA.annotations.to_allocate not in reservation.annotations
 
 
 def test_what_an_earlier_assignment_left_to_allocate_is_emptied():
     made = world()
-    stale = replace(ASKED, annotations={NVIDIA.to_allocate: "GPU-0,NVIDIA,1,1:;"})
+    stale = replace(ASKED, annotations={NVIDIA.annotations.to_allocate: "GPU-0,NVIDIA,1,1:;"})
     made.fake.put_pod(stale)
     made.schedule(stale)
-    assert bound(made).annotations[NVIDIA.to_allocate] == "" and bound(made).annotations[BIND_PHASE] == "success"
+    annotations = bound(made).annotations
+    assert annotations[NVIDIA.annotations.to_allocate] == "" and annotations[BIND_PHASE] == "success"
 
 
 @pytest.mark.parametrize("text", ["", "DCU", "nvidia", "NVIDIA," + "x" * 5000],
@@ -119,10 +123,10 @@ def test_only_vendors_that_are_not_lock_free_take_locks(lock, names, locks, phas
     annotations = bound(made).annotations
     assert {key for key in made.fake.nodes["n1"].annotations if key.endswith(".lock")} == locks
     assert annotations[BIND_PHASE] == phase
-    assert {vendor.key for vendor in vendors if vendor.to_allocate in annotations} == to_allocate
-    assert all(vendor.allocated in annotations for vendor in vendors)
+    assert {vendor.key for vendor in vendors if vendor.annotations.to_allocate in annotations} == to_allocate
+    assert all(vendor.annotations.allocated in annotations for vendor in vendors)
     made.watch()
-    waits = any(vendor.lock == NODE_LOCK and vendor.key in to_allocate for vendor in vendors)
+    waits = any(vendor.annotations.lock == NODE_LOCK and vendor.key in to_allocate for vendor in vendors)
     assert made.cache.pods.get(both.ref.uid).allocating is waits
 
 

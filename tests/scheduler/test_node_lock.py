@@ -13,7 +13,7 @@ from hami.errors import ClusterError, Conflict, NodeLocked, NotFound
 from hami.kube.cluster import LeaseRecord
 from hami.scheduler.lock_judgement import DELETED_S, FINISHED_S, RENEWED_S
 from hami.scheduling.sighting import OBSERVED_S
-from hami.vendors.spec import Catalog, Vendor
+from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from tests.builders import NVIDIA, container, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
 from tests.world import Clock, Replica, WatchedCluster
@@ -25,7 +25,8 @@ OLD = "2026-08-21T11:54:59Z"  # 301 s before
 def holder(phase="allocating", name="held", on="n1", **fields):
     text = "GPU-0,NVIDIA,10,0:;"
     return pod(gpus(1, memory=10), name=name, node_name=on, annotations={
-        ASSIGNED_NODE: "n1", BIND_PHASE: phase, NVIDIA.allocated: text, NVIDIA.to_allocate: text}, **fields)
+        ASSIGNED_NODE: "n1", BIND_PHASE: phase, NVIDIA.annotations.allocated: text,
+        NVIDIA.annotations.to_allocate: text}, **fields)
 
 
 def locked(text):
@@ -320,9 +321,9 @@ def test_the_holder_is_revoked_before_its_lock_is_taken():
     version = scene.fake.pods["default", "held"].resource_version
     scene.take()
     revoking = scene.fake.calls_of("annotate_pod")[0]
-    assert revoking.annotations == {NVIDIA.to_allocate: "", BIND_PHASE: "failed"}
+    assert revoking.annotations == {NVIDIA.annotations.to_allocate: "", BIND_PHASE: "failed"}
     assert revoking.resource_version == version
-    assert scene.fake.pods["default", "held"].annotations[NVIDIA.allocated], "what it holds stays booked"
+    assert scene.fake.pods["default", "held"].annotations[NVIDIA.annotations.allocated], "what it holds stays booked"
     assert [ref.name for ref in scene.replica.events.subjects] == ["held"]
     assert scene.replica.events == [
         ("AllocationRevoked", "the device plugin of node n1 did not allocate the devices in time")]
@@ -605,8 +606,9 @@ def test_a_bind_leaves_the_queue_at_its_deadline():
 # vendors' own locks
 
 OWN = "x.io/own.lock"
-OTHERS = Catalog([NVIDIA, Vendor(key="X", count="x.io/card", lock=OWN, allocated="x.io/allocated",
-                                 inventory=lambda vendor, node: None)])
+OTHERS = Catalog([NVIDIA, Vendor(key="X", resources=Resources(count="x.io/card"),
+                                 annotations=Annotations(lock=OWN, allocated="x.io/allocated"),
+                                 decision=Decision(inventory=lambda vendor, node: None))])
 
 
 def own_scene(watched=0.0, **locks):

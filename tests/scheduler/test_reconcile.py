@@ -78,15 +78,16 @@ def test_moves_for_a_pod(fields, settings, reasons):
 
 def test_an_allocation_that_takes_too_long_fails():
     (move,) = pod_moves(record(**STUCK), ONLY_NVIDIA, SETTINGS, NOW)
-    assert move.version == "7" and dict(move.annotations) == {NVIDIA.to_allocate: "", "hami.io/bind-phase": "failed"}
+    assert move.version == "7"
+    assert dict(move.annotations) == {NVIDIA.annotations.to_allocate: "", "hami.io/bind-phase": "failed"}
     assert "has not allocated the devices within 300 s" in move.message
 
 
 def test_a_stale_assignment_is_removed_completely():
     (move,) = pod_moves(record(**UNBOUND), ONLY_NVIDIA, SETTINGS, NOW)
     assert move.version == "7" and dict(move.annotations) == dict.fromkeys((
-        "hami.io/vgpu-node", "hami.io/vgpu-time", "hami.io/bind-phase", "hami.io/bind-time", NVIDIA.to_allocate,
-        NVIDIA.allocated, "hami.io/vgpu-mig-allocations"))
+        "hami.io/vgpu-node", "hami.io/vgpu-time", "hami.io/bind-phase", "hami.io/bind-time",
+        NVIDIA.annotations.to_allocate, NVIDIA.annotations.allocated, "hami.io/vgpu-mig-allocations"))
     assert dict(move.labels) == {"hami.io/vgpu-node": None}
 
 

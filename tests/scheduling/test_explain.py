@@ -74,10 +74,10 @@ def test_cores_that_are_a_mask_are_counted():
                 labels={"node.kubernetes.io/instance-type": "inf2.24xlarge"})
     known = vendors(chart_config())
     vendor = known["AWSNeuron"]
-    first, second = vendor.inventory(vendor, node)
+    first, second = vendor.decision.inventory(vendor, node)
     taken = (DeviceUsage(first, slots_used=1, cores_used=0b10, partitions=(Partition(1),)),
              DeviceUsage(second, slots_used=2, cores_used=0b11, partitions=(Partition(0), Partition(1))))
-    asked = pod_request(container({vendor.cores: 2}), vendors=known)
+    asked = pod_request(container({vendor.resources.cores: 2}), vendors=known)
     text = describe(refusal(asked, cluster(neuron=taken), ("neuron",)),
                     lambda name: {vendor.key: taken})
     assert text == (

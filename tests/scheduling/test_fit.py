@@ -10,7 +10,7 @@ from pytest import param
 from hami.model import Budget, DevicePolicy, OrderKey, Reason, Selector
 from hami.scheduling.fit import Unfit, accepts_model, fit, objection
 from hami.scheduling.usage import charge_shares
-from hami.vendors.spec import Rule, Vendor
+from hami.vendors.spec import Decision, Resources, Rule, Vendor
 from tests.builders import container, gpus, pod_request, request, share, usage
 from tests.scheduling.seeds import some_pod_request, some_usages
 
@@ -115,7 +115,8 @@ def test_numa_bind_takes_devices_of_one_node():
 
 
 def test_numa_bind_is_nothing_to_vendors_without_that_rule():
-    vendor = Vendor(key="NVIDIA", count="x.io/card", inventory=lambda vendor, node: None, rules=(Rule.HEALTH,))
+    vendor = Vendor(key="NVIDIA", resources=Resources(count="x.io/card"),
+                    decision=Decision(inventory=lambda vendor, node: None, rules=(Rule.HEALTH,)))
     asked = pod_request(container({"x.io/card": 2}), annotations={"nvidia.com/numa-bind": "true"}, vendors=[vendor])
     found = fit(request(2), asked.fit_context("NVIDIA", [usage("A", numa=0), usage("B", numa=1)]))
     assert not isinstance(found, Unfit) and len(found) == 2

@@ -9,7 +9,7 @@ from hami.model import Budget
 from hami.scheduling.quota import lowest_limit, remaining_budget
 from tests.builders import NVIDIA, nvidia, quota
 
-IN_GIB = replace(NVIDIA, memory_factor=1024, memory_units=True)  # or as written
+IN_GIB = replace(NVIDIA, resources=replace(NVIDIA.resources, memory_factor=1024, memory_units=True))  # or as written
 
 
 @pytest.mark.parametrize("memory_mib, cores, covered", [

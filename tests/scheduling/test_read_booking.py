@@ -10,7 +10,7 @@ NODE = {"NVIDIA": [usage("GPU-a", memory_mib=1000), usage("GPU-b", 3, 50, 10, me
 WHOLE_A, WHOLE_B = charge("GPU-a", 10, 1000, 100), charge("GPU-b", 10, 2000, 100)
 
 
-def read(text, *containers, annotation=NVIDIA.allocated, **fields):
+def read(text, *containers, annotation=NVIDIA.annotations.allocated, **fields):
     annotations = {} if text is None else {annotation: text}
     asked = pod(*(containers or TWO), annotations=annotations, **fields)
     return booking_of(asked, "n1", ONLY_NVIDIA, lambda node: NODE)
@@ -70,4 +70,4 @@ def test_what_the_pod_does_not_request_is_not_taken(containers, text, charges):
 
 
 def test_what_is_still_to_be_allocated_does_not_count_twice():
-    assert read("GPU-a,NVIDIA,300,30:;", annotation=NVIDIA.to_allocate) == (booking("uid-pod1", "n1"), ())
+    assert read("GPU-a,NVIDIA,300,30:;", annotation=NVIDIA.annotations.to_allocate) == (booking("uid-pod1", "n1"), ())

@@ -30,13 +30,15 @@ def card(vendor, uuid, slots_used=0, memory_used_mib=0, cores_used=0, co_tenants
 def on_node(vendor, name="n", annotations=None, taken=None, **capacity):
     """The devices of *vendor* on a node; *taken*: slots, memory and cores by index."""
     node = Node(name=name, annotations=annotations or {}, capacity={
-        getattr(vendor, resource): str(amount) for resource, amount in capacity.items()})
-    return [DeviceUsage(device, *(taken or {}).get(device.index, ())) for device in vendor.inventory(vendor, node)]
+        getattr(vendor.resources, resource): str(amount) for resource, amount in capacity.items()})
+    return [DeviceUsage(device, *(taken or {}).get(device.index, ()))
+            for device in vendor.decision.inventory(vendor, node)]
 
 
 def given(vendor, count=None, memory=None, cores=None):
     """Limits in the vendor's resources."""
-    amounts = {vendor.count: count, vendor.memory: memory, vendor.cores: cores}
+    resources = vendor.resources
+    amounts = {resources.count: count, resources.memory: memory, resources.cores: cores}
     return {name: str(amount) for name, amount in amounts.items() if amount is not None}
 
 

@@ -3,16 +3,20 @@
 The numbers are typed in from the reference, whose row the id of a row names.
 """
 
+import copy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from hami.codec.allocation import render_shares
+from hami.codec.pods import convert_pod
 from hami.model import Container, ContainerKind, Pod, PodRef, Request
 from hami.scheduling.annotations import render_vendor_annotations
 from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.pod_request import ContainerRequest, PodRequest, make_pod_request
-from hami.vendors.admission import admit
+from hami.vendors.admission import admit_pod
+from hami.vendors.draft import PodDraft
 from hami.vendors.request import device_request, most_shares
 from hami.vendors.spec import AnnotationContext, Catalog, Vendor
 from tests.builders import APP, container
@@ -88,19 +92,19 @@ class Fits:
         pod = self.pod()
         found = place_pod({self.vendor.key: self.usages}, self.pod_request(pod))
         assert (str(found) if isinstance(found, Unfit) else render_shares(found)) == self.outcome or (
-            not isinstance(found, Unfit) and self.vendor.writes_model)
+            not isinstance(found, Unfit) and self.vendor.annotations.writes_model)
         if not isinstance(found, Unfit):
             devices = {usage.device.uuid: usage.device for usage in self.usages}
             texts = render_vendor_annotations(self.vendor, AnnotationContext(
                 pod=pod, node=self.node, shares=found, devices=devices, now=NOW))
-            assert texts.pop(self.vendor.allocated) == self.outcome
+            assert texts.pop(self.vendor.annotations.allocated) == self.outcome
             if self.request is None:
                 most = most_shares(Catalog([self.vendor]), pod.containers)
                 assert sum(map(len, found)) <= most[self.vendor.key], "more would not be read back"
-            if self.vendor.to_allocate:
-                assert texts.pop(self.vendor.to_allocate) == self.outcome
+            if self.vendor.annotations.to_allocate:
+                assert texts.pop(self.vendor.annotations.to_allocate) == self.outcome
             assert texts == self.written
-            assert texts.keys() <= set(self.vendor.extra_keys), "not in the record"
+            assert texts.keys() <= set(self.vendor.annotations.extra_keys), "not in the record"
 
     def pod(self):
         """The pod after admission."""
@@ -117,7 +121,7 @@ class Fits:
         """The pod's request, with devices in the given order."""
         catalog = Catalog([self.vendor])
         if self.request is not None:
-            stand_in = container({self.vendor.count: "1"})
+            stand_in = container({self.vendor.resources.count: "1"})
             found = make_pod_request(replace(pod, containers=(stand_in,)), catalog, "spread", self.budgets)
             assert found is not None, "the stand-in for the request has no request"
             found = replace(found, containers=(ContainerRequest(APP, (self.request,)),))
@@ -127,12 +131,37 @@ class Fits:
         return replace(found, policy=replace(found.policy, order=()))
 
 
+class Outcome(NamedTuple):
+    """The container after admission, and the fields of the pod's spec and annotations that are new or changed."""
+
+    container: dict
+    requests_devices: bool
+    pod_spec: dict
+    annotations: dict
+
+
+def admit(vendor, wire, annotations=(), **pod_spec):
+    """The outcome of admission by *vendor* for a pod with the one container *wire*."""
+    spec = {**pod_spec, "containers": [wire]}
+    thing = {"metadata": {"annotations": dict(annotations)}, "spec": spec}
+    before, draft = copy.deepcopy(thing), PodDraft(thing)
+    admit_pod(Catalog([vendor]), draft)
+    after = draft.render()
+    assert thing == before, "the pod that came in was changed"
+    assert (after is thing) == (after == thing)
+    assert draft.changed() == convert_pod(after)
+    (container,) = after["spec"]["containers"]
+    return Outcome(
+        container, draft.requests_devices,
+        {name: value for name, value in after["spec"].items() if name != "containers" and spec.get(name) != value},
+        {key: text for key, text in after["metadata"]["annotations"].items() if dict(annotations).get(key) != text})
+
+
 def admitted(vendor, limits, requests=(), annotations=()):
     """Limits and requests after admission, and its whole result."""
     resources = {"limits": {name: str(value) for name, value in dict(limits).items()}}
     if requests:
         resources["requests"] = {name: str(value) for name, value in dict(requests).items()}
-    wire = {"name": "c", "resources": resources}
-    outcome = admit(vendor, {"metadata": {"annotations": dict(annotations)}, "spec": {"containers": [wire]}}, wire)
+    outcome = admit(vendor, {"name": "c", "resources": resources}, annotations)
     after = outcome.container["resources"]
     return after.get("limits", {}), after.get("requests", {}), outcome

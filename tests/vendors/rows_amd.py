@@ -20,11 +20,11 @@ ASKS = [
     parses(AMD, M1, asked(AMD, 1, 16384, None, 25), id="AMD memory and cores"),
     parses(AMD, given(AMD, 1), asked(AMD, 1, 0, 100, 100), id="AMD a whole card"),
     parses(AMD, given(AMD, None, 16384, 25), asked(AMD, 1, 16384, None, 25), id="memory and cores get a card",
-           added={AMD.count: "1"}),
+           added={AMD.resources.count: "1"}),
     parses(AMD, given(AMD, None, 16384), asked(AMD, 1, 16384, None, 100), id="AMD memory alone gets a card",
-           added={AMD.count: "1"}),
+           added={AMD.resources.count: "1"}),
     parses(AMD, given(AMD, None, None, 25), asked(AMD, 1, 0, 100, 25), id="AMD cores alone get a card",
-           added={AMD.count: "1"}),
+           added={AMD.resources.count: "1"}),
     parses(AMD, {}, None, id="AMD requests alone do not count", requests=M1),
     parses(AMD, given(AMD, 1), asked(AMD, 1, 0, 100, 100), id="AMD memory among requests alone does not count",
            requests=given(AMD, None, 16384)),
@@ -36,8 +36,8 @@ DENIED = [
     denied(AMD, given(AMD, 1, None, "12.5"), PERCENT, id="AMD 12.5 %"),
     denied(AMD, given(AMD, 1, None, "many"), PERCENT, id="AMD many cores"),
     denied(AMD, given(AMD, None, None, 0), PERCENT, id="AMD no cores, alone", void=False),
-    denied(AMD, given(AMD, 1, "16Gi"), f"invalid {AMD.memory} value 16Gi in container c: must be an integer between 0 "
-           "and 2147483647", id="AMD 16Gi"),
+    denied(AMD, given(AMD, 1, "16Gi"), f"invalid {AMD.resources.memory} value 16Gi in container c: must be an integer "
+           "between 0 and 2147483647", id="AMD 16Gi"),
 ]
 
 

@@ -27,7 +27,7 @@ SOFT = {"huawei.com/vnpu-mode": "hami-core"}
 def npu(vendor, count=None, memory=None, core=None):
     """Amounts in a chip's resources."""
     amounts = {"": count, "-memory": memory, "-core": core}
-    return {vendor.count + name: str(value) for name, value in amounts.items() if value is not None}
+    return {vendor.resources.count + name: str(value) for name, value in amounts.items() if value is not None}
 
 
 def chip(uuid, slots_used=0, memory_used_mib=0, cores_used=0, *, soft=False, network=None, **fields):

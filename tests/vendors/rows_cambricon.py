@@ -6,7 +6,7 @@ from tests.vendors.chart import CHART, asked, card, denied, fits, given, on_node
 
 MLU = CHART["MLU"]
 FOUR = on_node(MLU, "n1", memory=400, cores=400)
-QUOTA = QuotaLimits(namespace="default", name="quota", uid="uid-quota", limits={MLU.memory: 50})
+QUOTA = QuotaLimits(namespace="default", name="quota", uid="uid-quota", limits={MLU.resources.memory: 50})
 
 
 def written(profile):
@@ -22,8 +22,8 @@ ASKS = [
 ]
 
 DENIED = [
-    denied(MLU, given(MLU, 1, "4Gi"), f"invalid {MLU.memory} value 4Gi in container c: must be an integer between 0 "
-           "and 8388607", id="MLU 4Gi"),
+    denied(MLU, given(MLU, 1, "4Gi"), f"invalid {MLU.resources.memory} value 4Gi in container c: must be an integer "
+           "between 0 and 8388607", id="MLU 4Gi"),
 ]
 
 FITS = [

@@ -23,13 +23,14 @@ ASKS = [
 ]
 
 DENIED = [
-    denied(SCALED, given(DCU, 1, 3000000), f"invalid {DCU.memory} value 3000000 in container c: "
+    denied(SCALED, given(DCU, 1, 3000000), f"invalid {DCU.resources.memory} value 3000000 in container c: "
            "must be an integer between 0 and 2097151", id="too much after scaling"),
-    denied(DCU, given(DCU, 1, "16Gi"), f"invalid {DCU.memory} value 16Gi in container c: {INT32}", id="16Gi"),
-    denied(DCU, given(DCU, 1, 1, -1), f"invalid {DCU.cores} value -1 in container c: {INT32}", id="Hygon -1 cores"),
-    denied(DCU, given(DCU, 1, "1.5"), f"invalid {DCU.memory} value 1.5 in container c: {INT32}",
+    denied(DCU, given(DCU, 1, "16Gi"), f"invalid {DCU.resources.memory} value 16Gi in container c: {INT32}", id="16Gi"),
+    denied(DCU, given(DCU, 1, 1, -1), f"invalid {DCU.resources.cores} value -1 in container c: {INT32}",
+           id="Hygon -1 cores"),
+    denied(DCU, given(DCU, 1, "1.5"), f"invalid {DCU.resources.memory} value 1.5 in container c: {INT32}",
            id="Hygon memory that cannot be read is no whole card"),
-    denied(DCU, given(DCU, 4000000000), f"invalid {DCU.count} value 4000000000 in container c: {INT32}",
+    denied(DCU, given(DCU, 4000000000), f"invalid {DCU.resources.count} value 4000000000 in container c: {INT32}",
            id="Hygon too many cards"),
 ]
 

@@ -9,21 +9,22 @@ I1 = given(V150, 1, 64, 50)
 ASKS = [
     parses(V150, I1, asked(V150, 1, 16384, None, 50), id="Iluvatar memory and cores", env=NAMED),
     parses(V150, given(V150, 2), asked(V150, 2, 0, 100, 200),
-           id="Iluvatar two cards are whole", env=NAMED, added={V150.cores: "200"}),
+           id="Iluvatar two cards are whole", env=NAMED, added={V150.resources.cores: "200"}),
     parses(V150, given(V150, 1), asked(V150, 1, 0, 100, 0), id="Iluvatar one card without more", env=NAMED),
     parses(V100, given(V100, 1, 1000, 100), asked(V100, 1, 256000, None, 100),
            id="Iluvatar memory in units of 256 MiB", env=NAMED),
     parses(V150, given(V150, 2, 64, 50), asked(V150, 2, 16384, None, 200), id="Iluvatar memory is that of one card",
-           env=NAMED, added={V150.cores: "200"}),
+           env=NAMED, added={V150.resources.cores: "200"}),
     parses(V150, given(V150, 2, None, 50), asked(V150, 2, 0, 100, 200), id="Iluvatar requests stay equal to limits",
-           requests=given(V150, 2, None, 50), env=NAMED, added={V150.cores: "200"}, requested={V150.cores: "200"}),
+           requests=given(V150, 2, None, 50), env=NAMED, added={V150.resources.cores: "200"},
+           requested={V150.resources.cores: "200"}),
 ]
 
 DENIED = [
-    denied(V150, given(V150, 1, 8388608), f"invalid {V150.memory} value 8388608 in container c: must be an integer "
-           "between 0 and 8388607", id="Iluvatar too much memory"),
-    denied(V150, given(V150, 1, "16Gi"), f"invalid {V150.memory} value 16Gi in container c: must be an integer "
-           "between 0 and 8388607", id="Iluvatar 16Gi"),
+    denied(V150, given(V150, 1, 8388608), f"invalid {V150.resources.memory} value 8388608 in container c: must be an "
+           "integer between 0 and 8388607", id="Iluvatar too much memory"),
+    denied(V150, given(V150, 1, "16Gi"), f"invalid {V150.resources.memory} value 16Gi in container c: must be an "
+           "integer between 0 and 8388607", id="Iluvatar 16Gi"),
 ]
 
 X, Y = card(V150, "GPU-x"), card(V150, "GPU-y")

@@ -70,15 +70,16 @@ DENIED = [
            annotations={CLASS: ""}, void=False),
     denied(SGPU, S1, f"{QOS} must be set one of [best-effort, fixed-share, burst-share]",
            id="sGPU a quality that is none", annotations={QOS: "best"}, void=False),
-    denied(SGPU, given(SGPU, 1, "4M"), f"invalid {SGPU.memory} value 4M in container c: {GIB}",
+    denied(SGPU, given(SGPU, 1, "4M"), f"invalid {SGPU.resources.memory} value 4M in container c: {GIB}",
            id="a decimal unit is no unit, and so many GiB nobody has"),
-    denied(SGPU, given(SGPU, 1, "512Ki"), f"invalid {SGPU.memory} value 512Ki in container c: {GIB}",
+    denied(SGPU, given(SGPU, 1, "512Ki"), f"invalid {SGPU.resources.memory} value 512Ki in container c: {GIB}",
            id="less than a MiB is not the whole card"),
-    denied(SGPU, given(SGPU, 1, "1.5"), f"invalid {SGPU.memory} value 1.5 in container c: {GIB}",
+    denied(SGPU, given(SGPU, 1, "1.5"), f"invalid {SGPU.resources.memory} value 1.5 in container c: {GIB}",
            id="sGPU memory that cannot be read is no whole card"),
-    denied(SGPU, given(SGPU, 1, "4Pi"), f"invalid {SGPU.memory} value 4Pi in container c: {GIB}", id="sGPU 4Pi"),
-    denied(GPU, given(GPU, "1.5"), f"invalid {GPU.count} value 1.5 in container c: must be an integer between 0 and "
-           "2147483647", id="MetaX 1.5 cards"),
+    denied(SGPU, given(SGPU, 1, "4Pi"), f"invalid {SGPU.resources.memory} value 4Pi in container c: {GIB}",
+           id="sGPU 4Pi"),
+    denied(GPU, given(GPU, "1.5"), f"invalid {GPU.resources.count} value 1.5 in container c: must be an integer "
+           "between 0 and 2147483647", id="MetaX 1.5 cards"),
 ]
 
 EIGHT = on_node(GPU, count=8)

@@ -43,9 +43,9 @@ DENIED = [
     denied(MT, given(MT, 1, 0), LEGAL, id="Mthreads no memory", void=False),
     denied(MT, given(MT, 0), "mthreads.com/vgpu must be greater than 0", id="Mthreads zero cards"),
     denied(MT, given(MT, -1), "mthreads.com/vgpu must be greater than 0", id="Mthreads -1 cards"),
-    denied(MT, given(MT, 1, "1.5"), f"invalid {MT.memory} value 1.5 in container c: must be an integer between 0 "
-           "and 4194303", id="Mthreads memory that is no integer"),
-    denied(MT, given(MT, 1, 32, "half"), f"invalid {MT.cores} value half in container c: {INT32}",
+    denied(MT, given(MT, 1, "1.5"), f"invalid {MT.resources.memory} value 1.5 in container c: must be an integer "
+           "between 0 and 4194303", id="Mthreads memory that is no integer"),
+    denied(MT, given(MT, 1, 32, "half"), f"invalid {MT.resources.cores} value half in container c: {INT32}",
            id="Mthreads cores that are no integer"),
 ]
 

@@ -22,9 +22,9 @@ ASKS = [
 ]
 
 DENIED = [
-    denied(BIREN, given(BIREN, "1.5"), f"invalid {BIREN.count} value 1.5 in container c: {INT32}",
+    denied(BIREN, given(BIREN, "1.5"), f"invalid {BIREN.resources.count} value 1.5 in container c: {INT32}",
            id="Biren 1.5 cards"),
-    denied(GCU, given(GCU, -1), f"invalid {GCU.count} value -1 in container c: {INT32}", id="GCU -1 cards"),
+    denied(GCU, given(GCU, -1), f"invalid {GCU.resources.count} value -1 in container c: {INT32}", id="GCU -1 cards"),
 ]
 
 FITS = [

@@ -15,8 +15,9 @@ from hami.scheduling.annotations import render_vendor_annotations
 from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.usage import charge_shares
-from hami.vendors.admission import admit
+from hami.vendors.admission import admit_pod
 from hami.vendors.catalog import vendors
+from hami.vendors.draft import PodDraft
 from hami.vendors.request import device_request
 from hami.vendors.spec import AnnotationContext
 from tests.builders import container, node, pod, pod_request, share
@@ -54,7 +55,7 @@ def test_what_the_device_plugin_reads(annotations, text):
 def test_what_the_device_plugin_reads_has_the_chips_of_all_containers_in_order():
     a, b = share("a", 3072, 0, P310.key), share("b", 21527, 0, P310.key)
     texts = render_vendor_annotations(P310, context((b,), (), (a,)))
-    assert texts[P310.allocated] == render_shares(((b,), (), (a,)))
+    assert texts[P310.annotations.allocated] == render_shares(((b,), (), (a,)))
     assert texts["huawei.com/Ascend310P"] == (
         '[{"UUID":"b","memory":21527},{"UUID":"a","temp":"vir01","memory":3072}]')
 
@@ -67,17 +68,17 @@ REGISTERED = '[{"id":"d","count":4,"devmem":65536,"devcore":20,"type":"Ascend910
     (True, "", False),
 ])
 def test_a_node_has_the_soft_split_if_it_says_so_or_else_by_default(default, said, soft):
-    annotations = {B910.register: REGISTERED % '{"NetworkID":3}'}
+    annotations = {B910.annotations.register: REGISTERED % '{"NetworkID":3}'}
     annotations |= {} if said is None else {"hami-vnpu-core": said}
     vendor = ascend("Ascend910B3", soft=default)
-    (device,) = vendor.inventory(vendor, node("n", annotations=annotations))
+    (device,) = vendor.decision.inventory(vendor, node("n", annotations=annotations))
     assert device.info == {"NetworkID": 3, "hami-vnpu-core": soft}
     assert (device.cores, device.vendor) == (100, "Ascend910B3")
-    assert "hami-vnpu-core" in vendor.node_keys, "a change would not be seen"
+    assert "hami-vnpu-core" in vendor.annotations.node_keys, "a change would not be seen"
 
 
 def test_a_node_without_chips():
-    assert B910.inventory(B910, node("n", annotations={"hami-vnpu-core": "true"})) is None
+    assert B910.decision.inventory(B910, node("n", annotations={"hami-vnpu-core": "true"})) is None
 
 
 def env_after(overwriting, limits):
@@ -85,10 +86,9 @@ def env_after(overwriting, limits):
     config = replace(CHART, ascends=tuple(
         msgspec.structs.replace(one, overwrite_env=one.common_word in overwriting) for one in CHART.ascends))
     catalog = vendors(config, ascend=True)
-    wire = {"name": "c", "resources": {"limits": limits}}
-    for vendor in {*catalog.requested_by(limits), *catalog.admitting_all}:
-        wire = admit(vendor, {"spec": {}}, wire).container
-    return wire.get("env", [])
+    draft = PodDraft({"spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]}})
+    admit_pod(catalog, draft)
+    return draft.render()["spec"]["containers"][0].get("env", [])
 
 
 @pytest.mark.parametrize("overwriting, limits, env", [
@@ -126,17 +126,18 @@ def held(*uuids):
     param(chips(1), ((),), 0, id="no chip"),
 ])
 def test_node_score_is_higher_where_chips_share_a_network(usages, placement, score):
-    assert B910.node_score(usages, placement, NodePolicy.BINPACK) == pytest.approx(score)
+    assert B910.decision.node_score(usages, placement, NodePolicy.BINPACK) == pytest.approx(score)
 
 
 @pytest.mark.parametrize("policy", NodePolicy)
 def test_higher_is_better_whatever_the_policy(policy):
-    near, far = (B910.node_score(chips(1, 1, 2), (held(*uuids),), policy) for uuids in (("d0", "d1"), ("d1", "d2")))
+    near, far = (B910.decision.node_score(chips(1, 1, 2), (held(*uuids),), policy)
+                 for uuids in (("d0", "d1"), ("d1", "d2")))
     assert near > far
 
 
 def test_chips_without_networks_have_no_score():
-    assert P310.node_score is None
+    assert P310.decision.node_score is None
 
 
 def test_only_the_switch_adds_chips():
@@ -148,7 +149,7 @@ def test_only_the_switch_adds_chips():
 def test_chips_whose_name_begins_alike_are_kept_apart():
     text = REGISTERED.replace("Ascend910B3", "Ascend910B4-1") % "{}"
     there = node("n", annotations={"hami.io/node-register-Ascend910B4-1": text})
-    found = [vendor.key for vendor in vendors(CHART, ascend=True) if vendor.inventory(vendor, there)]
+    found = [vendor.key for vendor in vendors(CHART, ascend=True) if vendor.decision.inventory(vendor, there)]
     assert found == ["Ascend910B4-1"]
 
 

@@ -30,20 +30,20 @@ def instance(name="n", kind="inf2.48xlarge", **amounts):
     (dict(neuron=2, neuroncore=62), 31),
 ])
 def test_devices_share_the_cores_of_their_node(amounts, each):
-    assert NEURON.inventory(NEURON, instance(**amounts)) == tuple(
+    assert NEURON.decision.inventory(NEURON, instance(**amounts)) == tuple(
         Device(uuid=f"n-AWSNeuron-{i}", vendor="AWSNeuron", model="AWSNeuron", slots=each, memory_mib=0,
                cores=2 ** each - 1, index=i, info={"instance_type": "inf2.48xlarge"}) for i in range(2))
 
 
 def test_a_device_is_one_core_where_cores_have_no_name():
     vendor = vendors(DeviceConfig(nvidia=None, names={"AWSNeuron": Names(count=COUNT)}))["AWSNeuron"]
-    (found,) = vendor.inventory(vendor, instance(neuron=1))
+    (found,) = vendor.decision.inventory(vendor, instance(neuron=1))
     assert (found.slots, found.cores) == (1, 1)
 
 
 @pytest.mark.parametrize("amounts", [{}, dict(neuron=0), dict(neuron=0, neuroncore=0)])
 def test_a_node_without_devices(amounts):
-    assert NEURON.inventory(NEURON, instance(**amounts)) is None
+    assert NEURON.decision.inventory(NEURON, instance(**amounts)) is None
 
 
 @pytest.mark.parametrize("node, problem", [
@@ -58,7 +58,7 @@ def test_a_node_without_devices(amounts):
 ])
 def test_nodes_that_cannot_be_read(node, problem):
     with pytest.raises(MalformedInput, match=problem):
-        NEURON.inventory(NEURON, node)
+        NEURON.decision.inventory(NEURON, node)
 
 
 def test_a_node_that_cannot_be_read_offers_nothing_and_says_why():
@@ -133,11 +133,11 @@ def test_the_cores_of_a_device_are_those_of_its_own_node():
     for name in ("two", "four"):
         asked = pod(container({COUNT: "1"}), name=name)
         cache.assume(asked, [name])
-        found[name] = cache.reservations.get(asked.ref.uid).annotations[NEURON.allocated]
+        found[name] = cache.reservations.get(asked.ref.uid).annotations[NEURON.annotations.allocated]
     assert found == {"two": "two-AWSNeuron-0,AWSNeuron,0,3:;", "four": "four-AWSNeuron-0,AWSNeuron,0,15:;"}
 
 
 def test_what_a_request_needs_is_the_cores_of_the_device_at_most():
-    asked = aws.parse_request(NEURON, container({CORES: "4"}))
+    asked = aws.parse_request(NEURON.key, NEURON.resources, container({CORES: "4"}))
     assert aws.too_few_cores(device(), asked, None, ()) is None
     assert aws.too_few_cores(device(0, Partition(0)), asked, None, ()) is Reason.NO_CORES

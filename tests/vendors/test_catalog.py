@@ -42,8 +42,8 @@ WIRE = [  # vendor, register, handshake, to-allocate, allocated
 
 @pytest.mark.parametrize("vendor, register, handshake, to_allocate, allocated", WIRE, ids=[row[0].key for row in WIRE])
 def test_keys(vendor, register, handshake, to_allocate, allocated):
-    assert (vendor.register, vendor.handshake) == (register, handshake)
-    assert (vendor.to_allocate, vendor.allocated) == (to_allocate, allocated)
+    assert (vendor.annotations.register, vendor.annotations.handshake) == (register, handshake)
+    assert (vendor.annotations.to_allocate, vendor.annotations.allocated) == (to_allocate, allocated)
 
 
 UUIDS = [  # vendor, keys of uuids that are wanted, keys of those that are not
@@ -66,7 +66,7 @@ UUIDS = [  # vendor, keys of uuids that are wanted, keys of those that are not
 
 @pytest.mark.parametrize("key, use, nouse", UUIDS, ids=[row[0] for row in UUIDS])
 def test_keys_of_uuids(key, use, nouse):
-    assert (CHART[key].selectors.use_uuids, CHART[key].selectors.nouse_uuids) == (use, nouse)
+    assert (CHART[key].annotations.selectors.use_uuids, CHART[key].annotations.selectors.nouse_uuids) == (use, nouse)
 
 
 LOCKS = {
@@ -87,22 +87,22 @@ TYPES = {  # keys of models that are wanted, and of those that are not
 
 @pytest.mark.parametrize("key, types", TYPES.items())
 def test_keys_of_types(key, types):
-    assert (CHART[key].selectors.use_types, CHART[key].selectors.nouse_types) == types
+    assert (CHART[key].annotations.selectors.use_types, CHART[key].annotations.selectors.nouse_types) == types
 
 
 @pytest.mark.parametrize("key, lock", LOCKS.items())
 def test_locks(key, lock):
-    assert CHART[key].lock == lock
+    assert CHART[key].annotations.lock == lock
 
 
 def test_nvidia_resources():
-    assert NVIDIA.resources == ("nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage",
-                                "nvidia.com/gpucores", "nvidia.com/priority")
-    assert nvidia(resource_priority_name="").resources == NVIDIA.resources[:-1]
+    assert NVIDIA.resources.names == ("nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage",
+                                      "nvidia.com/gpucores", "nvidia.com/priority")
+    assert nvidia(resource_priority_name="").resources.names == NVIDIA.resources.names[:-1]
 
 
 def test_nvidia_rules_in_the_order_of_the_reference():
-    assert NVIDIA.rules == (
+    assert NVIDIA.decision.rules == (
         Rule.HEALTH, mig.unaccounted, Rule.CORDON, Rule.TYPE, Rule.NUMA, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
         Rule.QUOTA, Rule.MEMORY,
         Rule.CORES, Rule.EXCLUSIVE, Rule.FULL, mig.no_placement)

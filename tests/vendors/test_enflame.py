@@ -29,21 +29,21 @@ def asking(*limits):
 
 
 def test_devices():
-    assert DRS.inventory(DRS, sliced(6, 6)) == (device(0).device, device(1).device)
+    assert DRS.decision.inventory(DRS, sliced(6, 6)) == (device(0).device, device(1).device)
 
 
 def test_without_memory_in_any_profile_a_slice_counts_as_a_gb():
-    (found,) = DRS.inventory(DRS, sliced(4, profiles={"1g.0gb": "0", "4g.0gb": "1"}))
+    (found,) = DRS.decision.inventory(DRS, sliced(4, profiles={"1g.0gb": "0", "4g.0gb": "1"}))
     assert found.memory_mib == 4096
 
 
 def test_a_node_without_the_annotation():
-    assert DRS.inventory(DRS, Node(name="n")) is None
+    assert DRS.decision.inventory(DRS, Node(name="n")) is None
 
 
 def test_a_node_that_cannot_be_read_offers_nothing_and_says_why():
     with pytest.raises(MalformedInput, match="enflame.com/gcu-drs-capacity: devices.0.: expected a capacity"):
-        DRS.inventory(DRS, sliced(0))
+        DRS.decision.inventory(DRS, sliced(0))
     cache = cache_of(sliced(0, name="bad"), sliced(6))
     assert list(device_usage(cache)) == ["n"]
     assert "expected a capacity" in cache.nodes.problems()["bad", "Enflame"]
@@ -76,7 +76,7 @@ def test_no_more_slices_are_given_than_there_are_and_all_are_read_back(asked, go
         name = f"p{number}"
         if (found := place_pod(cache, name, *asking(*limits))) is not None:
             given = json.loads(found.annotations["assigned-containers"])
-            uuids = [text.split(",")[0] for text in found.annotations[DRS.allocated].split(";")[:-1]]
+            uuids = [text.split(",")[0] for text in found.annotations[DRS.annotations.allocated].split(";")[:-1]]
             slices[name] = list(zip(uuids, (one["request"] for _, one in sorted(given.items())), strict=True))
             bound[name] = found
         if number in gone and name in bound:

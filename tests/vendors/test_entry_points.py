@@ -70,11 +70,11 @@ def test_a_pod_is_scheduled_on_the_example_s_cards(example):
     cache = Cache(catalog(chart_config()), Policies(), clock=clock, now=clock.now)
     acme = cache.vendors["Acme"]
     cards = tuple(gpu(f"ACME-{i}", model="Acme One", index=i, memory_mib=8000) for i in range(2))
-    cache.nodes.upsert(Node(name="n1", annotations={acme.register: render_devices_json(cards)},
-                            allocatable={acme.count: "20"}))
+    cache.nodes.upsert(Node(name="n1", annotations={acme.annotations.register: render_devices_json(cards)},
+                            allocatable={acme.resources.count: "20"}))
     asked = pod(container({"acme.example/card": 1, "acme.example/card-memory": 6000}))
     assert cache.assume(asked, ["n1"]).node == "n1"
-    assert cache.reservations.get(asked.ref.uid).annotations[acme.allocated] == "ACME-1,Acme,6000,0:;"
+    assert cache.reservations.get(asked.ref.uid).annotations[acme.annotations.allocated] == "ACME-1,Acme,6000,0:;"
     assert cache.reservations.get(asked.ref.uid).lock_keys == ("hami.io/mutex.lock",)
 
 
@@ -96,10 +96,11 @@ def test_a_bad_section_ends_the_start(example, tmp_path):
 
 
 VENDOR = """
-from hami.vendors.spec import Vendor
-def make(section, **fields):
-    return Vendor(**dict(key="Acme", count="acme.example/card", allocated="hami.io/acme-devices-allocated",
-                         inventory=lambda vendor, node: None) | fields)
+from hami.vendors.spec import Annotations, Decision, Resources, Vendor
+def make(section, key="Acme", count="acme.example/card", memory="", inventory=lambda vendor, node: None,
+         allocated="hami.io/acme-devices-allocated", **annotations):
+    return Vendor(key=key, resources=Resources(count=count, memory=memory), decision=Decision(inventory=inventory),
+                  annotations=Annotations(allocated=allocated, **annotations))
 """
 
 
@@ -118,6 +119,9 @@ BROKEN = [  # the module, what it stands for, what is wrong
     param("def made(section): return None", "made", "cannot be loaded: TypeError: 'NoneType' object is not iterable",
           id="returns nothing"),
     param("def made(section): return ['Acme']", "made", "expected a Vendor or several, not 'Acme'", id="returns text"),
+    param("from hami.vendors.spec import Vendor\ndef made(section): return Vendor(key='Acme', count='a/b', lock='')",
+          "made", "cannot be loaded: TypeError: the record Vendor has changed: count is now resources.count, lock is "
+          "now annotations.lock", id="fields of the former record"),
     param("def made(section):\n    yield 1 / 0", "made", "cannot be loaded: ZeroDivisionError", id="raises later"),
     param(changed(key="a,b"), "made", "vendor a,b: key 'a,b': expected letters, digits, - _ and . only", id="key"),
     param(changed(key=None), "made", "vendor None: key None: expected letters", id="key of another type"),
@@ -156,10 +160,10 @@ def test_a_package_that_stumbles_over_a_node_or_a_pod_hides_nobody_else_s(instal
     clock = Clock()
     cache = Cache(catalog(chart_config()), Policies(), clock=clock, now=clock.now)
     cache.nodes.upsert(node("n1", gpu(), annotations={"hami.io/node-acme-register": "x"}))
-    requested = container({"acme.example/card": 1, NVIDIA.count: 1})
+    requested = container({"acme.example/card": 1, NVIDIA.resources.count: 1})
     cache.pods.upsert(pod(requested, node_name="n1", annotations={
         "hami.io/vgpu-node": "n1", "hami.io/acme-devices-allocated": "ACME-0,Acme,1,1:;",
-        NVIDIA.allocated: "GPU-0,NVIDIA,100,10:;"}))
+        NVIDIA.annotations.allocated: "GPU-0,NVIDIA,100,10:;"}))
     assert cache.nodes.problems() == {
         ("n1", "Acme"): "node n1: vendor Acme cannot read it: 'ZeroDivisionError: division by zero'"}
     assert len(cache.pods.unreadable()) == 1

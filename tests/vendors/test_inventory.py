@@ -42,7 +42,7 @@ def test_a_device_without_uuid_does_not_count():
 ])
 def test_unreadable(text, problem):
     with pytest.raises(MalformedInput, match=problem):
-        registered(NVIDIA, node("n1", annotations={NVIDIA.register: text}))
+        registered(NVIDIA, node("n1", annotations={NVIDIA.annotations.register: text}))
 
 
 def test_unreadable_pair_scores():
@@ -56,17 +56,18 @@ def test_a_node_registers_256_devices_at_most(form):
 
     def listed(number):
         text = form % separator.join(entry % index for index in range(number))
-        return registered(NVIDIA, node("n1", annotations={NVIDIA.register: text}))
+        return registered(NVIDIA, node("n1", annotations={NVIDIA.annotations.register: text}))
 
     assert len(listed(256)) == 256
     with pytest.raises(MalformedInput, match="257 devices, expected at most 256 devices on a node"):
         listed(257)
 
 
-@pytest.mark.parametrize("key", [NVIDIA.register, PAIR_SCORES, "hami.io/device-cordon"])
+@pytest.mark.parametrize("key", [NVIDIA.annotations.register, PAIR_SCORES, "hami.io/device-cordon"])
 def test_a_text_that_is_too_long_is_not_read(key):
     asked = []
-    vendor = replace(NVIDIA, inventory=lambda vendor, node: asked.append(node.name) or TWO)
+    vendor = replace(NVIDIA, decision=replace(
+        NVIDIA.decision, inventory=lambda vendor, node: asked.append(node.name) or TWO))
     assert read_inventory(vendor, node("n1", annotations={key: "x" * MAX_TEXT})) == TWO
     with pytest.raises(MalformedInput, match=f"{key}: 131073 characters, expected at most 131072"):
         read_inventory(vendor, node("n2", annotations={key: "x" * (MAX_TEXT + 1)}))
@@ -74,6 +75,6 @@ def test_a_text_that_is_too_long_is_not_read(key):
 
 
 def test_the_function_of_a_vendor_of_third_parties_returns_256_devices_at_most():
-    vendor = replace(NVIDIA, inventory=lambda vendor, node: (gpu(),) * 257)
+    vendor = replace(NVIDIA, decision=replace(NVIDIA.decision, inventory=lambda vendor, node: (gpu(),) * 257))
     with pytest.raises(MalformedInput, match="node n1: 257 devices, expected at most 256 devices on a node: 'NVIDIA'"):
         read_inventory(vendor, node("n1"))

@@ -31,7 +31,7 @@ def held(*indexes):
 ])
 @pytest.mark.parametrize("policy", NodePolicy)
 def test_node_score_is_higher_the_less_wings_are_cut_up(used, placement, score, policy):
-    assert CARDS.node_score(cards(*used), placement, policy) == score
+    assert CARDS.decision.node_score(cards(*used), placement, policy) == score
 
 
 def test_no_memory_is_the_smallest_slice_even_where_admission_was_not_asked():
@@ -39,12 +39,12 @@ def test_no_memory_is_the_smallest_slice_even_where_admission_was_not_asked():
 
 
 def test_slices_have_no_score():
-    assert SLICES.node_score is None
+    assert SLICES.decision.node_score is None
 
 
 @pytest.mark.parametrize("count, numas", [(8, [0] * 4 + [1] * 4), (3, [0, 1, 1]), (1, [1]), (2, [0, 1])])
 def test_cards_are_counted(count, numas):
-    devices = CARDS.inventory(CARDS, node("n", capacity={"kunlunxin.com/xpu": str(count)}))
+    devices = CARDS.decision.inventory(CARDS, node("n", capacity={"kunlunxin.com/xpu": str(count)}))
     assert [device.numa for device in devices] == numas
     assert [(d.uuid, d.index) for d in devices] == [(f"n-kunlun-{index}", index) for index in range(count)]
     assert {(d.slots, d.memory_mib, d.cores) for d in devices} == {(100, 98304, 100)}
@@ -56,7 +56,8 @@ REGISTERED = '[{"id":"xpu-0","count":1,"devmem":98304,"devcore":%d,"type":"XPU",
 @pytest.mark.parametrize("cores", [100, 0])
 def test_a_card_is_not_over_while_there_is_memory_for_slices(cores):
     """With any registered number of slots and cores, a pod that fits is not rejected at bind."""
-    (device,) = SLICES.inventory(SLICES, node("n", annotations={SLICES.register: REGISTERED % cores}))
+    annotations = {SLICES.annotations.register: REGISTERED % cores}
+    (device,) = SLICES.decision.inventory(SLICES, node("n", annotations=annotations))
     card, taken = [DeviceUsage(device)], 0
     slice_request = pod_request(container(vxpu(1, 24576)), vendors=[SLICES])
     while not isinstance(found := place_pod({"XPU": card}, slice_request), Unfit):

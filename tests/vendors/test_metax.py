@@ -47,11 +47,11 @@ def cards(count):
     param({LOSSES: "lots"}, 1, BINPACK, 0, id="a table that is none"),
 ])
 def test_score_of_whole_cards(annotations, count, policy, score):
-    assert GPU.node_score(gpus(annotations), (cards(count),), policy) == score
+    assert GPU.decision.node_score(gpus(annotations), (cards(count),), policy) == score
 
 
 def test_score_counts_the_cards_of_all_containers():
-    assert GPU.node_score(gpus({LOSSES: TABLE}), (cards(1), (), cards(1)), BINPACK) == 1800
+    assert GPU.decision.node_score(gpus({LOSSES: TABLE}), (cards(1), (), cards(1)), BINPACK) == 1800
 
 
 def chosen(policy, **nodes):
@@ -76,7 +76,7 @@ def test_scores_that_change_are_seen():
     cache = cache_of()
     for version, table in enumerate(('{"1": 1}', '{"1": 2}', "{"), start=1):
         cache.nodes.upsert(Node(name="n", resource_version=str(version), annotations={SCORES: table},
-                                capacity={GPU.count: "1"}))
+                                capacity={GPU.resources.count: "1"}))
         (usage,) = cache.node_usage("n")["Metax-GPU"]
         assert usage.device.info == ({SCORES: {1: version}} if version < 3 else {})
 
@@ -104,11 +104,11 @@ def test_a_card_that_is_named_twice_counts_once():
 ])
 def test_reports_that_cannot_be_used(text, problem):
     with pytest.raises(MalformedInput, match=problem):
-        SGPU.inventory(SGPU, Node(name="n", annotations={SGPU.register: text}))
+        SGPU.decision.inventory(SGPU, Node(name="n", annotations={SGPU.annotations.register: text}))
 
 
 def test_no_report_is_no_inventory():
-    assert SGPU.inventory(SGPU, Node(name="n")) is None
+    assert SGPU.decision.inventory(SGPU, Node(name="n")) is None
 
 
 def taken(cores=60, annotations=None, aware=False, uuids=("a",)):
@@ -116,7 +116,7 @@ def taken(cores=60, annotations=None, aware=False, uuids=("a",)):
     vendor = aware_vendor(aware)
     asked = pod_request(container(given(SGPU, 1, 4, cores)), annotations=annotations, vendors=(vendor,))
     (request,) = asked.containers[0].requests
-    return tuple(vendor.make_share(sgpu(uuid), request, asked.fit_context("Metax-SGPU"), ()) for uuid in uuids)
+    return tuple(vendor.decision.make_share(sgpu(uuid), request, asked.fit_context("Metax-SGPU"), ()) for uuid in uuids)
 
 
 def aware_vendor(aware):
@@ -146,7 +146,7 @@ ZONE = [sgpu(uuid, zone=1) for uuid in "abcd"]
 ])
 @pytest.mark.parametrize("policy", NodePolicy)
 def test_score_of_sgpus_goes_before_usage(usages, shares, score, policy):
-    assert SGPU.node_score(usages, (shares,), policy) == 10_000 * score
+    assert SGPU.decision.node_score(usages, (shares,), policy) == 10_000 * score
 
 
 @pytest.mark.parametrize("annotations, tag", [
@@ -161,7 +161,7 @@ def test_what_other_pods_know_is_read_from_annotations(annotations, tag):
     shares = taken(annotations=annotations)
     assert {share.co_tenants for share in shares} == {(tag,)}
     pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(S1),),
-              annotations=annotations | {SGPU.allocated: "a,Metax-SGPU,4096,60:;"})
+              annotations=annotations | {SGPU.annotations.allocated: "a,Metax-SGPU,4096,60:;"})
     booking, problems = booking_of(pod, "n", Catalog([SGPU]), lambda node: {})
     ((key, (charge,)),) = booking.charges
     assert (key, charge.co_tenants, problems) == ("Metax-SGPU", (tag,), ())
@@ -170,7 +170,7 @@ def test_what_other_pods_know_is_read_from_annotations(annotations, tag):
 @pytest.mark.parametrize("annotations, cores, fits", [(ONLINE, 0, True), (OFFLINE, 59, False), (OFFLINE, 60, True)])
 def test_online_pods_need_no_cores_of_a_quota(annotations, cores, fits):
     cache = cache_of()
-    cache.quotas.upsert(QuotaLimits(namespace="default", name="q", uid="u", limits={SGPU.cores: cores}))
+    cache.quotas.upsert(QuotaLimits(namespace="default", name="q", uid="u", limits={SGPU.resources.cores: cores}))
     asked = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(given(SGPU, 1, 4, 60)),),
                 annotations=annotations)
     assert cache.quota_allows("default", asked) is fits
@@ -180,7 +180,7 @@ def test_a_pod_counts_once_however_many_of_its_containers_share_a_card():
     index = Index()
     index.set_devices("n", "Metax-SGPU", (sgpu("a").device,))
     pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(S1), container(S1)),
-              annotations=OFFLINE | {SGPU.allocated: "a,Metax-SGPU,4096,40:;a,Metax-SGPU,4096,40:;"})
+              annotations=OFFLINE | {SGPU.annotations.allocated: "a,Metax-SGPU,4096,40:;a,Metax-SGPU,4096,40:;"})
     index.book(booking_of(pod, "n", Catalog([SGPU]), index.usages)[0])
     (usage,) = index.usages("n")["Metax-SGPU"]
     assert (usage.co_tenants, usage.slots_used) == (("offline best-effort",), 2)
@@ -191,7 +191,7 @@ def test_quality_is_that_of_the_first_pod_until_the_card_is_free():
     index.set_devices("n", "Metax-SGPU", (sgpu("a", qos="best-effort").device,))
     burst = pod_request(container(S1), annotations={QOS: "burst-share"}, vendors=(SGPU,))
     pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(S1),),
-              annotations={QOS: "fixed-share", SGPU.allocated: "a,Metax-SGPU,1,1:;"})
+              annotations={QOS: "fixed-share", SGPU.annotations.allocated: "a,Metax-SGPU,1,1:;"})
     index.book(booking_of(pod, "n", Catalog([SGPU]), index.usages)[0])
     refused = decide(VerdictCache(index), burst, ["n"], BINPACK)
     assert str(refused.unfit["n"]) == "1/1 CardQosPolicyMismatch"

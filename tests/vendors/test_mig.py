@@ -50,7 +50,7 @@ def bound(allocated, *entries, containers=None, places=None):
     """A bound pod with this allocation and these placements."""
     text = json.dumps(list(entries)) if places is None else places
     return pod(*(containers or [gpus(memory=8000)]), node_name="n1", annotations={
-        "hami.io/vgpu-node": "n1", NVIDIA.allocated: allocated, **({} if text == "" else {PLACES: text})})
+        "hami.io/vgpu-node": "n1", NVIDIA.annotations.allocated: allocated, **({} if text == "" else {PLACES: text})})
 
 
 ONE = "GPU-m,NVIDIA,9984,28:;"
@@ -60,14 +60,14 @@ def test_places_are_read_back():
     found = bound("GPU-m,NVIDIA,9984,28:GPU-o,NVIDIA,100,10:;;GPU-m,NVIDIA,4864,14:;",
                   entry(start=2), entry(container=2, profile="1g.5gb", start=6, size=1, migUUID="MIG-7",
                                         gpuInstanceID=9, computeInstanceID=0))
-    shares = mig.read_shares(NVIDIA, found, parse_shares("", found.annotations[NVIDIA.allocated]))
+    shares = mig.read_shares(NVIDIA, found, parse_shares("", found.annotations[NVIDIA.annotations.allocated]))
     assert [[share.partitions for share in mine] for mine in shares] == [
         [(Partition(2, 2, "2g.10gb"),), ()], [], [(Partition(6, 1, "1g.5gb", ("MIG-7", "9", "0")),)]]
 
 
 def test_shares_of_cards_that_are_not_cut_need_no_places():
     found = bound("GPU-o,NVIDIA,100,10:;", places="")
-    shares = parse_shares("", found.annotations[NVIDIA.allocated])
+    shares = parse_shares("", found.annotations[NVIDIA.annotations.allocated])
     assert mig.read_shares(NVIDIA, found, shares) == shares
 
 
@@ -126,7 +126,7 @@ def test_a_place_on_a_card_that_is_not_cut_closes_the_card():
 def test_the_largest_profile_is_the_whole_card():
     cache = cache_of(node("n1", card()))
     found = place_pod(cache, "whole", gpus())
-    assert found.annotations[NVIDIA.allocated] == "GPU-m,NVIDIA,40192,100:;"
+    assert found.annotations[NVIDIA.annotations.allocated] == "GPU-m,NVIDIA,40192,100:;"
     assert place_pod(cache, "next", gpus(memory=1)) is None
 
 

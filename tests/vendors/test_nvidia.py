@@ -1,15 +1,13 @@
 """What NVIDIA does at admission beyond counts and cores (which are in the table of all vendors)."""
 
-import copy
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import param
 
 from hami.errors import MalformedInput
-from hami.vendors import admission
 from tests.builders import NVIDIA, nvidia
+from tests.vendors import rows
 
 ONE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1"}
 STRICT = nvidia(strict=True)
@@ -17,11 +15,7 @@ STRICT = nvidia(strict=True)
 
 def admit(vendor, limits=None, pod_spec=None, **fields):
     wire = {"name": "c", **({} if limits is None else {"resources": {"limits": limits}}), **fields}
-    before = copy.deepcopy(wire)
-    result = admission.admit(vendor, {"spec": pod_spec or {}}, wire)
-    assert wire == before, "the container that came in was changed"
-    assert (result.container is wire) == (result.container == wire)
-    return result
+    return rows.admit(vendor, wire, **pod_spec or {})
 
 
 def env_of(admission):
@@ -77,7 +71,7 @@ def test_runtime_class(vendor, limits, pod_spec, expected):
     ({"nvidia.com/priority": "1"}, False), ({"cpu": "1"}, False),
 ])
 def test_found(limits, found):
-    assert admit(NVIDIA, limits).found is found
+    assert admit(NVIDIA, limits).requests_devices is found
 
 
 @pytest.mark.parametrize("percent, shown", [("120", 120), ("-1", -1), ("100.5", 101), ("1k", 1000)])
@@ -101,7 +95,7 @@ def test_any_amount_is_admitted_or_malformed(resource, text):
     (NVIDIA, False), (nvidia(overwrite_env=True), True), (nvidia(gpu_core_policy="force"), True), (STRICT, True),
 ], ids=["default", "environment overwritten", "core policy", "strict"])
 def test_which_settings_concern_containers_without_devices(vendor, all_of_them):
-    assert vendor.admits_all is all_of_them
+    assert vendor.admission.admits_all is all_of_them
 
 
 @pytest.mark.parametrize("entry, refused", [
@@ -187,5 +181,5 @@ def test_strict_mode_accepts_what_admission_has_written():
     """A copy of an admitted pod is admitted."""
     vendor = nvidia(strict=True, gpu_core_policy="force")
     before = admit(vendor, ONE | {"nvidia.com/priority": "1"}).container
-    assert env_of(admission.admit(vendor, {"spec": {}}, before)) == {
+    assert env_of(rows.admit(vendor, before)) == {
         "CUDA_TASK_PRIORITY": "1", "GPU_CORE_UTILIZATION_POLICY": "force"}

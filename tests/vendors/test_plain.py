@@ -9,11 +9,11 @@ from hami.errors import MalformedInput
 from hami.model import Node, QuotaLimits
 from hami.scheduling.decide import Choice
 from hami.scheduling.quota import remaining_budget
-from hami.vendors.admission import admit
 from hami.vendors.request import device_request
 from tests.builders import APP, INIT, container, pod
 from tests.vendors.chart import CHART, asked, given, on_node
 from tests.vendors.placing import cache_of
+from tests.vendors.rows import admit
 
 AMD, BIREN, DCU, GCU, MLU, MT, V150 = (
     CHART[key] for key in ("AMD", "Biren", "DCU", "GCU", "MLU", "Mthreads", "BI-V150"))
@@ -49,12 +49,12 @@ def test_cards_by_capacity(vendor, capacity, first, count):
 
 
 @pytest.mark.parametrize("vendor, capacity, problem", [
-    param(MLU, dict(count=4), f"device not found {MLU.cores}", id="count alone"),
-    param(MLU, dict(memory=400), f"device not found {MLU.cores}", id="memory alone"),
-    param(MLU, dict(memory=400, cores=0), f"device not found {MLU.cores}", id="no cores"),
-    param(MT, dict(cores=128), f"device not found {MT.memory}", id="cores alone"),
+    param(MLU, dict(count=4), f"device not found {MLU.resources.cores}", id="count alone"),
+    param(MLU, dict(memory=400), f"device not found {MLU.resources.cores}", id="memory alone"),
+    param(MLU, dict(memory=400, cores=0), f"device not found {MLU.resources.cores}", id="no cores"),
+    param(MT, dict(cores=128), f"device not found {MT.resources.memory}", id="cores alone"),
     param(MT, dict(memory=768, cores=-16), "expected no negative amount", id="negative"),
-    param(MT, dict(memory="lots", cores=16), f"capacity of {MT.memory}", id="no amount"),
+    param(MT, dict(memory="lots", cores=16), f"capacity of {MT.resources.memory}", id="no amount"),
     param(GCU, dict(count=100000), "expected at most 256 devices", id="absurd"),
 ])
 def test_capacity_that_cannot_be_used(vendor, capacity, problem):
@@ -64,26 +64,28 @@ def test_capacity_that_cannot_be_used(vendor, capacity, problem):
 
 @pytest.mark.parametrize("vendor", [MLU, MT, GCU], ids=repr)
 def test_a_node_without_such_a_capacity_has_no_inventory(vendor):
-    assert vendor.inventory(vendor, Node(name="n", capacity={"cpu": "8"})) is None
+    assert vendor.decision.inventory(vendor, Node(name="n", capacity={"cpu": "8"})) is None
 
 
 def test_biren_counts_all_cores_of_its_cards():
-    (usage,) = on_node(BIREN, annotations={BIREN.register: '[{"id":"c0","count":1,"devmem":32768,"type":"Biren166",'
-                                           '"health":true,"custominfo":{"zone":1}}]'})
+    (usage,) = on_node(BIREN, annotations={
+        BIREN.annotations.register: '[{"id":"c0","count":1,"devmem":32768,"type":"Biren166","health":true,'
+                                    '"custominfo":{"zone":1}}]'})
     assert (usage.device.cores, usage.device.model, usage.device.info) == (100, "Biren166", {"zone": 1})
 
 
 def test_hygon_without_any_card():
     with pytest.raises(MalformedInput, match="no gpu found on node"):
-        on_node(DCU, annotations={DCU.register: ":"})
+        on_node(DCU, annotations={DCU.annotations.register: ":"})
 
 
 @pytest.mark.parametrize("vendor, limits, left", [
-    param(MLU, {MLU.memory: 50, MLU.cores: 100}, (12800, 100), id="MLU in units of 256 MiB"),
-    param(MT, {MT.memory: 96}, (49152, None), id="Mthreads in units of 512 MiB"),
-    param(DCU, {DCU.memory: 2000}, (2000, None), id="Hygon"),
-    param(CHART["Metax-SGPU"], {CHART["Metax-SGPU"].memory: 4}, (4096, None), id="sGPU in GiB"),
-    param(AMD, {AMD.memory: 100, AMD.cores: 50}, (100, None), id="AMD compute units are no percentage"),
+    param(MLU, {MLU.resources.memory: 50, MLU.resources.cores: 100}, (12800, 100), id="MLU in units of 256 MiB"),
+    param(MT, {MT.resources.memory: 96}, (49152, None), id="Mthreads in units of 512 MiB"),
+    param(DCU, {DCU.resources.memory: 2000}, (2000, None), id="Hygon"),
+    param(CHART["Metax-SGPU"], {CHART["Metax-SGPU"].resources.memory: 4}, (4096, None), id="sGPU in GiB"),
+    param(AMD, {AMD.resources.memory: 100, AMD.resources.cores: 50}, (100, None),
+          id="AMD compute units are no percentage"),
 ])
 def test_quotas(vendor, limits, left):
     quota = QuotaLimits(namespace="default", name="quota", uid="uid", limits=limits)
@@ -95,7 +97,7 @@ def test_quotas(vendor, limits, left):
 def test_cores_of_several_cards_count_once_for_each_card(limit, covered):
     """Iluvatar's admission sets the total of all cards: 200 for two, which is 100 on each."""
     cache = cache_of(Node(name="n"))
-    cache.quotas.upsert(QuotaLimits(namespace="default", name="q", uid="uid", limits={V150.cores: limit}))
+    cache.quotas.upsert(QuotaLimits(namespace="default", name="q", uid="uid", limits={V150.resources.cores: limit}))
     assert cache.quota_allows("default", pod(container(given(V150, 2, None, 200)))) is covered
 
 
@@ -107,13 +109,14 @@ def test_cores_of_several_cards_count_once_for_each_card(limit, covered):
 ])
 def test_iluvatar_containers_know_their_name(wire, env):
     asking = wire | {"resources": {"limits": given(V150, 1)}}
-    assert admit(V150, {}, asking).container.get("env") == env
+    assert admit(V150, asking).container.get("env") == env
 
 
-CAPABLE = {MLU.count: "4", MLU.cores: "400", MLU.memory: "400", AMD.count: "1"}
+CAPABLE = {MLU.resources.count: "4", MLU.resources.cores: "400", MLU.resources.memory: "400", AMD.resources.count: "1"}
 REGISTERED = {
-    DCU.register: "DCU-a,30,32752,100,DCU-K100_AI,0,true:", DCU.handshake: "Reported",
-    AMD.register: '[{"id":"amd-0","count":10,"devmem":196608,"devcore":304,"type":"AMD MI300X","health":true}]'}
+    DCU.annotations.register: "DCU-a,30,32752,100,DCU-K100_AI,0,true:", DCU.annotations.handshake: "Reported",
+    AMD.annotations.register: '[{"id":"amd-0","count":10,"devmem":196608,"devcore":304,"type":"AMD MI300X",'
+                              '"health":true}]'}
 
 
 @pytest.mark.parametrize("vendor, lock", [(DCU, NODE_LOCK), (AMD, NODE_LOCK), (MLU, "cambricon.com/dsmlu.lock")],
@@ -126,7 +129,7 @@ def test_pods_whose_init_containers_alone_ask_for_devices_lock_the_node(vendor, 
     assert cache.reservations.get(asking.ref.uid).lock_keys == (lock,)
 
 
-@pytest.mark.parametrize("capacity, offered", [(CAPABLE, True), ({AMD.count: "0"}, False), ({}, False)],
+@pytest.mark.parametrize("capacity, offered", [(CAPABLE, True), ({AMD.resources.count: "0"}, False), ({}, False)],
                          ids=["some", "none", "not said"])
 def test_amd_cards_count_while_the_kubelet_has_any(capacity, offered):
     cache = cache_of(Node(name="n", annotations=REGISTERED, capacity=capacity, allocatable=capacity))

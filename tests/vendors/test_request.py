@@ -4,15 +4,17 @@ import pytest
 from pytest import param
 
 from hami.errors import MalformedInput
-from hami.vendors.admission import Draft, check_amounts
-from hami.vendors.request import amounts, device_request, device_requests
+from hami.vendors.admission import check_amounts
+from hami.vendors.draft import PodDraft
+from hami.vendors.request import device_request, device_requests
 from tests.builders import NVIDIA, ONLY_NVIDIA, container, nvidia, request
 
 GPU, MEMORY, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
 
 
 def draft(limits):
-    return Draft(NVIDIA, {}, {"name": "c", "resources": {"limits": limits}})
+    (draft,) = PodDraft({"spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]}}).containers
+    return draft.seen_with(NVIDIA.resources)
 
 
 @pytest.mark.parametrize("limits, requests, expected", [
@@ -33,7 +35,8 @@ def test_a_percentage_is_clamped(percent, expected):
 
 
 def test_amounts_leave_out_names_that_are_not_in_use():
-    assert amounts(nvidia(resource_core_name=""), {"": "1", GPU: "1", "nvidia.com/gpucores": "5"}, {}) == {GPU: "1"}
+    resources = nvidia(resource_core_name="").resources
+    assert resources.amounts({"": "1", GPU: "1", "nvidia.com/gpucores": "5"}, {}) == {GPU: "1"}
 
 
 @pytest.mark.parametrize("text", ["1.5", "-1", "500m", "9999999999999", "x", "", "NaN", "9" * 5000])

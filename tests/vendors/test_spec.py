@@ -3,11 +3,12 @@
 import pytest
 
 from hami.errors import MalformedInput
-from hami.vendors.admission import admit
-from hami.vendors.spec import Catalog, Vendor
+from hami.vendors.spec import Catalog, Decision, Resources, Vendor
 from tests.builders import gpu, request
+from tests.vendors.rows import admit
 
-PLAIN = Vendor(key="X", count="x.io/card", inventory=lambda vendor, node: None)
+DECISION = Decision(inventory=lambda vendor, node: None)
+PLAIN = Vendor(key="X", resources=Resources(count="x.io/card"), decision=DECISION)
 
 
 @pytest.mark.parametrize("container, found", [
@@ -15,13 +16,13 @@ PLAIN = Vendor(key="X", count="x.io/card", inventory=lambda vendor, node: None)
     ({"resources": {"limits": {"x.io/card": "1"}}}, True), ({"resources": {"requests": {"x.io/card": "1"}}}, True),
 ])
 def test_common_admission_changes_nothing(container, found):
-    admission = admit(PLAIN, {}, container)
+    admission = admit(PLAIN, container)
     assert admission.container is container
-    assert (admission.found, admission.pod_spec) == (found, {})
+    assert (admission.requests_devices, admission.pod_spec) == (found, {})
 
 
 def test_resources_that_have_no_name_are_left_out():
-    assert PLAIN.resources == ("x.io/card",)
+    assert PLAIN.resources.names == ("x.io/card",)
 
 
 @pytest.mark.parametrize("asked, need", [
@@ -34,10 +35,10 @@ def test_memory_on_a_device(asked, need):
 
 def test_amounts_that_cannot_be_used_are_refused_by_all():
     with pytest.raises(MalformedInput, match="invalid x.io/card value 1.5 in container c: must be an integer"):
-        admit(PLAIN, {}, {"name": "c", "resources": {"limits": {"x.io/card": "1.5"}}})
+        admit(PLAIN, {"name": "c", "resources": {"limits": {"x.io/card": "1.5"}}})
 
 
-CARDS = Vendor(key="Y", count="y.io/card", memory="y.io/memory", inventory=lambda vendor, node: None)
+CARDS = Vendor(key="Y", resources=Resources(count="y.io/card", memory="y.io/memory"), decision=DECISION)
 
 
 def test_a_catalog_finds_vendors_by_key_and_by_resource():
@@ -48,11 +49,11 @@ def test_a_catalog_finds_vendors_by_key_and_by_resource():
     assert catalog.requested_by({"cpu": "1"}) == ()
 
 
-@pytest.mark.parametrize("other, says", [
-    (dict(key="X", count="z.io/card"), "vendor: expected a key that no other vendor has: 'X'"),
-    (dict(key="Z", count="x.io/card"), "vendor Z: expected a name of its own, this one is X's: 'x.io/card'"),
+@pytest.mark.parametrize("key, count, says", [
+    ("X", "z.io/card", "vendor: expected a key that no other vendor has: 'X'"),
+    ("Z", "x.io/card", "vendor Z: expected a name of its own, this one is X's: 'x.io/card'"),
 ], ids=["one key", "one resource"])
-def test_two_vendors_may_not_share(other, says):
+def test_two_vendors_may_not_share(key, count, says):
     with pytest.raises(MalformedInput) as caught:
-        Catalog([PLAIN, Vendor(inventory=lambda vendor, node: None, **other)])
+        Catalog([PLAIN, Vendor(key=key, resources=Resources(count=count), decision=DECISION)])
     assert str(caught.value) == says

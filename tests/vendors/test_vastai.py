@@ -26,10 +26,10 @@ FOUR = dies("1", "1", "2", "3")
 ])
 @pytest.mark.parametrize("policy", NodePolicy)
 def test_node_score_is_higher_where_dies_share_a_card(usages, placement, score, policy):
-    assert VASTAI.node_score(usages, placement, policy) == score
+    assert VASTAI.decision.node_score(usages, placement, policy) == score
 
 
 def test_devices_count_100_cores_whatever_is_registered():
     text = '[{"id":"d0","count":1,"devmem":16384,"type":"Vastai","health":true,"custominfo":{"AIC":"7"}}]'
-    (device,) = VASTAI.inventory(VASTAI, node("n", annotations={"hami.io/node-va-register": text}))
+    (device,) = VASTAI.decision.inventory(VASTAI, node("n", annotations={"hami.io/node-va-register": text}))
     assert (device.cores, device.info, device.vendor) == (100, {"AIC": "7"}, "Vastai")

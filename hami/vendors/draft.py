@@ -1,0 +1,187 @@
+"""A new pod in admission: the draft of the pod and of its containers, which vendors change through setters."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from hami.codec.pods import convert_pod
+from hami.errors import MalformedInput, PodRefused
+from hami.model import Container, Pod
+from hami.quantity import rounded_up
+from hami.vendors.resources import Resources
+
+
+class PodDraft:
+    """A pod with the changes of admission. The object that came in is never modified.
+
+    *wire*, *decoded*: the pod as it came in. *requests_devices*: a vendor has found that a container requests its
+    devices.
+    """
+
+    def __init__(self, wire: Mapping[str, Any]) -> None:
+        """Decodes *wire*, a pod from JSON. Raises: MalformedInput."""
+        self.decoded = convert_pod(wire)
+        self.requests_devices = False
+        self.wire = wire
+        self._spec: dict[str, Any] = {}
+        self._annotations: dict[str, str] = {}
+
+    @cached_property
+    def containers(self) -> tuple[ContainerDraft, ...]:
+        """The containers that are part of the pod from the beginning, init containers first."""
+        spec = self.wire.get("spec") or {}
+        wires = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+        return tuple(ContainerDraft(pod=self, wire=wire, decoded=container, limits=dict(container.limits),
+                                    requests=dict(container.requests))
+                     for wire, container in zip(wires, self.decoded.containers, strict=True))
+
+    def annotation(self, key: str) -> str | None:
+        """Returns the annotation *key*, including changes."""
+        return self._annotations.get(key, self.decoded.annotations.get(key))
+
+    def set_annotation(self, key: str, value: str) -> None:
+        """Sets an annotation."""
+        if self.annotation(key) != value:
+            self._annotations[key] = value
+
+    def set_scheduler(self, name: str) -> None:
+        """Sets the scheduler that places the pod."""
+        if self.decoded.scheduler_name != name:
+            self._spec["schedulerName"] = name
+
+    def set_runtime_class(self, name: str) -> None:
+        """Sets the runtime class, if *name* is not empty and the pod has none."""
+        if name and not (self.wire.get("spec") or {}).get("runtimeClassName"):
+            self._spec.setdefault("runtimeClassName", name)
+
+    def set_requests_devices(self) -> None:
+        """Records that a container requests devices."""
+        self.requests_devices = True
+
+    def changed(self) -> Pod:
+        """Returns the decoded pod with the changes in its annotations and in the amounts of its containers."""
+        return replace(
+            self.decoded, annotations={**self.decoded.annotations, **self._annotations},
+            containers=tuple(replace(draft.decoded, limits=draft.limits, requests=draft.requests)
+                             for draft in self.containers))
+
+    def render(self) -> Mapping[str, Any]:
+        """Returns the pod with the changes, for the API server; the same object if there are none."""
+        wire_spec, rendered = self.wire.get("spec") or {}, [draft.render() for draft in self.containers]
+        spec, changed = dict(self._spec), dict[str, Any]()
+        for name in ("initContainers", "containers"):
+            before = wire_spec.get(name) or ()
+            after, rendered = rendered[:len(before)], rendered[len(before):]
+            if any(map(operator.is_not, after, before)):
+                spec[name] = after
+        if spec:
+            changed["spec"] = {**wire_spec, **spec}
+        if self._annotations:
+            annotations = {**self.decoded.annotations, **self._annotations}
+            changed["metadata"] = {**(self.wire.get("metadata") or {}), "annotations": annotations}
+        return {**self.wire, **changed} if changed else self.wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ContainerDraft:
+    """A container with the changes of admission, as one vendor sees it.
+
+    *wire*, *decoded*: the container as it came in. *resources*: those of the vendor. *limits*, *requests*: the
+    quantities as text, with the changes. *env*: the environment variables that admission sets.
+    """
+
+    pod: PodDraft
+    decoded: Container
+    wire: Mapping[str, Any]
+    resources: Resources = Resources()
+    limits: dict[str, str]
+    requests: dict[str, str]
+    env: dict[str, str] = field(default_factory=dict)
+
+    def seen_with(self, resources: Resources) -> ContainerDraft:
+        """Returns the same draft for the vendor with *resources*: its changes are changes of this one."""
+        return replace(self, resources=resources)
+
+    @property
+    def name(self) -> str:
+        """The container's name."""
+        return self.decoded.name
+
+    @property
+    def is_privileged(self) -> bool:
+        """Reports whether the container runs privileged and so sees all devices of its node."""
+        context = self.wire.get("securityContext")
+        return isinstance(context, dict) and context.get("privileged") is True
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The amounts for the vendor, by resource name."""
+        return self.resources.amounts(self.limits, self.requests)
+
+    def rounded(self, name: str) -> int | None:
+        """Returns the amount of *name*, rounded up; ``None`` if it is not given. Raises: PodRefused."""
+        text = self.given.get(name)
+        return None if text is None else self.parse(name, text)
+
+    def parse(self, name: str, text: str) -> int:
+        """Returns *text*, an amount of *name*, rounded up. Raises: PodRefused."""
+        try:
+            return rounded_up(text)
+        except MalformedInput as error:
+            raise self.invalid(name, text, error.problem) from error
+
+    def invalid(self, name: str, value: object, problem: str) -> PodRefused:
+        """Returns the error for an invalid amount of *name*."""
+        return PodRefused(f"invalid {name} value {value} in container {self.name}: {problem}")
+
+    def set_limit(self, name: str, value: int) -> None:
+        """Sets the limit of *name*."""
+        self.limits[name] = str(value)
+
+    def set_request(self, name: str, value: int) -> None:
+        """Sets the request of *name*."""
+        self.requests[name] = str(value)
+
+    def set_amount(self, name: str, value: int) -> None:
+        """Sets the limit of *name*, and the request if there is one: Kubernetes requires both to be equal."""
+        self.set_limit(name, value)
+        if name in self.requests:
+            self.set_request(name, value)
+
+    def set_env(self, name: str, value: str) -> None:
+        """Sets an environment variable, in place of one of the same name. Raises: MalformedInput as `entries`."""
+        self.entries("env")
+        self.env[name] = value
+
+    @property
+    def variables(self) -> list[tuple[str, str | None]]:
+        """The environment variables that the container sets itself, in order; ``None`` if not a literal."""
+        return [(name, value if isinstance(value := entry.get("value"), str) else None)
+                for entry in self.entries("env") if isinstance(name := entry.get("name"), str)]
+
+    def entries(self, field: str) -> list[Mapping[str, Any]]:
+        """Returns a field of the container that is a list of mappings, such as ``env``. Raises: MalformedInput."""
+        entries = self.wire.get(field) or []
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise MalformedInput(field, entries, "expected a list of mappings")
+        return entries
+
+    def render(self) -> Mapping[str, Any]:
+        """Returns the container with the changes, for the API server; the same object if there are none."""
+        changed: dict[str, Any] = {}
+        resources = self.wire.get("resources") or {}
+        for part, before, after in (("limits", self.decoded.limits, self.limits),
+                                    ("requests", self.decoded.requests, self.requests)):
+            if before != after:
+                added = {name: text for name, text in after.items() if before.get(name) != text}
+                resources = changed["resources"] = {**resources, part: {**(resources.get(part) or {}), **added}}
+        if self.env:
+            kept = [entry for entry in self.entries("env") if entry.get("name") not in list(self.env)]
+            env = [*kept, *({"name": name, "value": value} for name, value in self.env.items())]
+            if env != self.entries("env"):
+                changed["env"] = env
+        return {**self.wire, **changed} if changed else self.wire

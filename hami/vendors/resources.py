@@ -1,0 +1,94 @@
+"""The resources of a vendor: the names under which containers request devices, the units and the defaults."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hami.model import Container, Request
+from hami.quantity import INT32_MAX, strict_integer
+
+MEBIBYTE = 1 << 20
+
+
+class CoreUnit(enum.Enum):
+    """The unit of cores in requests and, if different, on devices and in allocations."""
+
+    PERCENT = "percent of a device"
+    SIXTEENTHS = "sixteenths of a device"
+    COMPUTE_UNITS = "percent of a device in requests, else compute units, whose number depends on the device"
+    MASK = "a number in requests, else a bit mask with one bit for each core"
+
+    @property
+    def is_request_unit(self) -> bool:
+        """Reports whether allocations have the unit of requests, so that a ResourceQuota can limit them."""
+        return self in (CoreUnit.PERCENT, CoreUnit.SIXTEENTHS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """The resources that containers request. A resource name is empty if the vendor has none."""
+
+    count: str = ""  # resource name: the number of devices
+    memory: str = ""  # resource name: memory of each device, in units of *memory_factor* MiB
+    memory_percent: str = ""  # resource name: memory of each device, in percent of the device
+    cores: str = ""  # resource name: cores of each device, in *core_unit*
+    priority: str = ""  # resource name: the priority of the container's tasks on the devices
+    limits_only: bool = False  # only limits count, requests do not
+    memory_factor: int = 1  # MiB for one unit of *memory*
+    memory_units: bool = False  # memory may have a binary suffix (``512Mi``), which takes the place of *memory_factor*
+    core_unit: CoreUnit = CoreUnit.PERCENT
+    default_memory: int = 0  # MiB of each device for a container that requests no memory; 0: the whole device
+    default_cores: int = 0  # cores of each device for a container that requests no cores
+    amounts_are_totals: bool = False  # memory and cores are for all devices of a container together
+    defaults_to_all_cores: bool = False  # admission requests all cores when only a device count is given
+    no_cores_annotation: tuple[str, str] = ("", "")  # key and value: pods that have it take no cores; empty: all do
+
+    # Descriptions for users, in ``hami vendors``; empty where they follow from the other fields.
+    memory_description: str = ""  # the unit of memory
+    cores_description: str = ""  # the unit of cores
+    default_description: str = ""  # the amounts of a container that requests only a device count
+
+    # Returns the request of a container, given the vendor's key. Default: :func:`hami.vendors.request.common_request`.
+    parse_request: Callable[[str, Resources, Container], Request | None] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All resource names that are not empty."""
+        names = (self.count, self.memory, self.memory_percent, self.cores, self.priority)
+        return tuple(name for name in names if name)
+
+    @property
+    def has_memory(self) -> bool:
+        """Reports whether pods can request memory."""
+        return bool(self.memory or self.memory_percent)
+
+    def takes_cores(self, annotation: Callable[[str], str | None]) -> bool:
+        """Reports whether a pod takes the cores that it requests. *annotation* looks up its annotations by key."""
+        key, value = self.no_cores_annotation
+        return not key or annotation(key) != value
+
+    def amounts(self, limits: Mapping[str, str], requests: Mapping[str, str]) -> dict[str, str]:
+        """Returns the amount of each resource except the priority: the limit, else the request."""
+        names = (self.count, self.memory, self.memory_percent, self.cores)
+        second = {} if self.limits_only else requests
+        return {name: text for name in names if name and (text := limits.get(name, second.get(name))) is not None}
+
+    def parse_amount(self, name: str, text: str) -> int | None:
+        """Returns an amount of the resource *name*, memory in MiB; ``None`` if it is invalid.
+
+        A percentage is clamped later, so it may be any integer.
+        """
+        value = strict_integer(text)
+        if value is None or (value < 0 and name != self.memory_percent):
+            return None
+        if name == self.memory and value:
+            value = self.to_mib(value, is_binary=text.endswith("i"))
+            if value == 0:
+                return None  # rounded down to 0, which would mean the whole device
+        return value if value <= INT32_MAX else None
+
+    def to_mib(self, memory: int, *, is_binary: bool) -> int:
+        """Returns *memory* in MiB. *is_binary*: it has a binary suffix."""
+        return memory // MEBIBYTE if is_binary and self.memory_units else memory * max(self.memory_factor, 1)
