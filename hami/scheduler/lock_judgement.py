@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,8 +15,6 @@ DELETED_S = 10.0
 """The holder was deleted after it was bound and before its device plugin answered. Its kubelet may still call Allocate
 for it, and a plugin that trusts the lock would then serve the next holder's devices to that call, and serve every later
 pod the devices of its predecessor. A kubelet hears of a deletion within a second; the rest is for a slow one."""
-KUBELET_S = 3.0
-"""The same since the kubelet has renewed its Lease after the deletion: one that stood still may call Allocate first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +68,10 @@ class NoHolder:
 @dataclass(frozen=True, slots=True)
 class GoneHolder:
     """The pod was found deleted *gone_for_s* seconds ago. *was_allocating*: it may have been bound and still without an
-    answer of its device plugin; ``None`` if it is not known which pod of that name it was. *kubelet_seen_for_s*: since
-    the kubelet was first seen alive after that; 0 if it has not been, infinite if its Lease cannot be read."""
+    answer of its device plugin; ``None`` if it is not known which pod of that name it was."""
 
     gone_for_s: float
     was_allocating: bool | None = None
-    kubelet_seen_for_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +106,11 @@ def _rows(lock: LockFacts, holder: Holder) -> Iterable[tuple[bool, Judgement]]:
                 # its writer was killed before it bound its pod, and will send no Binding
                 (lock.inherited_for_s > INHERITED_S and not is_awaited, Replace()),
             )
-        case GoneHolder(gone_for_s, was_allocating, kubelet_seen_for_s):
+        case GoneHolder(gone_for_s, was_allocating):
             return (
                 (was_allocating is False, Replace()),
                 (was_allocating is None and is_late, Replace()),
-                (gone_for_s > DELETED_S and kubelet_seen_for_s > KUBELET_S, Replace()),
-                (gone_for_s > lock.allocation_timeout_s, Replace()),
+                (gone_for_s > DELETED_S, Replace()),
             )
         case PodHolder(node=node):
             has_finished = bool(node) and holder.bind_phase in (BindPhase.SUCCESS, BindPhase.FAILED)

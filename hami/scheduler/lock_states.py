@@ -8,9 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
-
-T = TypeVar("T")
+from typing import NamedTuple
 
 PLACE_S = 60.0
 """Seconds for which a pod whose bind has waited in vain keeps its place: kube-scheduler tries it again meanwhile."""
@@ -49,13 +47,13 @@ class LockState:
     leftover: str = ""
     written: tuple[str, str] = ("", "")
     kept: str = ""
-    _noted: dict[str, tuple[str, Any]] = field(default_factory=dict)
+    _noted: dict[str, tuple[str, float]] = field(default_factory=dict)
 
-    def note(self, fact: str, text: str, value: T) -> T:
-        """Returns the value that was first noted for *fact* about the lock *text*: *value* unless it was before."""
-        noted: tuple[str, T] | None = self._noted.get(fact)
+    def note_since(self, fact: str, text: str, clock: float) -> float:
+        """Returns when *fact* was first noted about the lock *text*, which is now unless it was noted before."""
+        noted = self._noted.get(fact)
         if noted is None or noted[0] != text:
-            noted = self._noted[fact] = text, value
+            noted = self._noted[fact] = text, clock
         return noted[1]
 
     def record_leftover(self, text: str) -> None:

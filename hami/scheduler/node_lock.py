@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from datetime import datetime
 
 from hami.cache.binding import failed_allocation
@@ -41,7 +39,6 @@ ATTEMPTS = 5  # conflicts in a row, each followed by a fresh look at the node
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # names that a namespace or a pod can have
 
-KUBELET_LEASES = "kube-node-lease"  # the namespace
 VENDOR_ALLOCATION_S = 120.0
 """Seconds after which a vendor's own lock may be taken over. Source: HAMi v2.10, cambricon/device.go."""
 
@@ -212,7 +209,7 @@ class NodeLocks:
         if parsed is None or facts.is_leftover:
             return judge(facts, NoHolder(is_awaited=False))
         if self._is_orphaned(text, state):
-            return self._judge_gone(facts, text, state, self._pods.was_allocating(state.written[1]))
+            return judge(facts, self._gone(text, state, self._pods.was_allocating(state.written[1])))
         if parsed.holder is None:
             judgement = judge(facts, NoHolder(is_awaited=lock.key == NODE_LOCK))
             return judgement if isinstance(judgement, Keep) else judge(facts, NoHolder(self._is_awaited(lock)))
@@ -221,7 +218,7 @@ class NodeLocks:
             return judgement
         pod = self._cluster.pod(*parsed.holder)
         if pod is None:
-            return self._judge_gone(facts, text, state, None)
+            return judge(facts, self._gone(text, state))
         self._pods.upsert(pod)
         return judge(facts, PodHolder(
             ref=pod.ref, version=pod.resource_version, node=pod.node_name,
@@ -231,7 +228,7 @@ class NodeLocks:
     def _facts(self, lock: LockId, text: str, state: LockState, parsed: NodeLock | None) -> LockFacts:
         """Returns the facts about the lock, and notes that it has been seen."""
         clock, leading_since, sighting = self._clock(), self._leading_since(), self._nodes.lock_sighting(*lock, text)
-        seen_for_s = clock - state.note("seen", text, clock)
+        seen_for_s = clock - state.note_since("seen", text, clock)
         # otherwise a Binding of this process, also one from an earlier term, may still be on its way
         is_inherited = sighting.at <= leading_since and text != state.written[0]
         return LockFacts(
@@ -240,29 +237,10 @@ class NodeLocks:
             allocation_timeout_s=self._allocation_timeout if lock.key == NODE_LOCK else VENDOR_ALLOCATION_S,
             is_leftover=text == state.leftover, is_readable=parsed is not None)
 
-    def _judge_gone(self, facts: LockFacts, text: str, state: LockState, was_allocating: bool | None) -> Judgement:
-        """Judges the lock *text* of a deleted pod. Notes when the deletion was found, and when the kubelet was seen
-        after that. Raises: ClusterError."""
+    def _gone(self, text: str, state: LockState, was_allocating: bool | None = None) -> GoneHolder:
+        """Returns the deleted holder of *text*, and notes when the deletion was found."""
         clock = self._clock()
-        holder = GoneHolder(clock - state.note("holder gone", text, clock), was_allocating, kubelet_seen_for_s=0.0)
-        judgement = judge(facts, holder)
-        if isinstance(judgement, Replace):
-            return judgement
-        if not (renewed := self._kubelet_renewed(facts.node)):
-            return judge(facts, replace(holder, kubelet_seen_for_s=math.inf))
-        if renewed != state.note("lease of the kubelet", text, renewed):
-            holder = replace(holder, kubelet_seen_for_s=clock - state.note("kubelet seen", text, clock))
-        return judge(facts, holder)
-
-    def _kubelet_renewed(self, node: str) -> str:
-        """Returns when the kubelet has renewed its Lease; empty if there is none that may be read."""
-        try:
-            lease = self._cluster.lease(KUBELET_LEASES, node)
-        except ClusterError as error:
-            if error.status != 403:
-                raise
-            return ""
-        return lease.renew_time if lease is not None else ""
+        return GoneHolder(clock - state.note_since("holder gone", text, clock), was_allocating)
 
     def _is_orphaned(self, text: str, state: LockState) -> bool:
         """Reports whether this process wrote *text* for a pod that is deleted. A later pod of its name does not hold

@@ -7,8 +7,8 @@ from pytest import param
 
 from hami.model import PodRef
 from hami.scheduler.lock_judgement import (
-    DELETED_S, FINISHED_S, INHERITED_S, KUBELET_S, UNBOUND_S, GoneHolder, Keep, LockFacts, NoHolder, PodHolder, Replace,
-    Revoke, judge,
+    DELETED_S, FINISHED_S, INHERITED_S, UNBOUND_S, GoneHolder, Keep, LockFacts, NoHolder, PodHolder, Replace, Revoke,
+    judge,
 )
 
 REF = PodRef("default", "held", "uid")
@@ -55,11 +55,6 @@ def late(by=0.001):
     param(late(), GoneHolder(0.0, True), KEEP, id="deleted just now while it was allocating"),
     param(FRESH, GoneHolder(DELETED_S + 0.1, True), REPLACE, id="deleted while it was allocating"),
     param(FRESH, GoneHolder(0.0, False), REPLACE, id="deleted after its plugin had answered"),
-    param(FRESH, GoneHolder(DELETED_S + 0.1, True, 0.0), KEEP, id="gone, and its kubelet stands still"),
-    param(FRESH, GoneHolder(DELETED_S - 1, True, KUBELET_S + 1), KEEP, id="gone just now, and its kubelet works"),
-    param(FRESH, GoneHolder(DELETED_S + 9, True, KUBELET_S), KEEP, id="gone, and its kubelet works again just now"),
-    param(FRESH, GoneHolder(DELETED_S + 0.1, True, KUBELET_S + 0.1), REPLACE, id="gone, and its kubelet works"),
-    param(FRESH, GoneHolder(300.1, True, 0.0), REPLACE, id="gone, and its kubelet does not come back"),
     # a time only
     param(late(0), NoHolder(False), KEEP, id="a time"),
     param(late(), NoHolder(True), REPLACE, id="an old time"),

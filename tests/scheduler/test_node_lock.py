@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -11,8 +10,7 @@ from pytest import param
 from e2e.eventually import eventually
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NodeLocked, NotFound
-from hami.kube.cluster import LeaseRecord
-from hami.scheduler.lock_judgement import DELETED_S, FINISHED_S, KUBELET_S
+from hami.scheduler.lock_judgement import DELETED_S, FINISHED_S
 from hami.scheduling.sighting import OBSERVED_S
 from hami.vendors.spec import Catalog, Vendor
 from tests.builders import NVIDIA, container, gpu, gpus, node, pod
@@ -215,42 +213,6 @@ def test_a_plugin_that_trusts_the_lock_never_serves_the_next_pod_to_the_call_for
     scene.clock.seconds += DELETED_S + 1
     scene.replica.schedule(scene.fake.pods["default", "next"])
     assert scene.fake.allocate("n1").ref.name == "next"
-
-
-def test_a_kubelet_that_stands_still_and_goes_on_serves_no_pod_the_devices_of_another():
-    """It calls Allocate for the deleted pod as soon as it goes on; HAMi's own plugin trusts the lock then."""
-    scene = Scene(None, *(pod(gpus(1, memory=memory), name=name) for name, memory in (("dead", 1000), ("next", 2000))))
-    lease = LeaseRecord(namespace="kube-node-lease", name="n1", renew_time="t0")
-    scene.fake.put_lease(lease)
-    scene.replica.schedule(scene.fake.pods["default", "dead"])
-    scene.fake.delete_pod("default", "dead")
-    scene.replica.watch()
-    waiting = scene.fake.pods["default", "next"]
-    for seconds in (0, DELETED_S + 1, 60):
-        scene.clock.seconds += seconds
-        with pytest.raises(NodeLocked):
-            scene.replica.schedule(waiting)
-    scene.fake.put_lease(replace(lease, renew_time="t1"))  # it goes on
-    with pytest.raises(NodeLocked):
-        scene.replica.schedule(waiting)
-    assert scene.fake.allocate("n1") is None, "the call for the deleted pod is answered with an error"
-    scene.clock.seconds += KUBELET_S + 1
-    scene.replica.schedule(waiting)
-    assert scene.fake.allocate("n1").ref.name == "next"
-
-
-@pytest.mark.parametrize("lease", ["none", "not readable", "never renewed"])
-def test_a_lock_whose_holder_is_gone_is_not_kept_for_ever(lease):
-    scene = Scene(f"{NOW},default,gone")
-    if lease == "never renewed":
-        scene.fake.put_lease(LeaseRecord(namespace="kube-node-lease", name="n1", renew_time="t0"))
-    elif lease == "not readable":
-        scene.fake.fail("lease", ClusterError("forbidden", 403), times=9)
-    assert not scene.is_taken()
-    scene.clock.seconds += DELETED_S + 1
-    assert scene.is_taken() is (lease != "never renewed")
-    scene.clock.seconds += 300
-    assert lease != "never renewed" or scene.is_taken()
 
 
 @pytest.mark.parametrize("taker", ["b", "a"], ids=["another pod", "the later one"])
