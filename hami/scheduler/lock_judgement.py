@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,7 +15,9 @@ FINISHED_S = 5.0  # the holder has finished, and its device plugin should have r
 DELETED_S = 10.0
 """The holder was deleted after it was bound and before its device plugin answered. Its kubelet may still call Allocate
 for it, and a plugin that trusts the lock would then serve the next holder's devices to that call, and serve every later
-pod the devices of its predecessor. A kubelet hears of a deletion within a second; the rest is for a slow one."""
+pod the devices of its predecessor. A kubelet hears of a deletion within a second, unless it stands still or is cut off.
+It does not renew the Lease of its node then, either, which it does every ten seconds otherwise."""
+RENEWED_S = 3.0  # such a kubelet has renewed its Lease again: it may still finish the call that it had begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +71,13 @@ class NoHolder:
 @dataclass(frozen=True, slots=True)
 class GoneHolder:
     """The pod was found deleted *gone_for_s* seconds ago. *was_allocating*: it may have been bound and still without an
-    answer of its device plugin; ``None`` if it is not known which pod of that name it was."""
+    answer of its device plugin; ``None`` if it is not known which pod of that name it was. *renewed_for_s*: since the
+    kubelet was first seen to have renewed the Lease of its node afterwards; 0 if it has not, infinite without a Lease.
+    """
 
     gone_for_s: float
     was_allocating: bool | None = None
+    renewed_for_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +112,12 @@ def _rows(lock: LockFacts, holder: Holder) -> Iterable[tuple[bool, Judgement]]:
                 # its writer was killed before it bound its pod, and will send no Binding
                 (lock.inherited_for_s > INHERITED_S and not is_awaited, Replace()),
             )
-        case GoneHolder(gone_for_s, was_allocating):
+        case GoneHolder(gone_for_s, was_allocating, renewed_for_s):
             return (
                 (was_allocating is False, Replace()),
                 (was_allocating is None and is_late, Replace()),
-                (gone_for_s > DELETED_S, Replace()),
+                (gone_for_s > DELETED_S and renewed_for_s > RENEWED_S, Replace()),
+                (gone_for_s > lock.allocation_timeout_s, Replace()),
             )
         case PodHolder(node=node):
             has_finished = bool(node) and holder.bind_phase in (BindPhase.SUCCESS, BindPhase.FAILED)

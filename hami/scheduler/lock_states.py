@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 PLACE_S = 60.0
 """Seconds for which a pod whose bind has waited in vain keeps its place: kube-scheduler tries it again meanwhile."""
@@ -47,14 +49,16 @@ class LockState:
     leftover: str = ""
     written: tuple[str, str] = ("", "")
     kept: str = ""
-    _noted: dict[str, tuple[str, float]] = field(default_factory=dict)
+    _noted: dict[str, tuple[str, Any]] = field(default_factory=dict)
 
-    def note_since(self, fact: str, text: str, clock: float) -> float:
-        """Returns when *fact* was first noted about the lock *text*, which is now unless it was noted before."""
+    def note_first(self, fact: str, text: str, value: T) -> T:
+        """Returns the first value of *fact* that was noted about the lock *text*; that is *value* unless there was one
+        before."""
         noted = self._noted.get(fact)
         if noted is None or noted[0] != text:
-            noted = self._noted[fact] = text, clock
-        return noted[1]
+            noted = self._noted[fact] = text, value
+        first: T = noted[1]
+        return first
 
     def record_leftover(self, text: str) -> None:
         """Records that this process may have failed to release the lock *text*."""

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime
 
 from hami.cache.binding import failed_allocation
@@ -35,6 +37,7 @@ from hami.scheduler.lock_states import LockId, LockState, LockStates, Waiter
 log = logging.getLogger(__name__)
 
 RECHECK_S = 1.0  # a bind that works on a lock looks at its holder this often
+NODE_LEASES = "kube-node-lease"  # the namespace of the Leases that kubelets renew
 ATTEMPTS = 5  # conflicts in a row, each followed by a fresh look at the node
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # names that a namespace or a pod can have
@@ -209,7 +212,7 @@ class NodeLocks:
         if parsed is None or facts.is_leftover:
             return judge(facts, NoHolder(is_awaited=False))
         if self._is_orphaned(text, state):
-            return judge(facts, self._gone(text, state, self._pods.was_allocating(state.written[1])))
+            return self._judge_gone(facts, text, state, self._pods.was_allocating(state.written[1]))
         if parsed.holder is None:
             judgement = judge(facts, NoHolder(is_awaited=lock.key == NODE_LOCK))
             return judgement if isinstance(judgement, Keep) else judge(facts, NoHolder(self._is_awaited(lock)))
@@ -218,7 +221,7 @@ class NodeLocks:
             return judgement
         pod = self._cluster.pod(*parsed.holder)
         if pod is None:
-            return judge(facts, self._gone(text, state))
+            return self._judge_gone(facts, text, state)
         self._pods.upsert(pod)
         return judge(facts, PodHolder(
             ref=pod.ref, version=pod.resource_version, node=pod.node_name,
@@ -228,7 +231,7 @@ class NodeLocks:
     def _facts(self, lock: LockId, text: str, state: LockState, parsed: NodeLock | None) -> LockFacts:
         """Returns the facts about the lock, and notes that it has been seen."""
         clock, leading_since, sighting = self._clock(), self._leading_since(), self._nodes.lock_sighting(*lock, text)
-        seen_for_s = clock - state.note_since("seen", text, clock)
+        seen_for_s = clock - state.note_first("seen", text, clock)
         # otherwise a Binding of this process, also one from an earlier term, may still be on its way
         is_inherited = sighting.at <= leading_since and text != state.written[0]
         return LockFacts(
@@ -237,10 +240,31 @@ class NodeLocks:
             allocation_timeout_s=self._allocation_timeout if lock.key == NODE_LOCK else VENDOR_ALLOCATION_S,
             is_leftover=text == state.leftover, is_readable=parsed is not None)
 
-    def _gone(self, text: str, state: LockState, was_allocating: bool | None = None) -> GoneHolder:
-        """Returns the deleted holder of *text*, and notes when the deletion was found."""
+    def _judge_gone(self, facts: LockFacts, text: str, state: LockState,
+                    was_allocating: bool | None = None) -> Judgement:
+        """Judges the lock *text* of a deleted holder, and notes when the deletion was found, and when the kubelet was
+        seen to have renewed its Lease since. Raises: ClusterError."""
         clock = self._clock()
-        return GoneHolder(clock - state.note_since("holder gone", text, clock), was_allocating)
+        holder = GoneHolder(clock - state.note_first("holder gone", text, clock), was_allocating, renewed_for_s=0.0)
+        if not isinstance(judgement := judge(facts, holder), Keep):
+            return judgement
+        renewal = self._renewal(facts.node)
+        if renewal is None:
+            return judge(facts, replace(holder, renewed_for_s=math.inf))
+        if renewal == state.note_first("renewal", text, renewal):
+            return judgement
+        return judge(facts, replace(holder, renewed_for_s=clock - state.note_first("renewed", text, clock)))
+
+    def _renewal(self, node: str) -> str | None:
+        """Returns when the kubelet of *node* last renewed its Lease; ``None`` without one, or if it may not be read.
+        Raises: ClusterError."""
+        try:
+            lease = self._cluster.lease(NODE_LEASES, node)
+        except ClusterError as error:
+            if error.status == 403:  # the role of an earlier version, or of HAMi's chart
+                return None
+            raise
+        return lease.renew_time if lease is not None else None
 
     def _is_orphaned(self, text: str, state: LockState) -> bool:
         """Reports whether this process wrote *text* for a pod that is deleted. A later pod of its name does not hold

@@ -7,8 +7,8 @@ from pytest import param
 
 from hami.model import PodRef
 from hami.scheduler.lock_judgement import (
-    DELETED_S, FINISHED_S, INHERITED_S, UNBOUND_S, GoneHolder, Keep, LockFacts, NoHolder, PodHolder, Replace, Revoke,
-    judge,
+    DELETED_S, FINISHED_S, INHERITED_S, RENEWED_S, UNBOUND_S, GoneHolder, Keep, LockFacts, NoHolder, PodHolder, Replace,
+    Revoke, judge,
 )
 
 REF = PodRef("default", "held", "uid")
@@ -54,7 +54,13 @@ def late(by=0.001):
     param(late(), GoneHolder(0.0), REPLACE, id="gone, of an old lock"),
     param(late(), GoneHolder(0.0, True), KEEP, id="deleted just now while it was allocating"),
     param(FRESH, GoneHolder(DELETED_S + 0.1, True), REPLACE, id="deleted while it was allocating"),
-    param(FRESH, GoneHolder(0.0, False), REPLACE, id="deleted after its plugin had answered"),
+    param(FRESH, GoneHolder(DELETED_S + 0.1, True, 0.0), KEEP, id="deleted, and its kubelet stands still"),
+    param(FRESH, GoneHolder(DELETED_S + 0.1, True, RENEWED_S), KEEP, id="deleted, and its kubelet goes on just now"),
+    param(FRESH, GoneHolder(DELETED_S + 0.1, True, RENEWED_S + 0.1), REPLACE, id="deleted, and its kubelet goes on"),
+    param(FRESH, GoneHolder(DELETED_S, True, DELETED_S), KEEP, id="deleted just now, its Lease renewed"),
+    param(FRESH, GoneHolder(300.1, True, 0.0), REPLACE, id="deleted, and its kubelet is gone, too"),
+    param(FRESH, GoneHolder(DELETED_S + 0.1, None, 0.0), KEEP, id="gone, and its kubelet stands still"),
+    param(FRESH, GoneHolder(0.0, False, 0.0), REPLACE, id="deleted after its plugin had answered"),
     # a time only
     param(late(0), NoHolder(False), KEEP, id="a time"),
     param(late(), NoHolder(True), REPLACE, id="an old time"),

@@ -10,7 +10,8 @@ from pytest import param
 from e2e.eventually import eventually
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NodeLocked, NotFound
-from hami.scheduler.lock_judgement import DELETED_S, FINISHED_S
+from hami.kube.cluster import LeaseRecord
+from hami.scheduler.lock_judgement import DELETED_S, FINISHED_S, RENEWED_S
 from hami.scheduling.sighting import OBSERVED_S
 from hami.vendors.spec import Catalog, Vendor
 from tests.builders import NVIDIA, container, gpu, gpus, node, pod
@@ -213,6 +214,39 @@ def test_a_plugin_that_trusts_the_lock_never_serves_the_next_pod_to_the_call_for
     scene.clock.seconds += DELETED_S + 1
     scene.replica.schedule(scene.fake.pods["default", "next"])
     assert scene.fake.allocate("n1").ref.name == "next"
+
+
+def test_a_kubelet_that_stands_still_keeps_the_lock_of_a_deleted_pod_until_it_goes_on():
+    """For 13 s; then it renews its Lease, and calls Allocate for the deleted pod."""
+    scene = Scene(None, *(pod(gpus(1, memory=memory), name=name) for name, memory in (("dead", 1000), ("next", 2000))))
+    scene.fake.put_lease(LeaseRecord(namespace="kube-node-lease", name="n1", renew_time=NOW))
+    scene.replica.schedule(scene.fake.pods["default", "dead"])
+    scene.fake.delete_pod("default", "dead")
+    scene.replica.watch()
+
+    def is_bound():
+        try:
+            scene.replica.schedule(scene.fake.pods["default", "next"])
+        except NodeLocked:
+            return False
+        return True
+    assert not is_bound()
+    scene.clock.seconds += 13
+    assert not is_bound()
+    scene.fake.put_lease(LeaseRecord(namespace="kube-node-lease", name="n1", renew_time="2026-08-21T12:00:13Z"))
+    assert not is_bound()
+    assert scene.fake.allocate("n1") is None, "the call for the deleted pod is answered with an error"
+    scene.clock.seconds += RENEWED_S + 1
+    assert is_bound() and scene.fake.allocate("n1").ref.name == "next"
+
+
+def test_a_lease_that_may_not_be_read_is_no_reason_to_wait():
+    """With the role of an earlier version, or of HAMi's chart."""
+    scene = Scene(f"{NOW},default,gone")
+    scene.fake.fail("lease", ClusterError("forbidden", 403), times=10)
+    assert not scene.is_taken()
+    scene.clock.seconds += DELETED_S + 1
+    assert scene.is_taken()
 
 
 @pytest.mark.parametrize("taker", ["b", "a"], ids=["another pod", "the later one"])
