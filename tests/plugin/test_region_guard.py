@@ -1,8 +1,6 @@
 """Containers that enlarge their region: truncated, logged once, reported in events."""
 
 import os
-import shutil
-import subprocess
 
 import pytest
 
@@ -90,21 +88,3 @@ def test_a_directory_that_cannot_be_read_is_logged_once(node, caplog):
     node.guard.shrink()
     node.guard.shrink()
     assert [one.message for one in caplog.records] == ["sizes of regions cannot be checked"]
-
-
-def test_a_region_that_cannot_be_truncated_is_reported_as_such(node, caplog):
-    """Its container executes it."""
-    region = node.region("u-1")
-    shutil.copyfile(shutil.which("sleep"), region)
-    region.chmod(0o777)
-    os.truncate(region, 9_000_000)
-    with subprocess.Popen([region, "60"]) as process:
-        node.guard.shrink()
-        node.guard.shrink()
-        process.kill()
-    [(pod, kind, reason, message)] = node.events.recorded
-    assert (pod, kind, reason) == ("default/p", "Warning", "RegionEnlarged")
-    assert message == ("container c has enlarged its shared region, which cannot be truncated and was replaced: the "
-                       "monitor ends the containers of the pod")
-    assert region.stat().st_size == REGION_SIZE
-    assert len(caplog.records) == 1
