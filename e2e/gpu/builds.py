@@ -15,6 +15,7 @@ FOLDER = ROOT / "libvgpu" / "build" / "gpu"
 """Ignored by git. ``carry`` takes it to the other machine."""
 HAMI_CORE = "hami-core.so"
 
+
 def pack(folder: Path = FOLDER, hami_core: Path | None = None) -> list[str]:
     """Builds all of it into *folder*; returns lines to print. *hami_core*: a library of HAMi-core to compare with.
 
@@ -47,8 +48,7 @@ class Packed(Builds):
         """Raises: Unavailable if it is not there."""
         super().__init__(folder)
         if not (folder / "libvgpu.so").exists():
-            raise Unavailable(f"{folder} is missing: python -m e2e.gpu --pack makes it where there are a compiler and a "
-                              "network")
+            raise Unavailable(f"{folder} is missing: python -m e2e.gpu --pack makes it, with a compiler and a network")
 
     @property
     def driver(self) -> Path:  # type: ignore[override]
