@@ -285,7 +285,8 @@ class Pod:
     """The fields of a pod that HAMi reads. *containers*: init containers first, then app containers.
 
     *init_done*: every init container that is not a sidecar has terminated with exit code 0 (false if there is none).
-    *admitted*: the kubelet has admitted it, so its devices have been allocated.
+    *admitted*: the kubelet has admitted it, so its devices have been allocated. *nominated_node*: the node on which
+    kube-scheduler makes room for it.
     """
 
     ref: PodRef
@@ -300,6 +301,8 @@ class Pod:
     admitted: bool = False
     deleting: bool = False
     created: str = ""
+    priority: int = 0
+    nominated_node: str = ""
 
     @property
     def is_terminated(self) -> bool:

@@ -43,6 +43,7 @@ class _Spec(msgspec.Struct, rename="camel", gc=False):
     containers: list[_Container] | None = None
     node_name: str | None = ""
     scheduler_name: str | None = ""
+    priority: int | None = 0
 
     @property
     def all_containers(self) -> list[_Container]:
@@ -77,6 +78,7 @@ class PodCondition(msgspec.Struct, rename="camel", frozen=True):
 
 class _Status(msgspec.Struct, rename="camel", gc=False):
     phase: str | None = ""
+    nominated_node_name: str | None = ""
     start_time: str | None = None
     pod_ip: str | None = msgspec.field(name="podIP", default="")
     init_container_statuses: list[_ContainerStatus] | None = None
@@ -171,6 +173,8 @@ def _pod(wire: _Pod) -> Pod:
         admitted=bool(status.start_time),
         deleting=meta.deletion_timestamp is not None,
         created=meta.creation_timestamp or "",
+        priority=spec.priority or 0,
+        nominated_node=status.nominated_node_name or "",
     )
 
 

@@ -43,13 +43,15 @@ class Choice:
 class Refusal:
     """No node fits *pod_request*. *groups*: the known nodes by the reasons for which they do not fit.
 
-    *unknown*: names without any devices. *budgets*: those of the namespace that played a part, by vendor.
+    *unknown*: names without any devices. *budgets*: those of the namespace that played a part, by vendor. *resolvable*:
+    the nodes where the end of a pod of lower priority could make room.
     """
 
     pod_request: PodRequest
     groups: tuple[tuple[Unfit, tuple[str, ...]], ...]
     unknown: tuple[str, ...] = ()
     budgets: Mapping[str, Budget] = field(default_factory=dict)
+    resolvable: frozenset[str] = frozenset()
 
     @property
     def nodes(self) -> int:

@@ -330,7 +330,7 @@ class PodCache:
     def _refine(self, pod: Pod, most: Mapping[str, int]) -> None:
         """Books what the edited annotations of *pod* say in more detail than before; else refuses the edit."""
         uid = pod.ref.uid
-        booked = self._table.bookings.get(uid) or Booking(uid, pod.ref.namespace, pod.node_name, ())
+        booked = self._table.bookings.get(uid) or Booking(uid, pod.ref.namespace, pod.node_name, (), pod.priority)
         bookings = self._after_init.get(uid, (booked, booked))
         later, _ = self._read(pod, most)
         if all(refines(*pair, self._table.usages) for pair in zip(later, bookings)):

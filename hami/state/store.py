@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
@@ -81,7 +82,8 @@ class Store:
                 return choice
             everywhere = len(names) >= len(self._table.rows) and self._table.rows.keys() <= set(names)
             self._pending.add(pod, None if everywhere else names, self._state(), self._clock())
-            return self._verdicts.refuse(request, names, quota)
+            refusal = self._verdicts.refuse(request, names, quota)
+            return replace(refusal, resolvable=self._verdicts.with_lower_priority(refusal, pod))
 
     def closest(self, refusal: Refusal, count: int) -> list[NodeRefusal]:
         """Returns the *count* refused nodes that are closest to serving, nearest first, as they are now."""
@@ -222,7 +224,7 @@ class Store:
                         vendors=tuple(vendor_request.vendor for vendor_request in request.vendor_requests),
                         usages=self._table.usages(choice.node), assumed=self._now(),
                         lock_free=self.nodes.lock_free(choice.node), since=self._clock()),
-            booking_of(pod.ref, request, choice))
+            booking_of(pod, request, choice))
 
 
 def _assume_again(reservation: Reservation, names: Sequence[str]) -> Choice:

@@ -114,7 +114,7 @@ def test_lower_case_keys_and_trailing_data_are_accepted(web):
 def test_a_filter_without_a_fitting_node_returns_the_reasons(web):
     big = json.loads(json.dumps(POD).replace('"1000"', '"9000"'))
     assert web.post("/filter", {"Pod": big, "NodeNames": ["n1", "n2"]}) == EMPTY | {
-        "FailedNodes": {"n1": "1/1 CardInsufficientMemory", "n2": "node unregistered"}}
+        "FailedAndUnresolvableNodes": {"n1": "1/1 CardInsufficientMemory", "n2": "node unregistered"}}
     assert web.observed == [("filter", "refused")]
 
 
