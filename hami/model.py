@@ -286,7 +286,8 @@ class Pod:
 
     *init_done*: every init container that is not a sidecar has terminated with exit code 0 (false if there is none).
     *admitted*: the kubelet has admitted it, so its devices have been allocated. *nominated_node*: the node on which
-    kube-scheduler makes room for it.
+    kube-scheduler makes room for it, or which it has chosen. *scheduling_failure*: time and message of kube-scheduler's
+    last failure to place the pod, empty if there is none or it is bound. *group*: of pods that are placed together.
     """
 
     ref: PodRef
@@ -303,6 +304,8 @@ class Pod:
     created: str = ""
     priority: int = 0
     nominated_node: str = ""
+    scheduling_failure: str = ""
+    group: str = ""
 
     @property
     def is_terminated(self) -> bool:

@@ -223,6 +223,10 @@ class PodCache:
         with self._lock:
             return list(self._waiting.values())
 
+    def waiting_pod(self, uid: str) -> Pod | None:
+        """Returns the pod if it requests devices and is not bound."""
+        return self._waiting.get(uid)
+
     def awaits_allocation(self, node: str) -> bool:
         """Reports whether a pod that was bound to *node* without a lock still has to be allocated its devices. A device
         plugin that needs the lock could take it for the holder of the lock."""
@@ -284,6 +288,8 @@ class PodCache:
             self._unsettled[uid] = None
         if pod.node_name:
             self._reservations.confirm(uid)
+        else:
+            self._reservations.observe(pod)
 
     def _allocation(self, pod: Pod) -> int:
         """Returns the hash of the annotations that decide what *pod* holds: texts would cost more memory than it."""

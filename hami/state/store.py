@@ -128,6 +128,25 @@ class Store:
 
     # Bind
 
+    def assume_on(self, ref: PodRef, node: str) -> None:
+        """Reserves devices on *node*, to which kube-scheduler binds the pod although they are not reserved there: it
+        tried several nodes, or another process has answered its filter.
+
+        Raises: Rejected if the pod does not fit there; then nothing stays reserved, and kube-scheduler retries the pod.
+        """
+        with self._lock:
+            reservation = self.reservations.find(ref.uid)
+            if reservation is not None and (reservation.outcome_unknown
+                                            or reservation.stage is not BindingStage.ASSUMED):
+                return  # `start_binding` says why it cannot be bound now
+            pod = reservation.pod if reservation is not None else self.pods.waiting_pod(ref.uid)
+            if pod is None or pod.ref != ref:
+                raise Rejected(f"pod {ref} has no reservation: it must be filtered again")
+            answer = self.assume(pod, [node])
+            if not isinstance(answer, Choice):
+                reasons = "; ".join(map(str, answer.unfit.values())) if answer is not None else ""
+                raise Rejected(f"pod {ref} does not fit node {node} any more: {reasons or 'no devices'}")
+
     def is_bound(self, uid: str, node: str) -> bool:
         """Reports whether the pod is known to be bound to *node*."""
         with self._lock:
