@@ -161,6 +161,8 @@ class PodCache:
             gone = [uid for uid, record in self._records.items() if uid not in seen and record.seen_at < started]
             for uid in gone:
                 self._bury(uid, not self._records[uid].is_settled)
+            # of pods that came and went unseen, nothing is remembered
+            self._decided = {uid for uid in self._decided if uid in self._records or uid in self._reservations}
             self._sightings.finish_list()
             self._reservations.prune(seen, started)
             self._nodes.clear_foreign_before(started)
