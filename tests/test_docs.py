@@ -311,7 +311,8 @@ FROM_INDEX = re.compile(
     r"""['"]?(?=[\s`.,:;)]|$)"""
     r"""|\buvx\s+hami\b|\bdependencies\s*=\s*\[[^\]]*['"]hami(?:\[[\w,]*\])?\s*(?:[=<>~!;][^'"]*)?['"]""", re.MULTILINE)
 """Installs what an index has by the name of this project, which is somebody else's."""
-FOLDERS = ("docs", "examples", "charts", "manifests", "monitoring", "hami", "libvgpu", "e2e", "benchmarks", "tests", "tools")
+FOLDERS = ("docs", "examples", "charts", "manifests", "monitoring", "hami", "libvgpu", "e2e", "benchmarks", "tests",
+           "tools")
 
 
 @pytest.mark.parametrize("text, found", [
