@@ -57,6 +57,7 @@ def test_named_files_and_tests_exist(path):
     named = spans(read(path))
     files = [name for name in named if re.fullmatch(
         r"(?:tests|e2e|hami|monitoring|dashboards|manifests|docs|benchmarks)/[\w./-]+", name)]
+    files += [f"hami/{name}" for name in named if re.fullmatch(rf"(?:{'|'.join(LEVEL)})/\w+\.py", name)]
     assert [name for name in files if not (ROOT / name).exists()] == []
     assert [name for name in named if re.fullmatch(r"test_\w+", name) and f"def {name}(" not in TESTS] == []
 
