@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "hami").rglob("*.py"))
 
 LEVEL = {  # a package imports from those with higher numbers only
-    "__init__": 0, "cli": 1, "scheduler": 2, "plugin": 2, "monitor": 2, "dra": 2, "dashboard": 2, "inspect": 3,
-    "web": 4, "certificates": 5, "node": 6, "kube": 7, "state": 8, "devices": 7, "runtime": 8, "scheduling": 9,
+    "__init__": 0, "cli": 1, "scheduler": 2, "plugin": 2, "monitor": 2, "dashboard": 2, "inspect": 3,
+    "web": 4, "certificates": 5, "node": 6, "kube": 7, "devices": 7, "state": 8, "runtime": 8, "scheduling": 9,
     "vendors": 10, "codec": 11, "model": 12, "quantity": 12, "errors": 13,
 }
 LIBRARIES = {  # third-party packages that the pure packages may import; the others may import any
@@ -26,6 +26,21 @@ LIBRARIES = {  # third-party packages that the pure packages may import; the oth
 }
 IMPURE = {"asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "signal",
           "socket", "ssl", "subprocess", "tempfile", "threading", "time", "urllib"}
+
+VALUES = {"NamedTuple", "Protocol"}  # bases whose instances never change, or that have no instances
+MUTABLE = {"Counter", "OrderedDict", "bytearray", "cache", "cached_property", "count", "cycle", "defaultdict", "deque",
+           "dict", "list", "local", "lru_cache", "set", "zeros"}  # calls that make or keep something that changes
+MUTATORS = {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove",
+            "reverse", "setdefault", "setflags", "sort", "update"}
+READERS = [path for path in MODULES if path.parts[1] in ("inspect", "dashboard")
+           or str(path) == "hami/scheduler/cluster_metrics.py"]
+READ = {  # of hami.state: views and records, and functions of a pod
+    "hami.state.view.View", "hami.state.view.Policies", "hami.state.table.Booking", "hami.state.binding.assigned_at",
+    "hami.state.binding.bound_at", "hami.state.pods.FOREIGN_TTL_S",
+}
+STORES = {  # readers that fill a store, or take the views of one
+    "hami/inspect/world.py", "hami/inspect/cluster.py", "hami/dashboard/program.py", "hami/dashboard/live.py",
+}
 
 MAX_PARAMETERS = 8
 REASSIGNED = {  # objects of libraries that are configured by assignment
@@ -122,6 +137,76 @@ def test_the_name_of_a_public_class_is_used_once():
     assert [name for name, count in names.items() if count > 1] == []
 
 
+SCHEDULING = [path for path in MODULES if package_of(path) == "scheduling"]
+
+
+def name_of(node):
+    """The last part of a name such as ``a.b.c`` or ``a.b.c(...)``."""
+    node = node.func if isinstance(node, ast.Call) else node
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def is_value(found):
+    """Reports whether instances of a class cannot change: it says so where it is declared."""
+    declared = [*found.decorator_list, ast.Call(ast.Name("class"), [], found.keywords)]
+    frozen = any(isinstance(one, ast.Call) and any(
+        keyword.arg == "frozen" and ast.unparse(keyword.value) == "True" for keyword in one.keywords)
+        for one in declared)
+    return frozen or bool(VALUES & set(map(name_of, found.bases)))
+
+
+def changed_state(tree):
+    """Yields where a module keeps something that can change: names of modules, attributes, tables, caches."""
+    assigned = [node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))]
+    names = {target.id for node in assigned for target in ast.walk(node)
+             if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store)}
+    for node in assigned:
+        # a dict is a table of rules: it is searched below whether anything changes it
+        if isinstance(node.value, (ast.List, ast.Set, ast.ListComp, ast.SetComp)) or (
+                isinstance(node.value, ast.Call) and name_of(node.value) in MUTABLE):
+            yield ast.unparse(node)
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef() if not is_value(node):
+                yield f"class {node.name}"
+            case ast.FunctionDef():
+                yield from (f"@{name_of(one)} {node.name}" for one in node.decorator_list if name_of(one) in MUTABLE)
+            case ast.Global():
+                yield ast.unparse(node)
+            case ast.Attribute(ctx=ast.Store() | ast.Del()):
+                yield ast.unparse(node)
+            case ast.Subscript(value=ast.Name(id), ctx=ast.Store() | ast.Del()) if id in names:
+                yield ast.unparse(node)
+            case ast.AugAssign(target=ast.Name(id)) if id in names:
+                yield ast.unparse(node)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id), attr=attr)) if id in names and attr in MUTATORS:
+                yield ast.unparse(node)
+            case ast.Call(func=ast.Attribute(attr="__setattr__")):
+                yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", SCHEDULING, ids=str)
+def test_scheduling_keeps_no_state(path):
+    """It is functions of values: whoever calls one twice with the same values gets the same answer."""
+    assert list(changed_state(tree_of(path))) == []
+
+
+@pytest.mark.parametrize("code", [
+    "SEEN = []", "SEEN: dict = defaultdict(int)", "class A:\n    x = 1", "class A(msgspec.Struct):\n    x: int",
+    "@dataclass(slots=True)\nclass A:\n    x: int", "@functools.lru_cache(8)\ndef f(x): return x",
+    "@cache\ndef f(x): return x", "N = 0\ndef f():\n    global N\n    N = 1", "T = {}\ndef f(k): T[k] = 1",
+    "T = {}\ndef f(k): T.setdefault(k, 1)", "def f(x): x.y = 1", "def f(x): object.__setattr__(x, 'y', 1)"])
+def test_kept_state_is_found(code):
+    assert len(list(changed_state(ast.parse(code)))) == 1
+
+
+@pytest.mark.parametrize("path", READERS, ids=str)
+def test_readers_get_views_only(path):
+    """What people ask never changes the store, and never waits for its lock longer than a copy of references takes."""
+    allowed = READ | ({"hami.state.store.Store"} if str(path) in STORES else set())
+    assert {name for name in imports(path) if name.startswith("hami.state")} - allowed == set()
+
+
 def constructors(path):
     """Each class with its ``__init__``."""
     for found in ast.walk(tree_of(path)):
@@ -202,7 +287,7 @@ def test_importing_starts_no_thread_and_opens_no_connection():
     assert (done.returncode, done.stdout, done.stderr) == (0, "[[], 1]\n", "")
 
 
-FOLDERS = [ROOT / folder for folder in ("hami", "tests", "e2e", "benchmarks", "manifests", ".ci")]
+FOLDERS = [ROOT / folder for folder in ("hami", "tests", "e2e", "benchmarks", "examples", "manifests", ".ci")]
 FILES = sorted(path for path in [*ROOT.glob("*"), *(path for folder in FOLDERS for path in folder.rglob("*"))]
                if path.is_file() and path.suffix != ".pyc" and "results" not in path.parts
                and path.name not in (".git", ".venv"))  # files of a git worktree, and of tox for editors

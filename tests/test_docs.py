@@ -25,7 +25,8 @@ from tests.test_monitoring import GROUPS, SCRAPED
 
 pytestmark = pytest.mark.files
 ROOT = Path(__file__).parent.parent
-DOCS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md", "SUPPORT.md", "examples/README.md")
+DOCS = [*(ROOT / page for page in PAGES), *sorted((ROOT / "docs").glob("*.md"))]
 CODE = [ast.parse(path.read_text()) for path in sorted((ROOT / "hami").rglob("*.py"))]
 TESTS = "".join(path.read_text() for folder in ("tests", "e2e") for path in sorted((ROOT / folder).rglob("test_*.py")))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -35,7 +36,7 @@ FOREIGN = re.compile(r"(?:[\w.-]+\.)?kubernetes\.io/|acme\.|docker\.io/|registry
 HISTOGRAM = re.compile(r"_(?:bucket|count|sum)$")
 PROGRAM = "hami"
 
-of_each = pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+of_each = pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 @cache
@@ -56,6 +57,7 @@ def test_named_files_and_tests_exist(path):
     named = spans(read(path))
     files = [name for name in named if re.fullmatch(
         r"(?:tests|e2e|hami|monitoring|dashboards|manifests|docs|benchmarks)/[\w./-]+", name)]
+    files += [f"hami/{name}" for name in named if re.fullmatch(rf"(?:{'|'.join(LEVEL)})/\w+\.py", name)]
     assert [name for name in files if not (ROOT / name).exists()] == []
     assert [name for name in named if re.fullmatch(r"test_\w+", name) and f"def {name}(" not in TESTS] == []
 
@@ -81,7 +83,7 @@ def test_links_are_valid(path):
 @of_each
 def test_the_readme_links_to_every_page(path):
     """The README links to every page."""
-    assert path.name == "README.md" or str(path.relative_to(ROOT)) in LINK.findall(read(ROOT / "README.md"))
+    assert path == ROOT / "README.md" or str(path.relative_to(ROOT)) in LINK.findall(read(ROOT / "README.md"))
 
 
 def test_the_table_of_packages_matches_the_code():
@@ -127,7 +129,7 @@ def test_flags_without_a_command_are_ours(path):
 def test_modules_and_tox_environments_exist(path):
     lines = lines_of(path)
     modules = [found[1].replace(".", "/") for line in lines if (found := re.match(r"python -m ([\w.]+)", line))]
-    assert [name for name in modules if not (ROOT / f"{name}.py").exists()
+    assert [name for name in modules if name != "pytest" and not (ROOT / f"{name}.py").exists()
             and not (ROOT / name / "__main__.py").exists()] == []
     tox = (ROOT / "tox.ini").read_text()
     known = set(re.findall(r"^\[testenv:(\w+)\]", tox, re.MULTILINE)) | set(
@@ -159,7 +161,8 @@ REASONS = {reason.value for reason in Reason}
 CLASSES = {node.name for tree in CODE for node in tree.body if isinstance(node, ast.ClassDef)}
 ALERTS = {rule["alert"] for group in GROUPS for rule in group["rules"] if "alert" in rule}
 KUBERNETES = {"FailedScheduling", "UnexpectedAdmissionError", "CreateContainerConfigError", "CreateContainerError",
-              "PreStartContainer", "ResourceQuota", "ServiceMonitor", "DaemonSet", "ValidatingAdmissionPolicy"}
+              "PreStartContainer", "ResourceQuota", "ServiceMonitor", "DaemonSet", "ValidatingAdmissionPolicy",
+              "ServiceAccountTokenPodNodeInfo"}
 """Words of Kubernetes and its operators that stand between back-ticks."""
 
 
@@ -182,7 +185,7 @@ def test_operations_describes_each(words):
 
 # -- messages
 
-PROGRAMS = ("docker ", "go ", "hami ", "helm ", "kubectl ", "pip ", "python ", "tox ", "uv ")
+PROGRAMS = ("docker ", "git ", "go ", "hami ", "helm ", "kubectl ", "pip ", "python ", "tox ", "uv ")
 OF_OTHERS = {"No such option", "failed calling webhook"}
 """What click says, and the API server."""
 
@@ -309,7 +312,8 @@ FROM_INDEX = re.compile(
     r"""['"]?(?=[\s`.,:;)]|$)"""
     r"""|\buvx\s+hami\b|\bdependencies\s*=\s*\[[^\]]*['"]hami(?:\[[\w,]*\])?\s*(?:[=<>~!;][^'"]*)?['"]""", re.MULTILINE)
 """Installs what an index has by the name of this project, which is somebody else's."""
-FOLDERS = ("docs", "charts", "manifests", "monitoring", "hami", "libvgpu", "e2e", "benchmarks", "tests", "tools")
+FOLDERS = ("docs", "examples", "charts", "manifests", "monitoring", "hami", "libvgpu", "e2e", "benchmarks", "tests",
+           "tools")
 
 
 @pytest.mark.parametrize("text, found", [

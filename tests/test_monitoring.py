@@ -22,7 +22,7 @@ from hami.web.exposition import build_info, render
 from tests.builders import ONLY_NVIDIA, gpu
 from tests.monitor.region_bytes import Process
 from tests.monitor.stage import CARD, OTHER, Stage, node_pod
-from tests.scheduler.test_cluster_metrics import small_cache
+from tests.scheduler.test_cluster_metrics import small_cache, view
 
 ROOT = Path(__file__).parent.parent
 GROUPS = yaml.safe_load((ROOT / "monitoring" / "alerts.yaml").read_text())["groups"]
@@ -53,12 +53,11 @@ def scraped():
         unreadable_inventories=lambda: {("gpu-0", "NVIDIA"): "why"}, unreadable_pods=list,
         events={"written": lambda: 1, "dropped": lambda: 0}, handshakes=lambda: 1, edits_refused=lambda: 1,
         certificate_expiry=lambda: 1.0))
-    snapshot = small_cache().snapshot()
     cut = DeviceUsage(gpu("GPU-m", mode="mig"), 1, partitions=(Partition(0, 2, "2g.10gb", ("MIG-7", "3", "0")),))
-    snapshot = replace(snapshot, nodes={**snapshot.nodes, "gpu-1": {"NVIDIA": (cut,)}})
-    ours = "".join(render([build_info(), *families(snapshot, ONLY_NVIDIA)]))
-    pages = ours + generate_latest(registry).decode() + monitored()
-    return {sample.name: set(sample.labels) for family in text_string_to_metric_families(pages)
+    pages = ["".join(render([build_info(), *families(shown, ONLY_NVIDIA)]))
+             for shown in (small_cache().view(), view({"gpu-1": [cut]}))]
+    pages += [generate_latest(registry).decode(), monitored()]
+    return {sample.name: set(sample.labels) for page in pages for family in text_string_to_metric_families(page)
             for sample in family.samples}
 
 

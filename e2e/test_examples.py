@@ -1,0 +1,74 @@
+"""Each example is applied as a user would apply it, on a node with two fake GPUs, and does what its comment says."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from e2e.eventually import WaitTimeout
+from e2e.nodes import gpus, mig_gpu
+
+FOLDER = Path(__file__).parent.parent / "examples"
+CARDS = gpus(2, memory_mib=40_960, model="NVIDIA A100-SXM4-40GB")
+WORKLOADS = ("Pod", "Job", "Deployment")
+LEFT = ("Deployment", "Service", "ResourceQuota")  # not removed by the sandbox
+
+
+@pytest.fixture
+def example(sandbox):
+    """Applies an example and returns the shares of each pod, in the order of their names, once *count* are bound."""
+    applied = []
+
+    def apply(name, count):
+        for item in yaml.safe_load_all((FOLDER / name).read_text()):
+            applied.append((item["kind"], item["metadata"]["name"]))
+            if item["kind"] in WORKLOADS:
+                sandbox.create(item)
+            else:
+                sandbox.kube.create(item, sandbox.namespace)
+        return {pod: share for pod in sorted(sandbox.started(count)) for ((share,),) in [sandbox.shares(pod)]}
+
+    yield apply
+    for kind, name in applied:
+        if kind in LEFT:
+            sandbox.kube.delete(kind, name, sandbox.namespace)
+    sandbox.kube.delete_all("ReplicaSet", sandbox.namespace)
+
+
+@pytest.mark.parametrize(("name", "shares"), [
+    ("pod.yaml", [(4000, 30)]),
+    ("two-tenants.yaml", [(20_480, 50), (20_480, 50)]),
+    ("vllm-deployment.yaml", [(20_000, 0)]),
+    ("pytorch-job.yaml", [(8000, 50), (8000, 50)]),
+    ("jupyter.yaml", [(10_240, 0)]),
+    ("quota.yaml", [(4000, 0), (4000, 0)]),
+    ("priority.yaml", [(4000, 0), (4000, 0)]),
+])
+def test_the_pods_of_an_example_hold_what_they_request(sandbox, example, name, shares):
+    sandbox.add_gpu_node("gpu-0", *CARDS)
+    assert [(share.memory_mib, share.cores) for share in example(name, len(shares)).values()] == shares
+
+
+@pytest.mark.parametrize("name", ["two-tenants.yaml", "priority.yaml"])
+def test_these_pods_share_one_card(sandbox, example, name):
+    sandbox.add_gpu_node("gpu-0", *CARDS)
+    assert len({share.card for share in example(name, 2).values()}) == 1
+
+
+def test_two_of_the_three_pods_of_the_quota_run(sandbox, example):
+    sandbox.add_gpu_node("gpu-0", *CARDS)
+    example("quota.yaml", 2)
+    with pytest.raises(WaitTimeout):
+        sandbox.started(3, timeout=3)
+
+
+def test_the_pod_of_the_mig_example_gets_the_smallest_instance(sandbox, example):
+    sandbox.add_gpu_node("gpu-0", *CARDS)
+    sandbox.add_gpu_node("gpu-1", mig_gpu())
+    (share,) = example("mig.yaml", 1).values()
+    assert share.card == "gpu-1/0" and share.memory_mib >= 8000
+
+
+def test_every_example_is_applied_here():
+    (mark,) = test_the_pods_of_an_example_hold_what_they_request.pytestmark
+    assert {name for name, _ in mark.args[1]} | {"mig.yaml"} == {path.name for path in FOLDER.glob("*.yaml")}
