@@ -8,21 +8,22 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec import structs
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hami.codec.keys import MIG_ALLOCATIONS
 from hami.codec.mig import MigAllocation, render_mig_allocations
-from hami.model import DeviceUsage, Partition
+from hami.model import Partition
 from hami.monitor.metrics import MonitorMetrics
 from hami.monitor.metrics import families as monitor_families
 from hami.scheduler.cluster_metrics import families
 from hami.scheduler.metrics import Metrics, MetricSources
 from hami.web.exposition import build_info, render
-from tests.builders import ONLY_NVIDIA, gpu
+from tests.builders import ONLY_NVIDIA, booking, charge, gpu, node
 from tests.monitor.region_bytes import Process
 from tests.monitor.stage import CARD, OTHER, Stage, node_pod
-from tests.scheduler.test_cluster_metrics import small_cache, view
+from tests.scheduler.test_cluster_metrics import small_cache
 
 ROOT = Path(__file__).parent.parent
 GROUPS = yaml.safe_load((ROOT / "monitoring" / "alerts.yaml").read_text())["groups"]
@@ -53,11 +54,12 @@ def scraped():
         unreadable_inventories=lambda: {("gpu-0", "NVIDIA"): "why"}, unreadable_pods=list,
         events={"written": lambda: 1, "dropped": lambda: 0}, handshakes=lambda: 1, edits_refused=lambda: 1,
         certificate_expiry=lambda: 1.0))
-    cut = DeviceUsage(gpu("GPU-m", mode="mig"), 1, partitions=(Partition(0, 2, "2g.10gb", ("MIG-7", "3", "0")),))
-    pages = ["".join(render([build_info(), *families(shown, ONLY_NVIDIA)]))
-             for shown in (small_cache().view(), view({"gpu-1": [cut]}))]
-    pages += [generate_latest(registry).decode(), monitored()]
-    return {sample.name: set(sample.labels) for page in pages for family in text_string_to_metric_families(page)
+    part = structs.replace(charge("GPU-m"), partitions=(Partition(0, 2, "2g.10gb", ("MIG-7", "3", "0")),))
+    view = small_cache().view().what_if(nodes=[node("gpu-1", gpu("GPU-m", mode="mig"))],
+                                        with_=[booking("uid-part", "gpu-1", part)])
+    ours = "".join(render([build_info(), *families(view, ONLY_NVIDIA)]))
+    pages = ours + generate_latest(registry).decode() + monitored()
+    return {sample.name: set(sample.labels) for family in text_string_to_metric_families(pages)
             for sample in family.samples}
 
 

@@ -1,10 +1,12 @@
-"""The GitHub workflow runs the checks of tox and .ci/run, on the supported versions, without secrets."""
+"""The GitHub workflows run the checks of tox and .ci/run, on the supported versions, without secrets."""
 
 import configparser
 import re
 from pathlib import Path
 
+import pytest
 import yaml
+from hypothesis import settings
 
 from e2e.binaries import DEFAULT, MINOR_VARIABLE, minor_of, minors
 from e2e.browser import PROGRAM
@@ -12,7 +14,9 @@ from e2e.browser import PROGRAM
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / ".github" / "workflows" / "ci.yaml").read_text()
 JOBS = yaml.safe_load(TEXT)["jobs"]
-STEPS = [step for job in JOBS.values() for step in job["steps"]]
+NIGHTLY = (ROOT / ".github" / "workflows" / "nightly.yaml").read_text()
+NIGHTLY_JOBS = yaml.safe_load(NIGHTLY)["jobs"]
+STEPS = [step for job in (*JOBS.values(), *NIGHTLY_JOBS.values()) for step in job["steps"]]
 RUNS = [step["run"] for step in STEPS if "run" in step]
 TOX = configparser.ConfigParser(interpolation=None)
 TOX.read(ROOT / "tox.ini")
@@ -86,10 +90,21 @@ def test_end_to_end_has_a_browser():
     assert f"{PROGRAM} --version" in [step.get("run") for step in JOBS["e2e"]["steps"]]
 
 
-def test_all_random_examples_run_on_each_python_of_the_workflow_and_on_the_first_of_ci_run():
-    assert "--fewer-examples" not in TEXT + (ROOT / "tox.ini").read_text()
+def test_all_tests_run_on_each_python_of_the_workflow_and_on_the_first_of_ci_run():
+    assert "not slow" not in TEXT + (ROOT / "tox.ini").read_text()
     ours = (ROOT / ".ci" / "run").read_text()
-    assert ours.index("options=()") < ours.index('-- "${options[@]}" tests') < ours.index("--fewer-examples)")
+    places = [ours.index(text) for text in ("options=()", '-- "${options[@]}" tests', '-m "not files and not slow")')]
+    assert places == sorted(places)
+
+
+def test_new_random_examples_are_tried_every_night():
+    (run,) = [step["run"] for step in NIGHTLY_JOBS["nightly"]["steps"] if "tox run" in step.get("run", "")]
+    environment, profile = re.fullmatch(
+        r"tox run -e (\w+) -- --hypothesis-profile=(\w+) --timeout=\d+ tests", run).groups()
+    assert environment in LISTED
+    assert settings.get_profile(profile).derandomize is False
+    assert settings.get_profile("reproducible").derandomize is True
+    assert re.search(r"^  schedule:$", NIGHTLY, re.MULTILINE)
 
 
 def test_kind_runs_the_same_tests_in_the_workflow_and_in_ci_run():
@@ -104,13 +119,14 @@ def test_ci_run_leaves_out_no_test_of_the_limiter():
     assert '-e libvgpu -- -m "not real_time" tests/libvgpu' in ours
 
 
-def test_the_workflow_has_no_secrets_and_no_write_permissions():
-    assert "secrets." not in TEXT and "github.token" not in TEXT.lower()
-    assert yaml.safe_load(TEXT)["permissions"] == {"contents": "read"}
+@pytest.mark.parametrize("text", [TEXT, NIGHTLY], ids=["ci", "nightly"])
+def test_the_workflows_have_no_secrets_and_no_write_permissions(text):
+    assert "secrets." not in text and "github.token" not in text.lower()
+    assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
 
 
 def test_actions_are_pinned_by_commit_with_their_version_beside():
-    lines = [line.strip().removeprefix("- ") for line in TEXT.splitlines() if "uses:" in line]
+    lines = [line.strip().removeprefix("- ") for line in (TEXT + NIGHTLY).splitlines() if "uses:" in line]
     assert len(lines) == sum("uses" in step for step in STEPS)
     for line in lines:
         assert re.fullmatch(r"uses: actions/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)

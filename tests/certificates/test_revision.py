@@ -1,6 +1,5 @@
 """Renewal of the CA and the serving certificate over time."""
 
-import random
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -8,6 +7,8 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from hypothesis import given, settings
+from hypothesis.strategies import randoms
 
 from hami.certificates.revision import (
     BACKDATE, CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY, MAX_AUTHORITIES, Lifetimes, PublishedBundles, revise,
@@ -241,11 +242,11 @@ def test_certificates_are_backdated():
     assert serving(made()).not_valid_before_utc == START - BACKDATE
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_the_serving_certificate_is_trusted_at_every_moment(seed):
+@settings(max_examples=6)
+@given(rng=randoms(use_true_random=True))
+def test_the_serving_certificate_is_trusted_at_every_moment(rng):
     """Revisions at random moments over years, by changing leaders. The API server, which trusts the bundle before the
     last one, always trusts the serving certificate, and there are never more than two CAs."""
-    rng = random.Random(seed)
     lifetimes = Lifetimes(serving=30 * DAY, authority=200 * DAY)
     data, now, since = made(lifetimes=lifetimes), START, START
     published = data[CA_CERTIFICATES]

@@ -1,9 +1,10 @@
 """Renderings are shared, explanations leave the cluster's cache alone, rows follow every change."""
 
-import random
 import threading
 
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import randoms
 
 from hami.dashboard.access import Scope
 from hami.dashboard.app import compile_templates
@@ -116,9 +117,10 @@ def test_pods_that_ask_for_the_same_have_one_answer():
     assert all(item["explanation"]["nodes"] for item in stage.json("/pending")["items"])
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_live_rows_are_those_of_hami_top_and_the_answers_those_of_hami_explain(seed):
-    record = some_world(random.Random(seed))
+@settings(max_examples=20)
+@given(rng=randoms(use_true_random=True))
+def test_the_live_rows_are_those_of_hami_top_and_the_answers_those_of_hami_explain(rng):
+    record = some_world(rng)
     world, stage = World(record), Stage.of(record)
     rows = stage.live.node_rows()
     assert rows == {row.name: row for row in node_rows(world, world.nodes.values())}
@@ -129,9 +131,10 @@ def test_the_live_rows_are_those_of_hami_top_and_the_answers_those_of_hami_expla
         assert (answer.fits, answer.unfit, answer.suggestions) == (report.fits, len(report.nodes), report.suggestions)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_namespaces_are_those_of_hami_top(seed):
-    record = some_world(random.Random(seed))
+@settings(max_examples=20)
+@given(rng=randoms(use_true_random=True))
+def test_the_namespaces_are_those_of_hami_top(rng):
+    record = some_world(rng)
     world, stage = World(record), Stage.of(record)
     expected = sorted(namespace_rows(world), key=NAMESPACES.name)
     assert sorted(namespace_rows(stage.live.world((), Scope()), Scope()), key=NAMESPACES.name) == expected
@@ -144,9 +147,9 @@ def test_the_namespaces_are_those_of_hami_top(seed):
         assert shown == [(row.name, row.node, row.cards, row.memory_mib, row.cores) for row in pod_rows(world, holders)]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_rows_follow_every_change(seed):
-    chance = random.Random(seed)
+@settings(max_examples=20)
+@given(chance=randoms(use_true_random=True))
+def test_rows_follow_every_change(chance):
     stage = Stage([node(f"n{number}", unschedulable=chance.random() < 0.3) for number in range(4)])
     for step in range(12):
         name, on = f"p{chance.randrange(5)}", f"n{chance.randrange(4)}"

@@ -1,7 +1,6 @@
 """The real use of cards beside what was given out: hostile monitors, bounds, and who sees which number."""
 
 import itertools
-import random
 import socket
 import string
 import threading
@@ -11,8 +10,9 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
+from hypothesis.strategies import randoms
 
 from e2e.nodes import gpu
 from hami.dashboard.collector import FAILED_S, MAX_NODES, USE_TIMES, Collector
@@ -275,10 +275,11 @@ def test_the_number_of_polled_values_is_bounded():
     assert values.due() == ["c", "d", "e"]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_nothing_old_is_shown_and_nothing_is_polled_too_often(seed):
-    chance, clock, times = random.Random(seed), Clock(), PollTimes(interval=10, shown=60, viewed=90)
-    values, answered = PolledValues(times, 4, clock=clock), {}
+@settings(max_examples=20)
+@given(chance=randoms(use_true_random=True))
+def test_nothing_old_is_shown_and_nothing_is_polled_too_often(chance):
+    clock, times = Clock(), PollTimes(interval=10, shown=60, viewed=90)
+    values, answered, polled, viewed = PolledValues(times, 4, clock=clock), {}, {}, {}
     for step in range(400):
         clock.seconds += chance.choice((0, 1, 7, 40))
         name = chance.choice("abcdef")
@@ -286,12 +287,17 @@ def test_nothing_old_is_shown_and_nothing_is_polled_too_often(seed):
             case 0:
                 shown = values.view(name)
                 assert shown is None or clock.seconds - answered[name][0] < times.shown and answered[name][1] == shown
+                if clock.seconds - viewed.pop(name, clock.seconds) > times.viewed:  # it may have been forgotten
+                    polled.pop(name, None)
+                viewed[name] = clock.seconds
+                for dropped in list(viewed)[:-4]:
+                    polled.pop(dropped, None)
             case 1:
                 for due in values.due():
-                    assert due not in answered or clock.seconds - answered[due][0] >= times.interval
+                    assert due not in polled or clock.seconds - polled[due] >= times.interval
             case 2 if name in values.due():
                 values.put(name, step)
-                answered[name] = clock.seconds, step
+                answered[name], polled[name] = (clock.seconds, step), clock.seconds
 
 
 # What is shown

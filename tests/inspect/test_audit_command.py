@@ -1,9 +1,10 @@
 """``hami audit``: each inconsistency is found, and a consistent cluster has none."""
 
-import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import randoms
 
 from hami.inspect.audit import audit, render_audit
 from hami.inspect.record import UnreadableObject
@@ -80,9 +81,10 @@ def test_what_is_consistent(nodes, pods):
     assert rules(nodes, pods) == []
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_a_random_cluster_without_mistakes_is_consistent(seed):
-    world = World(some_world(random.Random(seed)))
+@settings(max_examples=30)
+@given(rng=randoms(use_true_random=True))
+def test_a_random_cluster_without_mistakes_is_consistent(rng):
+    world = World(some_world(rng))
     assert audit(world) == [] and render_audit(world, []).endswith(": consistent")
 
 

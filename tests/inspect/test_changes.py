@@ -83,6 +83,7 @@ def test_a_waiting_pod_fits_after_the_change(rng):
         assert change.view.choose(change.pod, [change.node]) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_nearly_all_waiting_pods_get_a_change():
     chance, asked, helped = random.Random(0), 0, 0

@@ -1,9 +1,10 @@
 """``hami explain``: reports on pods that wait and on pods that are bound."""
 
-import random
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import randoms
 
 from hami.errors import HamiError
 from hami.inspect.explain import BoundReport, explain_pod, render_report
@@ -133,10 +134,11 @@ def test_pods_without_a_report(waits, said):
         report(pods=[waits])
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_every_report_can_be_written(seed):
+@settings(max_examples=30)
+@given(rng=randoms(use_true_random=True))
+def test_every_report_can_be_written(rng):
     """What is short is what is asked minus what is free; JSON has all of it."""
-    world = World(some_world(random.Random(seed)))
+    world = World(some_world(rng))
     found = explain_pod(world, world.pod_named("default", PENDING), ())
     assert msgspec.json.decode(msgspec.json.encode(found))["name"] == PENDING
     assert not (found.fits and found.nodes) and not (found.fits and found.suggestions)

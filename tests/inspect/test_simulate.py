@@ -1,9 +1,10 @@
 """``hami simulate`` and ``hami capacity``: pods that are not there yet."""
 
-import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import randoms
 
 from hami.cli.simulate import make_admit
 from hami.codec.pods import convert_pod
@@ -143,10 +144,10 @@ def test_the_text_says_what_was_not_looked_at():
     assert "POD    NODE  CARDS" in lines and lines[-1].startswith("Not looked at, since kube-scheduler decides it")
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_a_simulation_agrees_with_the_scheduler(seed):
+@settings(max_examples=25)
+@given(chance=randoms(use_true_random=True))
+def test_a_simulation_agrees_with_the_scheduler(chance):
     """As many pods are placed, on the same nodes, as by a scheduler that is asked for one after the other."""
-    chance = random.Random(seed)
     cluster = some_world(chance)
     asked = source(chance.randrange(1, 30), gpumem=chance.randrange(1, 20_000), gpucores=chance.randrange(50))
     world = World(cluster)
@@ -159,9 +160,9 @@ def test_a_simulation_agrees_with_the_scheduler(seed):
     assert len(report.pods) == report.outcomes[0].placed
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_the_capacity_is_what_a_simulation_without_end_places(seed):
-    chance = random.Random(seed)
+@settings(max_examples=25)
+@given(chance=randoms(use_true_random=True))
+def test_the_capacity_is_what_a_simulation_without_end_places(chance):
     cluster = replace(some_world(chance), quotas=())
     asked = source(100_000, gpumem=chance.randrange(1, 20_000), gpucores=chance.randrange(50))
     world, other = World(cluster), World(cluster)

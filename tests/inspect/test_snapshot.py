@@ -2,10 +2,11 @@
 
 import gzip
 import json
-import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import randoms
 
 from hami.errors import HamiError
 from hami.inspect.explain import explain_pod
@@ -22,9 +23,10 @@ T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
 EVENT = SchedulingEvent("s", "FailedScheduling", "0/1 nodes", 1, "now")
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_file_has_all_of_the_record(seed):
-    cluster = replace(some_world(random.Random(seed)), events={"uid-waits": (EVENT,)},
+@settings(max_examples=20)
+@given(rng=randoms(use_true_random=True))
+def test_a_file_has_all_of_the_record(rng):
+    cluster = replace(some_world(rng), events={"uid-waits": (EVENT,)},
                       unreadable=(UnreadableObject("pod", "a/b", "broken"),))
     again = parse_snapshot(render_snapshot(cluster), "f")
     assert again == cluster and render_snapshot(again) == render_snapshot(cluster)
@@ -48,10 +50,11 @@ def test_files_that_cannot_be_read(data, said):
         parse_snapshot(data, "f")
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_an_anonymous_snapshot_answers_the_same(seed):
+@settings(max_examples=60)
+@given(rng=randoms(use_true_random=True))
+def test_an_anonymous_snapshot_answers_the_same(rng):
     """The same node, by its place in the order of names, the same reasons and amounts."""
-    cluster = some_world(random.Random(seed))
+    cluster = some_world(rng)
     hidden = anonymize(cluster)
     names = {name: f"node-{number}" for number, name in enumerate(sorted(one.name for one in cluster.nodes), start=1)}
     assert {one.name for one in hidden.nodes} == set(names.values())

@@ -1,9 +1,10 @@
 """``hami top``: rows of nodes, cards, pods and namespaces."""
 
 import json
-import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import randoms
 
 from e2e.nodes import gpu
 from hami.cli.top import KINDS
@@ -134,10 +135,10 @@ def test_the_time_of_creation_may_be_unreadable():
     assert age_of("yesterday", world().record.taken) is None
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_cards_nodes_pods_and_namespaces_agree(seed):
+@settings(max_examples=20)
+@given(chance=randoms(use_true_random=True))
+def test_cards_nodes_pods_and_namespaces_agree(chance):
     """Whatever is bound where, the sums of all views are the same."""
-    chance = random.Random(seed)
     nodes = [node(f"n{number}", *[gpu(**CARD)] * chance.randrange(1, 5)) for number in range(chance.randrange(1, 5))]
     pods = []
     for number in range(chance.randrange(20)):

@@ -2,11 +2,12 @@
 
 import logging
 import math
-import random
 import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import randoms
 
 from hami.errors import ClusterError, Conflict, MalformedInput
 from hami.kube.cluster import LeaseRecord
@@ -371,10 +372,11 @@ def test_a_leader_asks_nobody(world):
     assert world.lease.annotations == {} and a.is_leader()
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_never_two_leaders_and_always_one_in_the_end(world, seed):
+@settings(max_examples=60)
+@given(rng=randoms(use_true_random=True))
+def test_never_two_leaders_and_always_one_in_the_end(rng):
     """Hung, refused and lost answers, stopped and resumed processes, requests for hand-over: `World.run` asserts."""
-    rng = random.Random(seed)
+    world = World()
 
     def mishap(call):
         match rng.random():

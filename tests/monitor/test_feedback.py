@@ -1,8 +1,9 @@
 """Who waits for whom, and whose limit counts."""
 
-import random
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import randoms
 
 from hami.monitor.feedback import ACTIVE, BLOCKED, LIMIT_S, FeedbackCandidate, decide, is_active
 
@@ -65,10 +66,10 @@ def some(rng):
             for number in range(rng.randint(0, 12))]
 
 
-@pytest.mark.parametrize("seed", range(500))
-def test_a_container_waits_exactly_while_one_of_higher_priority_works(seed):
+@given(rng=randoms(use_true_random=True))
+def test_a_container_waits_exactly_while_one_of_higher_priority_works(rng):
     """So none starves: the highest that works never waits, and nobody waits for one that waits."""
-    candidates = some(random.Random(seed))
+    candidates = some(rng)
     verdicts = decide(candidates, 100.0)
     assert verdicts.keys() == {one.key for one in candidates}
     works = [one for one in candidates if one.is_active and not verdicts[one.key].is_blocked]
@@ -80,9 +81,9 @@ def test_a_container_waits_exactly_while_one_of_higher_priority_works(seed):
     assert bool(works) is any(one.is_active for one in candidates)
 
 
-@pytest.mark.parametrize("seed", range(500))
-def test_a_limit_counts_exactly_while_a_card_is_shared(seed):
-    candidates = some(random.Random(seed))
+@given(rng=randoms(use_true_random=True))
+def test_a_limit_counts_exactly_while_a_card_is_shared(rng):
+    candidates = some(rng)
     verdicts = decide(candidates, 100.0)
     works = [one for one in candidates if one.is_active and not verdicts[one.key].is_blocked]
     for one in candidates:
@@ -92,10 +93,10 @@ def test_a_limit_counts_exactly_while_a_card_is_shared(seed):
         assert verdicts[one.key].is_limited is (shares or verdicts[one.key].is_blocked or recently)
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_a_container_that_ends_frees_the_others_at_once(seed):
+@given(rng=randoms(use_true_random=True))
+def test_a_container_that_ends_frees_the_others_at_once(rng):
     """Without those that worked at the highest level, the next one works."""
-    candidates = some(random.Random(seed))
+    candidates = some(rng)
     highest = min((one.priority for one in candidates if one.is_active), default=0)
     left = [one for one in candidates if one.priority != highest]
     verdicts = decide(left, 100.0)
@@ -103,9 +104,8 @@ def test_a_container_that_ends_frees_the_others_at_once(seed):
     assert not any(verdicts[one.key].is_blocked for one in left if one.priority == second)
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_the_order_does_not_matter(seed):
-    rng = random.Random(seed)
+@given(rng=randoms(use_true_random=True))
+def test_the_order_does_not_matter(rng):
     candidates = some(rng)
     shuffled = rng.sample(candidates, len(candidates))
     assert decide(candidates, 100.0) == decide(shuffled, 100.0)

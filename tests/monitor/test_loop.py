@@ -1,6 +1,5 @@
 """Rounds: what containers use, who waits, and what tenants do to their regions."""
 
-import random
 import shutil
 import signal
 import subprocess
@@ -8,6 +7,8 @@ from dataclasses import replace
 
 import pynvml
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import randoms
 
 from hami.codec.keys import MIG_ALLOCATIONS
 from hami.codec.mig import MigAllocation, render_mig_allocations
@@ -398,9 +399,10 @@ def test_a_hostile_file_is_logged_once_and_hurts_nobody_else(stage, caplog):
     assert len([one for one in caplog.records if "round step failed" in one.message]) == 1
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_rounds_survive_any_region(stage, seed):
-    rng = random.Random(seed)
+@settings(max_examples=20)
+@given(rng=randoms(use_true_random=True))
+def test_rounds_survive_any_region(tmp_path_factory, rng):
+    stage = Stage(tmp_path_factory.mktemp("stage"))
     share_a_card(stage)
     stage.work("low", 4007, GIB, 10)
     for _ in range(20):

@@ -1,9 +1,10 @@
 """Regions from bytes: all versions, and bytes that are no region."""
 
-import random
 import struct
 
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import randoms
 
 from hami.model import Share
 from hami.monitor.regions import RegionProcess, control_writes, parse_region, parse_throttled, slot_count, usage_writes
@@ -109,10 +110,11 @@ def test_parts_that_are_too_short(cut):
     assert parse_region("1.2", CURRENT, **parts) is None
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_mutated_regions_are_read_or_refused(seed):
+@settings(max_examples=20)
+@given(rng=randoms(use_true_random=True))
+def test_mutated_regions_are_read_or_refused(rng):
     """``python -m benchmarks monitor`` does the same a million times."""
-    mutate_and_parse(random.Random(seed), 100)
+    mutate_and_parse(rng, 100)
 
 
 def mutate_and_parse(rng, count):

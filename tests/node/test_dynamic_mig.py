@@ -21,13 +21,6 @@ PROFILE = MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=1, placeme
 CUT = tuple(replace(card, mig=True, profiles=(PROFILE,)) for card in CARDS)
 
 
-@pytest.fixture(autouse=True, params=[param(False, id="list"), param(True, id="watch")])
-def watched(request, monkeypatch):
-    """Whether the plugin watches the node's pods. The results are the same."""
-    monkeypatch.setattr(Stage, "watched", request.param)
-    return request.param
-
-
 class Driver:
     """Instances in memory. *refuses*: placements (card, start) that cannot be created. ``lost``: unreadable cards.
     ``reads``: cards whose instances were read."""
@@ -151,8 +144,7 @@ def test_each_container_has_instances_of_its_own():
     assert [one["migUUID"] for one in json.loads(stage.annotation(KEY))] == ["MIG-new-1", "MIG-new-2", "MIG-new-3"]
 
 
-@pytest.mark.parametrize("watched", [param(True, id="watch")], indirect=True)
-def test_no_instance_is_made_when_another_container_matches_that_a_late_watch_has_not_reported(watched):
+def test_no_instance_is_made_when_another_container_matches_that_a_late_watch_has_not_reported():
     driver, mine = Driver(), cut(partition(1))
     stage = stage_of(driver, mine)
     stage.cluster.put_pod(cut(partition(0), name="other"))

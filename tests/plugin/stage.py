@@ -178,9 +178,8 @@ class Stage:
     plugin watches the node's pods, ``watch``, and can read the kubelet's checkpoint. *prompt*: whether deferred writes
     are made at the end of each call."""
 
-    watched = False
-
-    def __init__(self, *pods, lock=None, cards=CARDS, mig=None, **config):
+    def __init__(self, *pods, lock=None, cards=CARDS, mig=None, watched=True, **config):
+        self.watched = watched
         self.cluster = WatchedCluster(pods=pods)
         self.watch = LateNodePods(self.cluster)
         self.prompt = True

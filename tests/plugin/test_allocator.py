@@ -5,6 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import integers
 from pytest import param
 
 from hami.codec.allocation import render_shares
@@ -23,16 +25,12 @@ SERVED = placed(asking(), shares=[[share(A, 1000, 30)]], left=";", bind_phase="s
 TWO = placed(asking("x"), asking("y", 2), shares=[[share(A, 1)], [share(B, 2), share(C, 3)]])
 
 
-@pytest.fixture(autouse=True, params=[param(False, id="list"), param(True, id="watch")])
-def watched(request, monkeypatch):
-    """Whether the plugin has a watch of the node's pods: what comes of its calls is the same."""
-    monkeypatch.setattr(Stage, "watched", request.param)
-    return request.param
+of_each_transport = pytest.mark.parametrize("watched", [param(False, id="list"), param(True, id="watch")])
 
 
-def stage_of(pod, **config):
-    """A stage on which *pod* waits for its devices."""
-    return Stage(pod, lock=lock_of(pod), **config)
+def stage_of(pod, watched=True, **config):
+    """A stage on which *pod* waits for its devices. *watched*: whether the plugin watches the node's pods."""
+    return Stage(pod, lock=lock_of(pod), watched=watched, **config)
 
 
 def refused(stage, *uuids):
@@ -41,8 +39,9 @@ def refused(stage, *uuids):
     return str(caught.value)
 
 
+@of_each_transport
 def test_allocate_records_the_allocation_and_releases_the_lock(watched):
-    stage = stage_of(ONE)
+    stage = stage_of(ONE, watched)
     grant = stage.allocator.allocate(ids(B))
     assert limits(grant) == [(A, "1000m")]
     assert grant.env["CUDA_DEVICE_SM_LIMIT"] == "30"
@@ -54,8 +53,9 @@ def test_allocate_records_the_allocation_and_releases_the_lock(watched):
         "node", "pods_on", *(() if watched else ("environment",)), "annotate_pod", "annotate_node"]
 
 
-def test_containers_are_served_in_order():
-    stage = stage_of(TWO)
+@of_each_transport
+def test_containers_are_served_in_order(watched):
+    stage = stage_of(TWO, watched)
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "1m")]
     stage.remember("x")
     assert (stage.annotation(PHASE), stage.node_lock) == ("allocating", lock_of(TWO))
@@ -486,9 +486,10 @@ def test_nothing_is_preferred_while_the_api_server_does_not_answer():
     assert stage.allocator.preferred(ids(A), (), 1) == ()
 
 
+@of_each_transport
 def test_the_watch_is_good_enough_for_preferred_ids_that_are_only_a_hint(watched):
     for aligned in (False, True):
-        stage = stage_of(ONE, aligned=aligned)
+        stage = stage_of(ONE, watched, aligned=aligned)
         assert stage.allocator.preferred(ids(A), (), 1) == (f"{A}-0",)
         assert bool(stage.cluster.calls_of("node", "pods_on")) is (aligned or not watched)
 
@@ -537,10 +538,11 @@ class Trouble:
 
 
 @pytest.mark.parametrize("record", [param(True, id="record"), param(False, id="no record")])
-@pytest.mark.parametrize("seed", range(150))
-def test_no_container_ever_gets_shares_of_another(seed, record):
+@of_each_transport
+@given(seed=integers(0, 2**32))
+def test_no_container_ever_gets_shares_of_another(seed, record, watched):
     rng = random.Random(seed)
-    stage = Stage()
+    stage = Stage(watched=watched)
     other = random.Random(seed)
     stage.watch.lag = lambda: other.choice((0, 0, 1, 2, 5))
     stage.prompt = seed % 2 == 0  # else the next call makes the deferred writes
@@ -597,10 +599,6 @@ def late(*pods, unreported=1):
     return stage
 
 
-only_watched = pytest.mark.parametrize("watched", [param(True, id="watch")], indirect=True)
-
-
-@only_watched
 def test_a_call_is_refused_when_another_container_matches_that_a_late_watch_has_not_reported():
     """The kubelet requests a pod without a lock: HAMi up to v2.10 has such pods."""
     stage = late(ONE, UNLOCKED)
@@ -609,7 +607,6 @@ def test_a_call_is_refused_when_another_container_matches_that_a_late_watch_has_
     assert (stage.pod().annotations, stage.node_lock) == (ONE.annotations, lock_of(ONE))
 
 
-@only_watched
 @pytest.mark.parametrize("first", [param("p", id="the pod with the lock is admitted first"),
                                    param("q", id="the pod without one is")])
 def test_pods_that_were_refused_together_are_served_one_by_one(first):
@@ -648,7 +645,6 @@ def test_a_lost_write_that_arrives_late_is_found_after_the_conflict():
     assert stage.annotation(TO_ALLOCATE) == f";{B},NVIDIA,2,0:;"
 
 
-@only_watched
 @pytest.mark.parametrize("stage", [
     param(lambda: late(ONE), id="the pod"),
     param(lambda: late(TWO, replace(TWO, annotations=ONE.annotations, containers=ONE.containers)),
@@ -721,7 +717,8 @@ def test_a_deferred_release_keeps_a_lock_that_was_taken_by_another_pod():
     assert stage.node_lock == lock_of(other)
 
 
+@of_each_transport
 def test_not_found_does_not_fail_a_pod(watched):
-    stage = stage_of(ONE)
+    stage = stage_of(ONE, watched)
     stage.cluster.fail("annotate_pod" if watched else "environment", NotFound("pod default/p is gone", 404))
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]

@@ -60,8 +60,6 @@ class Recording(FakeHost):
 class StartStage(Stage):
     """A node in start-time mode, with *pods* on it. *folder*: of the specifications."""
 
-    watched = True
-
     def __init__(self, folder, *pods, edits=lambda names: [], **fields):
         self.folder, self._edits = folder, edits
         super().__init__(*pods, **fields)

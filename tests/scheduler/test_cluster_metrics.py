@@ -1,12 +1,13 @@
 """Metrics of the cluster as Prometheus parses them."""
 
-import random
 import textwrap
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import randoms
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -330,9 +331,9 @@ def test_the_used_ratio_of_a_limit(vendor, used, quotas, ratio):
     assert ratios(vendor, used, *quotas) == ratio
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_page_does_not_depend_on_the_order_of_arrival(seed):
-    rng = random.Random(seed)
+@settings(max_examples=20)
+@given(rng=randoms(use_true_random=True))
+def test_the_page_does_not_depend_on_the_order_of_arrival(rng):
     nodes = {f"n{i}": [usage(f"GPU-{i}-{k}", slots_used=k) for k in range(3)] for i in range(5)}
     bookings = [booking(f"u{i}", f"n{i % 5}", charge(f"GPU-{i % 5}-0", memory_mib=i)) for i in range(20)]
     pods = [pod(name=f"p{i}", uid=f"u{i}") for i in range(20)]

@@ -1,10 +1,10 @@
 """Which devices are linked best."""
 
 import itertools
-import random
 
 import numpy
-import pytest
+from hypothesis import given
+from hypothesis.strategies import randoms
 
 from hami.scheduling.topology import best_linked
 
@@ -19,18 +19,17 @@ def strength(links, choice):
     return sum(links[a, b] for a, b in itertools.combinations(choice, 2))
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_the_first_of_the_best_sets(seed):
-    rng = random.Random(seed)
+@given(rng=randoms(use_true_random=True))
+def test_the_first_of_the_best_sets(rng):
     links = some_links(rng, places := rng.randint(2, 7))
     count = rng.randint(2, places)
     assert best_linked(links, count) == max(itertools.combinations(range(places), count),
                                             key=lambda c: strength(links, c))
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_one_alone_is_missed_least(seed):
-    links = some_links(random.Random(seed), 5)
+@given(rng=randoms(use_true_random=True))
+def test_one_alone_is_missed_least(rng):
+    links = some_links(rng, 5)
     (alone,) = best_linked(links, 1)
     assert links[alone].sum() == links.sum(axis=1).min()
 

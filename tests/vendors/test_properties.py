@@ -1,4 +1,4 @@
-"""Invariants of all vendors that share cards by amounts or count whole cards, by seeds.
+"""Invariants of all vendors that share cards by amounts or count whole cards, by random examples.
 
 What a card has to offer is written down once more here, from the reference, a line a vendor.
 """
@@ -8,6 +8,8 @@ import random
 from dataclasses import dataclass, replace
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis.strategies import randoms
 
 from hami.errors import MalformedInput
 from hami.model import Device, DeviceUsage
@@ -19,7 +21,8 @@ from hami.state.binding import render_vendor_annotations
 from hami.state.table import Table
 from hami.vendors.spec import AnnotationContext, Catalog
 from tests.builders import APP, INIT, SIDECAR, booking_of
-from tests.vendors.chart import CHART, given
+from tests.vendors.chart import CHART
+from tests.vendors.chart import given as limits_of
 from tests.vendors.rows import NOW, Fits
 
 POLICIES = ("spread", "binpack", "mutex", "topology-aware", "numa,binpack")
@@ -85,7 +88,7 @@ def some_annotations(rng):
 
 def some_pod(rng, vendor, plain, kinds, annotations):
     """A pod that has passed admission, or ``None`` if it is refused there."""
-    limits = [given(vendor, rng.choice((1, 1, 2, 3)), rng.choice(plain.asked_memory), rng.choice(plain.asked_cores))
+    limits = [limits_of(vendor, rng.choice((1, 1, 2, 3)), rng.choice(plain.asked_memory), rng.choice(plain.asked_cores))
               for _ in kinds]
     limits = [{name: amount for name, amount in one.items() if name} for one in limits]
     try:
@@ -95,14 +98,15 @@ def some_pod(rng, vendor, plain, kinds, annotations):
 
 
 @pytest.mark.parametrize("key", PLAIN)
-@pytest.mark.parametrize("seed", range(60))
-def test_cards_are_found_exactly_if_some_choice_of_them_serves(key, seed):
-    rng, vendor, plain = random.Random(f"{key}-{seed}"), CHART[key], PLAIN[key]
+@given(rng=randoms(use_true_random=True))
+def test_cards_are_found_exactly_if_some_choice_of_them_serves(key, rng):
+    vendor, plain = CHART[key], PLAIN[key]
     usages = [some_view(rng, device) for device in some_devices(rng, key, plain)]
     annotations, policy = some_annotations(rng), rng.choice(POLICIES)
     pod = some_pod(rng, vendor, plain, (APP,), annotations)
-    if pod is None or (asked := make_pod_request(pod, Catalog([vendor]), policy)) is None:
-        return
+    assume(pod is not None)
+    asked = make_pod_request(pod, Catalog([vendor]), policy)
+    assume(asked is not None)
     (request,) = asked.containers[0].requests
     found = fit(request, asked.fit_context(key, usages))
     exists = any(all(serves(usage, request, plain.must.split(), annotations, policy) for usage in choice)
@@ -141,20 +145,21 @@ def serves(usage, request, must, annotations, policy):
 
 
 @pytest.mark.parametrize("key", [*PLAIN, "Metax-SGPU"])
-@pytest.mark.parametrize("seed", range(25))
-def test_no_card_is_ever_given_beyond_what_it_has_and_what_is_written_says_so(key, seed):
-    for index in walk(key, seed):
+@settings(max_examples=25)
+@given(rng=randoms(use_true_random=True))
+def test_no_card_is_ever_given_beyond_what_it_has_and_what_is_written_says_so(key, rng):
+    for index in walk(key, rng):
         assert not [usage for usage in index.usages("n")[key] if is_overcommitted(usage)]
 
 
 @pytest.mark.parametrize("key", [*PLAIN, "Metax-SGPU"])
 def test_the_walks_lead_somewhere(key):
-    assert sum(1 for seed in range(10) for _ in walk(key, seed)) > 50
+    assert sum(1 for seed in range(10) for _ in walk(key, random.Random(f"{key}-{seed}"))) > 50
 
 
-def walk(key, seed):
+def walk(key, rng):
     """Adds and removes pods on one node; yields the index after each addition. Bookings come from annotations."""
-    rng, vendor, plain = random.Random(f"{key}-{seed}"), CHART[key], PLAIN.get(key, SGPU)
+    vendor, plain = CHART[key], PLAIN.get(key, SGPU)
     index = Table()
     index.set_devices("n", key, some_devices(rng, key, plain, most=8))
     for number in range(50):
