@@ -280,6 +280,21 @@ class Container:
     requests: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class PodScope:
+    """The properties of a pod by which ResourceQuotas with scopes select it. Equal ones are the same object when pods
+    are decoded.
+
+    *has_deadline*: ``activeDeadlineSeconds`` is set. *is_best_effort*: its QoS class. *crosses_namespaces*: terms of
+    its pod affinity or anti-affinity name other namespaces.
+    """
+
+    priority_class: str = ""
+    has_deadline: bool = False
+    is_best_effort: bool = False
+    crosses_namespaces: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
     """The fields of a pod that HAMi reads. *containers*: init containers first, then app containers.
@@ -288,6 +303,7 @@ class Pod:
     *admitted*: the kubelet has admitted it, so its devices have been allocated. *nominated_node*: the node on which
     kube-scheduler makes room for it, or which it has chosen. *scheduling_failure*: time and message of kube-scheduler's
     last failure to place the pod, empty if there is none or it is bound. *group*: of pods that are placed together.
+    *scope*: selects its quotas.
     """
 
     ref: PodRef
@@ -306,6 +322,7 @@ class Pod:
     nominated_node: str = ""
     scheduling_failure: str = ""
     group: str = ""
+    scope: PodScope = PodScope()
 
     @property
     def is_terminated(self) -> bool:
@@ -332,11 +349,53 @@ class Node:
     unschedulable: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ScopeRequirement:
+    """A scope of a ResourceQuota. *operator* and *values* matter for the scope PriorityClass only.
+
+    Source: k8s.io/kubernetes, pkg/quota/v1/evaluator/core/pods.go, podMatchesScopeFunc.
+    """
+
+    scope: str
+    operator: str = "Exists"
+    values: tuple[str, ...] = ()
+
+    def matches(self, pod: PodScope) -> bool:
+        """Reports whether a pod with these properties is in the scope. No pod is in a scope that is not known."""
+        match self.scope:
+            case "Terminating":
+                return pod.has_deadline
+            case "NotTerminating":
+                return not pod.has_deadline
+            case "BestEffort":
+                return pod.is_best_effort
+            case "NotBestEffort":
+                return not pod.is_best_effort
+            case "PriorityClass":
+                return self._selects(pod.priority_class)
+            case "CrossNamespacePodAffinity":
+                return pod.crosses_namespaces
+        return False
+
+    def _selects(self, priority_class: str) -> bool:
+        match self.operator:
+            case "Exists":
+                return bool(priority_class)
+            case "DoesNotExist":
+                return not priority_class
+            case "In":
+                return bool(priority_class) and priority_class in self.values
+            case "NotIn":
+                return not priority_class or priority_class not in self.values
+        return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
     """The ``limits.…`` entries of one ResourceQuota, keyed by resource name without that prefix.
 
-    *binary*: resources whose limit has a binary suffix (``4Gi``).
+    *binary*: resources whose limit has a binary suffix (``4Gi``). *scopes*: the quota limits and counts only the pods
+    that match all of them.
     """
 
     namespace: str
@@ -345,3 +404,8 @@ class QuotaLimits:
     resource_version: str = ""
     limits: Mapping[str, int] = field(default_factory=dict)
     binary: frozenset[str] = frozenset()
+    scopes: tuple[ScopeRequirement, ...] = ()
+
+    def matches(self, pod: PodScope) -> bool:
+        """Reports whether the quota limits and counts a pod with these properties."""
+        return all([scope.matches(pod) for scope in self.scopes])

@@ -92,11 +92,11 @@ def pod_request(*containers, annotations=None, policy="spread", vendors=(NVIDIA,
     return found
 
 
-def quota(name="quota", namespace="default", binary=(), **limits):
+def quota(name="quota", namespace="default", binary=(), scopes=(), **limits):
     """A ResourceQuota with limits of NVIDIA's resources: ``gpumem=4000``; *binary*: those with a binary unit."""
     return QuotaLimits(namespace=namespace, name=name, uid=f"uid-{name}",
                        limits={f"nvidia.com/{resource}": value for resource, value in limits.items()},
-                       binary=frozenset(f"nvidia.com/{resource}" for resource in binary))
+                       binary=frozenset(f"nvidia.com/{resource}" for resource in binary), scopes=tuple(scopes))
 
 
 def charge(uuid="GPU-0", slots=1, memory_mib=0, cores=0):
@@ -104,9 +104,9 @@ def charge(uuid="GPU-0", slots=1, memory_mib=0, cores=0):
     return Charge(uuid, slots, memory_mib, cores)
 
 
-def booking(uid, node, *charges, namespace="default"):
+def booking(uid, node, *charges, namespace="default", **fields):
     """The booking of one pod on one node."""
-    return Booking(uid, namespace, node, (("NVIDIA", charges),) if charges else ())
+    return Booking(uid, namespace, node, (("NVIDIA", charges),) if charges else (), **fields)
 
 
 def device_usage(cache):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @click.command(name="snapshot", context_settings=CONTEXT_SETTINGS)
-@click.option("--anonymize", is_flag=True, help="Replace the names of nodes, pods, namespaces, quotas and devices, and "
-              "leave labels and events out.")
+@click.option("--anonymize", is_flag=True, help="Replace the names of nodes, pods, namespaces, quotas, priority "
+              "classes and devices, and leave labels and events out.")
 @client_options
 def snapshot_command(*, client: Client, anonymize: bool) -> None:
     """Write what HAMi's decisions depend on to standard output: hami snapshot > FILE.

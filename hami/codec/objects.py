@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from hami.codec.documents import decode
-from hami.model import Node, QuotaLimits
+from hami.model import Node, QuotaLimits, ScopeRequirement
 from hami.quantity import strict_integer
 
 LONGEST_VERSION = 18  # digits; annotations may hold any text, also longer than int() accepts
@@ -53,8 +53,20 @@ class _Node(msgspec.Struct):
     status: _NodeStatus | None = None
 
 
-class _QuotaSpec(msgspec.Struct):
+class _ScopeExpression(msgspec.Struct, rename="camel"):
+    scope_name: str | None = ""
+    operator: str | None = ""
+    values: list[str] | None = None
+
+
+class _ScopeSelector(msgspec.Struct, rename="camel"):
+    match_expressions: list[_ScopeExpression] | None = None
+
+
+class _QuotaSpec(msgspec.Struct, rename="camel"):
     hard: Quantities | None = None
+    scopes: list[str] | None = None
+    scope_selector: _ScopeSelector | None = None
 
 
 class _Quota(msgspec.Struct):
@@ -91,7 +103,7 @@ def parse_node(data: bytes | msgspec.Raw) -> Node:
 
 
 def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
-    """The integer ``limits.…`` entries of the ResourceQuota in *data* (JSON); HAMi ignores others.
+    """The scopes and the integer ``limits.…`` entries of the ResourceQuota in *data* (JSON); HAMi ignores others.
 
     Raises: MalformedInput.
     """
@@ -102,7 +114,14 @@ def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
     limits = {name: value for name, text in texts.items() if (value := strict_integer(text)) is not None}
     return QuotaLimits(namespace=meta.namespace or "", name=meta.name or "", uid=meta.uid or "",
                        resource_version=meta.resource_version or "", limits=limits,
-                       binary=frozenset(name for name in limits if texts[name].endswith("i")))
+                       binary=frozenset(name for name in limits if texts[name].endswith("i")), scopes=_scopes(spec))
+
+
+def _scopes(spec: _QuotaSpec) -> tuple[ScopeRequirement, ...]:
+    expressions = spec.scope_selector.match_expressions if spec.scope_selector else None
+    return (*map(ScopeRequirement, spec.scopes or ()), *(
+        ScopeRequirement(one.scope_name or "", one.operator or "", tuple(one.values or ()))
+        for one in expressions or ()))
 
 
 def quantities(wire: Mapping[str, Any] | None) -> dict[str, str]:

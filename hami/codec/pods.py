@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from hami.codec.documents import decode
-from hami.codec.objects import Metadata, Quantities, quantities
+from hami.codec.objects import Metadata, quantities
+from hami.codec.scopes import Affinity, ResourceRequirements, is_best_effort, is_cross_namespace, make_scope
 from hami.errors import MalformedInput
 from hami.model import Container, ContainerKind, Pod, PodRef
 
@@ -29,15 +30,10 @@ class _Variable(msgspec.Struct, gc=False):
     value: str | None = None
 
 
-class _Resources(msgspec.Struct, gc=False):
-    limits: Quantities | None = None
-    requests: Quantities | None = None
-
-
 class _Container(msgspec.Struct, rename="camel", gc=False):
     name: str | None = ""
     restart_policy: str | None = None
-    resources: _Resources | None = None
+    resources: ResourceRequirements | None = None
     env: msgspec.Raw = msgspec.Raw()
 
 
@@ -52,6 +48,10 @@ class _Spec(msgspec.Struct, rename="camel", gc=False):
     scheduler_name: str | None = ""
     priority: int | None = 0
     scheduling_group: _SchedulingGroup | None = None
+    priority_class_name: str | None = ""
+    active_deadline_seconds: int | None = None
+    resources: ResourceRequirements | None = None
+    affinity: Affinity | None = None
 
     @property
     def all_containers(self) -> list[_Container]:
@@ -87,6 +87,7 @@ class PodCondition(msgspec.Struct, rename="camel", frozen=True):
 class _Status(msgspec.Struct, rename="camel", gc=False):
     phase: str | None = ""
     nominated_node_name: str | None = ""
+    qos_class: str | None = ""
     start_time: str | None = None
     pod_ip: str | None = msgspec.field(name="podIP", default="")
     init_container_statuses: list[_ContainerStatus] | None = None
@@ -168,6 +169,7 @@ def _pod(wire: _Pod) -> Pod:
     meta, spec, status = wire.metadata or Metadata(), wire.spec or _Spec(), wire.status or _Status()
     inits = [_container(container, ContainerKind.SIDECAR if container.restart_policy == "Always" else
                         ContainerKind.INIT) for container in spec.init_containers or ()]
+    deadline = spec.active_deadline_seconds
     return Pod(
         ref=PodRef(sys.intern(meta.namespace or ""), meta.name or "", meta.uid or ""),
         resource_version=meta.resource_version or "",
@@ -186,6 +188,9 @@ def _pod(wire: _Pod) -> Pod:
         scheduling_failure="" if spec.node_name else _scheduling_failure(status),
         group=(spec.scheduling_group and spec.scheduling_group.pod_group_name
                or (meta.labels or {}).get(GROUP_LABEL, "")),
+        scope=make_scope(spec.priority_class_name or "", deadline is not None and deadline >= 0,
+                         status.qos_class == "BestEffort" if status.qos_class else _is_best_effort(spec),
+                         spec.affinity is not None and is_cross_namespace(spec.affinity)),
     )
 
 
@@ -197,9 +202,13 @@ def _scheduling_failure(status: _Status) -> str:
 
 
 def _container(wire: _Container, kind: ContainerKind) -> Container:
-    resources = wire.resources or _Resources()
+    resources = wire.resources or ResourceRequirements()
     return Container(name=wire.name or "", kind=kind, limits=quantities(resources.limits),
                      requests=quantities(resources.requests))
+
+
+def _is_best_effort(spec: _Spec) -> bool:
+    return is_best_effort(spec.resources, [container.resources for container in spec.all_containers])
 
 
 def _init_done(inits: list[Container], statuses: Iterable[_ContainerStatus]) -> bool:

@@ -51,11 +51,11 @@ def find_changes(world: World, view: View, pod: Pod, nearest: Sequence[str]) -> 
     """
     if changes := _Search(world, view, pod, nearest[:MAX_NODES]).changes():
         return changes
-    quotas = view.facts.quotas.get(pod.ref.namespace)
+    quotas = [quota for quota in view.facts.quotas.get(pod.ref.namespace, {}).values() if quota.matches(pod.scope)]
     if not quotas:
         return []
     lifted = _Search(world, view.what_if(quotas={pod.ref.namespace: {}}), pod, nearest[:MAX_NODES])
-    text = f"the namespace has no quota of devices (now {', '.join(quota.name for quota in quotas.values())})"
+    text = f"the namespace has no quota of devices (now {', '.join(quota.name for quota in quotas)})"
     alone = Change(texts=(), pod=pod, node="", view=lifted.here.view)
     changes = [replace(alone, node=choice.node)] if (choice := lifted.here.fits(pod)) is not None else lifted.changes()
     return [replace(change, texts=(*change.texts, text)) for change in changes]

@@ -21,7 +21,7 @@ from hami.codec.keys import ASSIGNED_NODE, NODE_LOCK
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.record import ClusterRecord, UnreadableObject
 from hami.inspect.world import World
-from hami.model import Node, Pod, PodRef, QuotaLimits, Share
+from hami.model import Node, Pod, PodRef, QuotaLimits, ScopeRequirement, Share
 
 KIND = "HamiSnapshot"
 VERSION = 1
@@ -87,7 +87,8 @@ def _unpacked(data: bytes, source: str) -> bytes:
 
 
 def anonymize(record: ClusterRecord) -> ClusterRecord:
-    """Returns *record* with other names: of nodes, pods, namespaces, containers, quotas and devices.
+    """Returns *record* with other names: of nodes, pods, namespaces, containers, quotas, priority classes and
+    devices.
 
     The order of names stays, so decisions stay the same. Labels are left out unless a vendor reads them on nodes. What
     cannot be read is left out: it may name anything.
@@ -108,6 +109,9 @@ class _Anonymizer:
         self._quotas = _numbered("quota", (quota.name for quota in record.quotas))
         self._uids = _numbered("uid", (
             *(pod.ref.uid for pod in record.pods), *(quota.uid for quota in record.quotas)))
+        self._priority_classes = {"": ""} | _numbered("priority-class", (
+            *(pod.scope.priority_class for pod in record.pods if pod.scope.priority_class),
+            *(name for quota in record.quotas for scope in quota.scopes for name in scope.values)))
         self._uuids = self._device_names()
         self._pattern = re.compile("|".join(
             rf"(?<![\w-]){re.escape(uuid)}(?![\w-])" for uuid in sorted(self._uuids, key=len, reverse=True)) or "(?!)")
@@ -150,13 +154,18 @@ class _Anonymizer:
         containers = tuple(replace(container, name=f"container-{number}")
                            for number, container in enumerate(pod.containers, start=1))
         labels = {ASSIGNED_NODE: self._place(pod.labels[ASSIGNED_NODE])} if ASSIGNED_NODE in pod.labels else {}
+        scope = replace(pod.scope, priority_class=self._priority_classes[pod.scope.priority_class])
         return replace(pod, ref=ref, labels=labels, containers=containers, node_name=self._place(pod.node_name),
+                       scope=scope,
                        annotations={key: self._place(text) if key == ASSIGNED_NODE else self._text(text)
                                     for key, text in pod.annotations.items()})
 
     def _quota(self, quota: QuotaLimits) -> QuotaLimits:
         return replace(quota, namespace=self._namespaces[quota.namespace], name=self._quotas[quota.name],
-                       uid=self._uids[quota.uid])
+                       uid=self._uids[quota.uid], scopes=tuple(self._scope(scope) for scope in quota.scopes))
+
+    def _scope(self, scope: ScopeRequirement) -> ScopeRequirement:
+        return replace(scope, values=tuple(self._priority_classes[name] for name in scope.values))
 
     def _place(self, node: str) -> str:
         return self._nodes.get(node, "node-gone") if node else ""

@@ -16,7 +16,7 @@ from hami.inspect.tables import Column, Style, meter, render_rows, share_of
 from hami.inspect.world import World, unknown_name
 from hami.model import Budget, DeviceUsage, Node, Pod
 from hami.scheduling.amounts import Amounts, cores_of, total_amounts, used_amounts
-from hami.scheduling.quota import allowed_budget
+from hami.scheduling.quota import allowed_budget, without_scopes
 from hami.scheduling.refusal import request_text
 from hami.scheduling.usage import Charge
 from hami.vendors.request import device_requests
@@ -205,7 +205,10 @@ def pod_rows(world: World, pods: Iterable[Pod]) -> list[PodRow]:
 
 
 def namespace_rows(world: World, namespaces: Container[str] | None = None) -> list[NamespaceRow]:
-    """Returns a row for each vendor that a namespace uses or that is limited in it; only of *namespaces*, if given."""
+    """Returns a row for each vendor that a namespace uses or that is limited in it; only of *namespaces*, if given.
+
+    Limits are those of quotas for all pods.
+    """
     pods = Counter((booking.namespace, key) for booking in world.view.bookings.values() for key, _ in booking.charges)
     quotas, used = world.view.facts.quotas, world.view.used
     rows = []
@@ -213,7 +216,7 @@ def namespace_rows(world: World, namespaces: Container[str] | None = None) -> li
         if namespaces is not None and namespace not in namespaces:
             continue
         for vendor in world.vendors:
-            limit = allowed_budget(vendor, quotas.get(namespace, {}).values())
+            limit = allowed_budget(vendor, without_scopes(quotas.get(namespace, {}).values()))
             memory, cores = used.get((namespace, vendor.key), (0, 0))
             if (namespace, vendor.key) in pods or limit != Budget():
                 rows.append(NamespaceRow(

@@ -52,7 +52,7 @@ class LeaseTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Participant:
     """A participant in the election on a Lease. *identity*: of this process only, also after a restart. *has_ended*:
     reports whether the process of an identity has certainly ended, so that its lease is free at once. *is_writing*:
     reports whether a write that only the leader may make could still arrive: the lease is not given away then."""
@@ -70,7 +70,7 @@ class Election(Task):
     The caller of `stop` finishes its writes first: otherwise the lease is not released.
     """
 
-    def __init__(self, cluster: Cluster, candidate: Candidate, *, times: LeaseTimes = LeaseTimes(),
+    def __init__(self, cluster: Cluster, candidate: Participant, *, times: LeaseTimes = LeaseTimes(),
                  clock: Callable[[], float] = time.monotonic, now: Callable[[], datetime] = utc_now) -> None:
         """*now* is only written to the lease."""
         super().__init__("election")

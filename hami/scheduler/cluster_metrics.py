@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from hami.model import Device, DeviceUsage, Partition, QuotaLimits
-from hami.scheduling.quota import allowed_budget, lowest_limit
+from hami.scheduling.quota import allowed_budget, lowest_limit, without_scopes
 from hami.state.table import Booking
 from hami.state.view import View
 from hami.vendors.spec import Catalog, CoreUnit
@@ -156,7 +156,7 @@ def _ratio(part: int, whole: int | None) -> float | None:
 def _quotas(view: View, vendors: Catalog) -> Iterator[_QuotaRow]:
     """Yields resources with a limit or usage, also in namespaces without a ResourceQuota."""
     for namespace in sorted(view.facts.quotas.keys() | {namespace for namespace, _ in view.used}):
-        quotas = view.facts.quotas.get(namespace, {}).values()
+        quotas = without_scopes(view.facts.quotas.get(namespace, {}).values())
         used, allowed = _used(view, namespace, vendors), _allowed(quotas, vendors)
         for resource in sorted({name for resources in (vendor.resources for vendor in vendors)
                                 for name in (resources.memory, resources.cores) if name}):

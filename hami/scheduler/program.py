@@ -13,7 +13,7 @@ from hami.kube.api import Api
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventLimits, EventRecorder
 from hami.kube.identity import has_ended, make_identity
-from hami.kube.lease import AlwaysLeader, Candidate, Election
+from hami.kube.lease import AlwaysLeader, Election, Participant
 from hami.kube.watches import Watches
 from hami.runtime.clock import utc_now
 from hami.runtime.interpreter import FreezeGc, collect_rarely, set_switch_interval
@@ -151,8 +151,8 @@ class SchedulerProgram:
         return None
 
 
-def _candidate(settings: Settings, cache: Store) -> Candidate:
-    return Candidate(
+def _candidate(settings: Settings, cache: Store) -> Participant:
+    return Participant(
         namespace=settings.leader_elect_resource_namespace or settings.pod_namespace,
         lease=f"{settings.leader_elect_resource_name or 'hami-scheduler'}-extender",
         identity=make_identity(settings.pod_name), has_ended=partial(has_ended, pod=settings.pod_name),

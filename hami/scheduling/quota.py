@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from hami.model import Allocation, Budget, ContainerKind, Pod, QuotaLimits, Request, Share
+from hami.model import Allocation, Budget, ContainerKind, Pod, PodScope, QuotaLimits, Request, Share
 from hami.scheduling.placement import Budgets
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.usage import peak_charges, shares_of, total_charge
 from hami.vendors.request import WHOLE, device_request
 from hami.vendors.spec import Rule, Vendor
+
+ScopedUsage = Mapping[PodScope, tuple[int, int]]
+"""MiB and percent that the pods of a namespace take of one vendor's devices, by the properties that select quotas."""
 
 EXHAUSTED = Budget(-1, -1)
 """A budget that covers nothing."""
@@ -88,6 +91,11 @@ def _share(request: Request | None, device_mib: int, cores: int) -> tuple[Share,
     return (Share("", request.vendor, memory * request.count, min(request.cores, cores) * request.count),)
 
 
+def without_scopes(quotas: Iterable[QuotaLimits]) -> list[QuotaLimits]:
+    """Returns those of *quotas* that limit all pods of their namespace."""
+    return [quota for quota in quotas if not quota.scopes]
+
+
 def lowest_limit(quotas: Iterable[QuotaLimits], resource: str) -> int | None:
     """Returns the lowest limit of *quotas* for *resource*; ``None`` if none sets one."""
     return min((quota.limits[resource] for quota in quotas if resource and resource in quota.limits), default=None)
@@ -105,22 +113,30 @@ def allowed_budget(vendor: Vendor, quotas: Collection[QuotaLimits]) -> Budget:
     return Budget(memory, lowest_limit(quotas, resources.cores) if resources.core_unit.is_request_unit else None)
 
 
-def budgets_of(vendors: Iterable[Vendor], quotas: Mapping[str, QuotaLimits],
-               used: Callable[[str], tuple[int, int]]) -> dict[str, Budget]:
-    """Returns what the *quotas* of a namespace leave of each vendor's devices; empty without any.
+def budgets_of(vendors: Iterable[Vendor], quotas: Mapping[str, QuotaLimits], scope: PodScope,
+               used: Callable[[str], ScopedUsage]) -> dict[str, Budget]:
+    """Returns what the *quotas* of a namespace leave of each vendor's devices to pods of *scope*; empty without any.
 
-    *used*: returns the MiB and percent that the pods of the namespace take, by vendor.
+    *used*: returns what the pods of the namespace take, by vendor.
     """
-    return {vendor.key: remaining_budget(vendor, quotas, used(vendor.key)) for vendor in vendors} if quotas else {}
+    matching = [quota for quota in quotas.values() if quota.matches(scope)] if quotas else ()
+    return {vendor.key: remaining_budget(vendor, matching, used(vendor.key)) for vendor in vendors} if matching else {}
 
 
-def remaining_budget(vendor: Vendor, quotas: Mapping[str, QuotaLimits], used: tuple[int, int]) -> Budget:
-    """Returns what *quotas* leave for *vendor*'s devices after *used* (MiB, percent)."""
-    allowed = allowed_budget(vendor, quotas.values())
+def remaining_budget(vendor: Vendor, quotas: Collection[QuotaLimits], used: ScopedUsage) -> Budget:
+    """Returns what *quotas* leave for *vendor*'s devices: the least of what each leaves after the pods that it counts.
+    """
+    left = [_budget_left(vendor, quota, used) for quota in quotas]
+    return Budget(memory_mib=min((one.memory_mib for one in left if one.memory_mib is not None), default=None),
+                  cores=min((one.cores for one in left if one.cores is not None), default=None))
+
+
+def _budget_left(vendor: Vendor, quota: QuotaLimits, used: ScopedUsage) -> Budget:
+    allowed = allowed_budget(vendor, [quota])
+    counted = [amounts for scope, amounts in used.items() if quota.matches(scope)]
     return Budget(
-        memory_mib=None if allowed.memory_mib is None else allowed.memory_mib - used[0],
-        cores=None if allowed.cores is None else allowed.cores - used[1],
-    )
+        memory_mib=None if allowed.memory_mib is None else allowed.memory_mib - sum(memory for memory, _ in counted),
+        cores=None if allowed.cores is None else allowed.cores - sum(cores for _, cores in counted))
 
 
 def quota_allows(vendors: Iterable[Vendor], budgets: Budgets, pod: Pod) -> bool:

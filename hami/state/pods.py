@@ -317,8 +317,7 @@ class PodCache:
         known = self._records.get(pod.ref.uid)
         if known is not None and known.node and not known.terminated:
             believed, problems = known.allocation, known.problems
-            if (bookings := self._after_init.get(pod.ref.uid)) is not None:
-                self._hold(bookings, pod.init_done)
+            self._follow_pod(pod)
         else:
             written = self._as_written(pod)
             believed = allocation if written is pod else self._allocation(written)
@@ -326,6 +325,15 @@ class PodCache:
         if allocation != believed:
             self._refine(pod, most)
         return problems
+
+    def _follow_pod(self, pod: Pod) -> None:
+        """Books what *pod* holds by now: after its init containers, and for the quotas that select it."""
+        uid = pod.ref.uid
+        booked = self._table.bookings.get(uid)
+        bookings = self._after_init.get(uid) or ((booked, booked) if booked is not None else None)
+        if bookings is not None:
+            first, then = [msgspec.structs.replace(booking, scope=pod.scope) for booking in bookings]
+            self._hold((first, then), pod.init_done)
 
     def _as_written(self, pod: Pod) -> Pod:
         """Returns *pod* with the annotations of its Binding if this process has written it, else as it is."""
@@ -338,7 +346,8 @@ class PodCache:
     def _refine(self, pod: Pod, most: Mapping[str, int]) -> None:
         """Books what the edited annotations of *pod* say in more detail than before; else refuses the edit."""
         uid = pod.ref.uid
-        booked = self._table.bookings.get(uid) or Booking(uid, pod.ref.namespace, pod.node_name, (), pod.priority)
+        booked = (self._table.bookings.get(uid)
+                  or Booking(uid, pod.ref.namespace, pod.node_name, (), pod.priority, pod.scope))
         bookings = self._after_init.get(uid, (booked, booked))
         later, _ = self._read(pod, most)
         if all(refines(*pair, self._table.usages) for pair in zip(later, bookings)):

@@ -25,7 +25,7 @@ class QuotaCache:
             known = self._quotas.get(quota.namespace, {}).get(quota.uid)
             if known is None or version >= parse_resource_version(known.resource_version):
                 self._quotas.setdefault(quota.namespace, {})[quota.uid] = quota
-                self.changes += known is None or (known.limits, known.binary) != (quota.limits, quota.binary)
+                self.changes += known is None or replace(known, resource_version=quota.resource_version) != quota
 
     def remove(self, quota: QuotaLimits) -> None:
         """Removes *quota*, which has been deleted."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
-from hami.model import Budget, NodePolicy, Pod, PodRef
+from hami.model import Budget, NodePolicy, Pod, PodRef, PodScope
 from hami.scheduling.pod_request import PodRequest, make_pod_request, node_policy_of
 from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota, quota_allows
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal, explain_node
@@ -74,7 +74,7 @@ class Store:
             request = make_pod_request(pod, self.vendors, self.policies.device)
             if request is None:
                 return None
-            quota = self._check_quota(pod.ref.namespace, request)
+            quota = self._check_quota(pod, request)
             choice = self._verdicts.choose(request, names, node_policy_of(pod, self.policies.node), quota)
             if choice is not None:
                 self._reserve(pod, request, choice)
@@ -106,7 +106,8 @@ class Store:
                     self._pending.remove(ref.uid)
                     continue
                 request = make_pod_request(pending.pod, self.vendors, self.policies.device)
-                question = request, pending.nodes, ref.namespace if ref.namespace in self.quotas else ""
+                quotas = (ref.namespace, pending.pod.scope) if ref.namespace in self.quotas else None
+                question = request, pending.nodes, quotas
                 if request is not None and question not in tried:
                     if len(tried) == PENDING_REQUESTS:
                         return None
@@ -123,7 +124,7 @@ class Store:
         A pod that requests nothing is allowed even where the quota is exceeded.
         """
         with self._lock:
-            budgets = self._budgets(namespace)
+            budgets = self._budgets(namespace, pod.scope)
         return quota_allows(self.vendors, budgets, pod)
 
     # Bind
@@ -215,11 +216,12 @@ class Store:
         reservation = self.reservations.find(uid)
         return reservation.node if reservation and reservation.stage is BindingStage.FINISHED else None
 
-    def _budgets(self, namespace: str) -> dict[str, Budget]:
-        return budgets_of(self.vendors, self.quotas.of(namespace), partial(self._table.namespace_usage, namespace))
+    def _budgets(self, namespace: str, scope: PodScope) -> dict[str, Budget]:
+        return budgets_of(self.vendors, self.quotas.of(namespace), scope,
+                          partial(self._table.namespace_usage, namespace))
 
-    def _check_quota(self, namespace: str, request: PodRequest) -> QuotaCheck:
-        budgets = self._budgets(namespace)
+    def _check_quota(self, pod: Pod, request: PodRequest) -> QuotaCheck:
+        budgets = self._budgets(pod.ref.namespace, pod.scope)
         return check_quota(request, budgets, self._table.sizes()) if budgets else QuotaCheck()
 
     def _waits_no_longer(self, uid: str) -> bool:
@@ -228,7 +230,7 @@ class Store:
 
     def _node_for(self, request: PodRequest, pending: PendingPod) -> str | None:
         names = pending.nodes if pending.nodes is not None else tuple(self._table.rows)
-        quota = self._check_quota(pending.pod.ref.namespace, request)
+        quota = self._check_quota(pending.pod, request)
         choice = self._verdicts.choose(request, names, NodePolicy.BINPACK, quota)
         return choice.node if choice is not None else None
 

@@ -15,10 +15,10 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from hami.model import Device, DeviceUsage
+from hami.model import Device, DeviceUsage, PodScope
 from hami.scheduling.columns import FIELDS, DeviceColumns
 from hami.scheduling.placement import NodeUsage
-from hami.scheduling.quota import DeviceSizes
+from hami.scheduling.quota import DeviceSizes, ScopedUsage
 from hami.scheduling.score import score_of_sums
 from hami.scheduling.usage import Charge, total_charge
 
@@ -34,13 +34,14 @@ MIN_CAPACITY = 64  # rows and devices for which arrays are made at first
 # Of bookings, charges and records of pods there is one for each pod: structs are made in a fraction of the time that
 # data classes take, and the garbage collector need not look at them, since they are in no cycle.
 class Booking(msgspec.Struct, frozen=True, gc=False):
-    """The charges of one pod on one node, by vendor. *priority*: the pod's."""
+    """The charges of one pod on one node, by vendor. *priority*: the pod's. *scope*: selects its quotas."""
 
     uid: str
     namespace: str
     node: str
     charges: tuple[tuple[str, tuple[Charge, ...]], ...]
     priority: int = 0
+    scope: PodScope = PodScope()
 
 
 @dataclass(slots=True)
@@ -117,7 +118,7 @@ class Table:
         self._on_node: dict[str, dict[str, Booking]] = {}  # by node, then by pod uid
         # charges with partitions or co-tenants, by node, then by pod uid
         self._detailed: dict[str, dict[str, list[tuple[str, Charge]]]] = {}
-        self._namespaces: dict[tuple[str, str], tuple[int, int]] = {}
+        self._namespaces: dict[tuple[str, str], ScopedUsage] = {}
         self._free_rows: list[int] = []
         self._ranks = numpy.zeros(0, dtype=numpy.int64)
         self._is_ranked = True
@@ -214,11 +215,11 @@ class Table:
         rows = numpy.flatnonzero(self.versions > change).tolist()
         return [self.names[row] for row in rows if row in self.names]
 
-    def namespace_usage(self, namespace: str, vendor: str) -> tuple[int, int]:
-        """Returns the MiB and percent of *vendor*'s devices that the pods of *namespace* take."""
-        return self._namespaces.get((namespace, vendor), (0, 0))
+    def namespace_usage(self, namespace: str, vendor: str) -> ScopedUsage:
+        """Returns the MiB and percent of *vendor*'s devices that the pods of *namespace* take, without zeros."""
+        return self._namespaces.get((namespace, vendor), {})
 
-    def usage_by_namespace(self) -> Mapping[tuple[str, str], tuple[int, int]]:
+    def usage_by_namespace(self) -> Mapping[tuple[str, str], ScopedUsage]:
         """Returns MiB and percent by namespace and vendor, without zeros."""
         return self._namespaces
 
@@ -290,9 +291,10 @@ class Table:
                 if used[vendor, charge.uuid] == _NOTHING:
                     del used[vendor, charge.uuid]
             more_memory, more_cores = total_charge(charges)
-            memory, cores = self.namespace_usage(booking.namespace, vendor)
-            sums = memory + sign * more_memory, cores + sign * more_cores
-            _put(self._namespaces, (booking.namespace, vendor), sums)
+            scoped = dict(self.namespace_usage(booking.namespace, vendor))
+            memory, cores = scoped.get(booking.scope, (0, 0))
+            _put(scoped, booking.scope, (memory + sign * more_memory, cores + sign * more_cores))
+            _put(self._namespaces, (booking.namespace, vendor), scoped)
         _put(self._used, booking.node, used)
         on_node = dict(self._on_node.get(booking.node, {}))
         if sign > 0:

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from hami.model import Budget, Device, Node, NodePolicy, Pod, PodRef, QuotaLimits
+from hami.model import Budget, Device, Node, NodePolicy, Pod, PodRef, PodScope, QuotaLimits
 from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import NodeUsage, place_pod
 from hami.scheduling.pod_request import PodRequest, make_pod_request, node_policy_of
-from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota, quota_allows
+from hami.scheduling.quota import QuotaCheck, ScopedUsage, budgets_of, check_quota, quota_allows
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal, explain_node
 from hami.scheduling.score import node_score
 from hami.scheduling.usage import peak_charges, shares_of, total_charge
@@ -42,7 +42,7 @@ def booking_of(pod: Pod, request: PodRequest, choice: Choice) -> Booking:
     vendors = [vendor_request.vendor.key for vendor_request in request.vendor_requests]
     return Booking(pod.ref.uid, pod.ref.namespace, choice.node, tuple(
         (vendor, peak_charges(request.kinds, shares_of(vendor, choice.placement))) for vendor in vendors),
-        pod.priority)
+        pod.priority, pod.scope)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +98,11 @@ class View:
         kept = [booking for booking in self._table.bookings_on(node) if booking.uid not in self._rebooked]
         return kept + [booking for booking in self._rebooked.values() if booking is not None and booking.node == node]
 
-    @property
+    @cached_property
     def used(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         """MiB and percent taken, by namespace and vendor, without zeros."""
-        return self._merged._table.usage_by_namespace()
+        return {key: (sum(memory for memory, _ in scoped.values()), sum(cores for _, cores in scoped.values()))
+                for key, scoped in self._merged._table.usage_by_namespace().items()}
 
     def usages(self, node: str) -> NodeUsage:
         """Returns the devices of *node* and their usage, by vendor; empty if it has none."""
@@ -123,7 +124,7 @@ class View:
         if (request := make_pod_request(pod, self.vendors, self.facts.policies.device)) is None:
             return None
         policy = node_policy_of(pod, self.facts.policies.node)
-        quota = self._check_quota(pod.ref.namespace, request)
+        quota = self._check_quota(pod, request)
         changed = [name for name in names if name in self._overlay]
         if changed:
             names = [name for name in names if name not in self._overlay]
@@ -138,7 +139,7 @@ class View:
         if (request := make_pod_request(pod, self.vendors, self.facts.policies.device)) is None:
             return None
         merged = self._merged
-        return merged._verdicts.refuse(request, names, merged._check_quota(pod.ref.namespace, request))
+        return merged._verdicts.refuse(request, names, merged._check_quota(pod, request))
 
     def closest(self, refusal: Refusal, count: int | None = None) -> list[NodeRefusal]:
         """Returns the refused nodes that are closest to serving, at most *count*, nearest first."""
@@ -164,7 +165,7 @@ class View:
 
     def quota_allows(self, namespace: str, pod: Pod) -> bool:
         """Reports whether the quotas of *namespace* have room for the least that *pod* can take."""
-        return quota_allows(self.vendors, self._budgets(namespace), pod)
+        return quota_allows(self.vendors, self._budgets(namespace, pod.scope), pod)
 
     # A cluster that differs
 
@@ -215,21 +216,22 @@ class View:
                 table.set_devices(name, vendor, tuple(usage.device for usage in usages.get(vendor, ())))
         return View(table, self.facts)
 
-    def _check_quota(self, namespace: str, request: PodRequest) -> QuotaCheck:
-        budgets = self._budgets(namespace)
+    def _check_quota(self, pod: Pod, request: PodRequest) -> QuotaCheck:
+        budgets = self._budgets(pod.ref.namespace, pod.scope)
         return check_quota(request, budgets, self._table.sizes()) if budgets else QuotaCheck()
 
-    def _budgets(self, namespace: str) -> dict[str, Budget]:
-        return budgets_of(self.vendors, self.facts.quotas.get(namespace, {}), partial(self._used, namespace))
+    def _budgets(self, namespace: str, scope: PodScope) -> dict[str, Budget]:
+        return budgets_of(self.vendors, self.facts.quotas.get(namespace, {}), scope, partial(self._used, namespace))
 
-    def _used(self, namespace: str, vendor: str) -> tuple[int, int]:
-        memory, cores = self._table.namespace_usage(namespace, vendor)
+    def _used(self, namespace: str, vendor: str) -> ScopedUsage:
+        used = dict(self._table.namespace_usage(namespace, vendor))
         for uid, booking in self._rebooked.items():
             for sign, one in ((-1, self._table.bookings.get(uid)), (1, booking)):
                 if one is not None and one.namespace == namespace:
                     more_memory, more_cores = total_charge(dict(one.charges).get(vendor, ()))
-                    memory, cores = memory + sign * more_memory, cores + sign * more_cores
-        return memory, cores
+                    memory, cores = used.get(one.scope, (0, 0))
+                    used[one.scope] = memory + sign * more_memory, cores + sign * more_cores
+        return used
 
     def _better(self, choice: Choice | None, changed: Sequence[str], request: PodRequest, policy: NodePolicy,
                 quota: QuotaCheck) -> Choice | None:

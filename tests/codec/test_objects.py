@@ -10,7 +10,7 @@ from pytest import param
 from hami.codec.objects import parse_node, parse_quota
 from hami.codec.pods import ContainerRuns, PodCondition, convert_pod, parse_node_pod, parse_observed_pod, parse_pod
 from hami.errors import MalformedInput
-from hami.model import Container, ContainerKind, Node, Pod, PodRef, QuotaLimits
+from hami.model import Container, ContainerKind, Node, Pod, PodRef, PodScope, QuotaLimits, ScopeRequirement
 from tests.codec.fuzz import bodies
 
 WIRE_POD = {
@@ -85,7 +85,7 @@ def test_pod():
                                   '{"metadata":{},"spec":{},"status":{}}',
                                   '{"metadata":{"name":null,"annotations":null},"spec":{"containers":null}}'])
 def test_missing_parts_are_empty(text):
-    assert parse_pod(text.encode()) == Pod(ref=PodRef("", "", ""))
+    assert parse_pod(text.encode()) == Pod(ref=PodRef("", "", ""), scope=PodScope(is_best_effort=True))
 
 
 @pytest.mark.parametrize("codes, done", [
@@ -124,6 +124,20 @@ def test_quota_keeps_integer_limits():
     assert parse_quota(json.dumps({"metadata": {"name": "q", "namespace": "ns", "uid": "u"},
                                    "spec": {"hard": hard}}).encode()) == (
         QuotaLimits(namespace="ns", name="q", uid="u", limits={"nvidia.com/gpumem": 4000, "nvidia.com/gpucores": 0}))
+
+
+def test_quota_has_scopes_of_both_kinds():
+    spec = {"scopes": ["Terminating"], "scopeSelector": {"matchExpressions": [
+        {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]},
+        {"scopeName": "BestEffort", "operator": "Exists"}]}}
+    assert parse_quota(json.dumps({"spec": spec}).encode()).scopes == (
+        ScopeRequirement("Terminating"), ScopeRequirement("PriorityClass", "In", ("high",)),
+        ScopeRequirement("BestEffort"))
+
+
+@pytest.mark.parametrize("spec", [{}, {"scopes": None}, {"scopeSelector": None}, {"scopeSelector": {}}], ids=str)
+def test_a_quota_may_have_no_scopes(spec):
+    assert parse_quota(json.dumps({"spec": spec}).encode()).scopes == ()
 
 
 def test_quota_tells_limits_with_a_binary_unit():
@@ -213,7 +227,8 @@ def test_what_the_cluster_says_about_a_pod():
     ({"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
                                  "message": "0/1 nodes", "lastTransitionTime": "t"}]}},
      {"scheduling_failure": "t Unschedulable 0/1 nodes"}),
-    ({"status": {"conditions": [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "False"}]}}, {}),
+    ({"status": {"conditions": [{"type": "PodScheduled", "status": "True"},
+                                {"type": "Ready", "status": "False"}]}}, {}),
     ({"spec": {"nodeName": "n"}, "status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}}, {}),
     ({"spec": {"priority": None, "schedulingGroup": None}, "status": {"conditions": None}}, {}),
 ])

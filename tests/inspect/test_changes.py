@@ -9,6 +9,7 @@ from hypothesis.strategies import randoms
 
 from hami.inspect.changes import find_changes
 from hami.inspect.world import World
+from hami.model import PodScope, ScopeRequirement
 from tests.builders import gpu, gpus, node, pod, quota
 from tests.inspect.worlds import PENDING, held, record, some_world
 
@@ -72,6 +73,14 @@ def test_a_quota_may_be_higher():
     assert [change.texts for change in found] == [
         ("it asks for at most 2,000 MiB of each NVIDIA device",),
         ("the quota quota allows more of limits.nvidia.com/gpumem than 2000",)]
+
+
+def test_only_quotas_of_the_pod_may_be_lifted():
+    quotas = [quota(name, gpumem=0, gpucores=0, scopes=[ScopeRequirement(scope)])
+              for name, scope in (("plain", "NotTerminating"), ("brief", "Terminating"), ("short", "Terminating"))]
+    asked = replace(waiting(gpus(1, 3000, 10)), scope=PodScope(has_deadline=True))
+    assert texts(record([node("n", gpu(**T4))], [asked], quotas)) == [
+        "the namespace has no quota of devices (now brief, short)"]
 
 
 @settings(max_examples=200)

@@ -15,8 +15,9 @@ from hami.inspect.replay import render_replay, replay
 from hami.inspect.snapshot import anonymize, parse_snapshot, render_snapshot
 from hami.inspect.tables import Style
 from hami.inspect.world import World, store_of
+from hami.model import PodScope, ScopeRequirement
 from hami.scheduling.refusal import Choice
-from tests.builders import gpu, gpus, node, pod
+from tests.builders import gpu, gpus, node, pod, quota
 from tests.inspect.worlds import PENDING, held, record, some_world
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
@@ -72,19 +73,31 @@ def test_an_anonymous_snapshot_answers_the_same(rng):
 def test_an_anonymous_snapshot_contains_no_name():
     """Neither of objects nor of devices, wherever they stand: in annotations, locks, labels or lists."""
     secrets = ["secretnode", "secretteam", "secretpod", "secretcontainer", "secretlabel", "secretuuid", "secretgone",
-               "secretevent", "secretquota", "secretproblem"]
+               "secretevent", "secretquota", "secretproblem", "secretclass", "secretother"]
     one = node("secretnode", gpu("GPU-secretuuid", **T4), labels={"secretlabel": "secretlabel"}, annotations={
         "hami.io/device-cordon": "GPU-secretuuid", "hami.io/mutex.lock": "2026-01-01T00:00:00Z,secretteam,secretpod"})
     holder = held("secretpod", "secretnode", ("GPU-secretuuid", 1, 1), ("GPU-secretgone", 1, 1), namespace="secretteam",
                   labels={"hami.io/vgpu-node": "secretnode", "app": "secretlabel"})
     asked = pod(replace(gpus(), name="secretcontainer"), name=PENDING, uid="secretpod-uid", annotations={
-        "nvidia.com/use-gpuuuid": "GPU-secretuuid,GPU-secretgone"})
+        "nvidia.com/use-gpuuuid": "GPU-secretuuid,GPU-secretgone"}, scope=PodScope("secretclass"))
+    limits = quota("secretquota", "secretteam", scopes=[
+        ScopeRequirement("PriorityClass", "In", ("secretclass", "secretother"))], gpumem=1)
     events = {"secretpod-uid": (replace(EVENT, message="secretevent"),)}
-    cluster = replace(record([one], [holder, asked]), events=events,
+    cluster = replace(record([one], [holder, asked], [limits]), events=events,
                       unreadable=(UnreadableObject("pod", "secretpod", "secretproblem"),))
-    text = gzip.decompress(render_snapshot(anonymize(cluster))).decode()
+    hidden = anonymize(cluster)
+    text = gzip.decompress(render_snapshot(hidden)).decode()
     assert [secret for secret in secrets if secret in text] == []
     assert "node-1" in text and '"2026-01-01T00:00:00Z,namespace-2,pod-1"' in text
+    assert [quota.matches(one.scope) for quota in hidden.quotas for one in hidden.pods] == [False, True]
+
+
+def test_a_snapshot_without_scopes_can_be_read():
+    document = json.loads(gzip.decompress(render_snapshot(record([], [pod()], [quota(gpumem=1)]))))
+    for one in (*document["record"]["pods"], *document["record"]["quotas"]):
+        del one["scope" if "scope" in one else "scopes"]
+    again = parse_snapshot(packed(**document), "f")
+    assert (again.pods[0].scope, again.quotas[0].scopes) == (PodScope(), ())
 
 
 def test_a_device_that_is_named_after_its_node_keeps_that():

@@ -69,6 +69,13 @@ def test_a_row_for_each_namespace():
                                  ("other", 1, 1000, None, None)]
 
 
+def test_the_limit_of_a_namespace_is_that_of_quotas_for_all_pods():
+    scoped = quota("default", "scoped", gpumem=10)
+    scoped["spec"]["scopes"] = ["Terminating"]
+    rows = items("namespaces", world(quotas=[quota("default", gpumem=12_000), scoped]))
+    assert [(row["name"], row["memoryLimitMib"]) for row in rows] == [("default", 12_000), ("other", None)]
+
+
 def test_what_another_scheduler_has_just_reserved_is_shown():
     reserved = bound("r", "n1", (1, 500, 0))
     del reserved["spec"]["nodeName"]

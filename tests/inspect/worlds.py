@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from hami.inspect.record import ClusterRecord
 from hami.inspect.world import World
 from tests.builders import APP, INIT, SIDECAR, gpu, gpus, node, pod, quota
+from tests.scheduling.seeds import some_scope, some_scopes
 
 NOON = datetime(2026, 8, 21, 12, tzinfo=UTC)
 MODELS = {"NVIDIA A100": 80_000, "NVIDIA T4": 16_000, "NVIDIA A40": 46_000}
@@ -48,7 +49,7 @@ def some_pods(chance, nodes, world):
                 share = chance.randrange(memory + 1), chance.randrange(cores + 1)
                 memory, cores = memory - share[0], cores - share[1]
                 pods.append(held(f"p{number}-{usage.device.uuid}", one.name, (usage.device.uuid, *share),
-                                 namespace=chance.choice(("default", "other"))))
+                                 namespace=chance.choice(("default", "other")), scope=some_scope(chance)))
     return pods
 
 
@@ -68,14 +69,15 @@ def some_pending(chance):
         notes["hami.io/gpu-scheduler-policy"] = "mutex"
     if chance.random() < 0.1:
         notes["nvidia.com/numa-bind"] = "true"
-    return pod(*containers, name=PENDING, annotations=notes, phase="Pending", scheduler_name="hami-scheduler")
+    return pod(*containers, name=PENDING, annotations=notes, phase="Pending", scheduler_name="hami-scheduler",
+               scope=some_scope(chance))
 
 
 def some_quotas(chance):
     """Returns a quota now and then."""
     if chance.random() < 0.8:
         return []
-    return [quota(gpumem=chance.randrange(100_000), gpucores=chance.randrange(200))]
+    return [quota(gpumem=chance.randrange(100_000), gpucores=chance.randrange(200), scopes=some_scopes(chance))]
 
 
 def some_world(chance):

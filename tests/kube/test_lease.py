@@ -11,7 +11,7 @@ from hypothesis.strategies import randoms
 
 from hami.errors import ClusterError, Conflict, MalformedInput
 from hami.kube.cluster import LeaseRecord
-from hami.kube.lease import HANDOVER_KEY, IDLE_S, SETTLE_S, AlwaysLeader, Candidate, Election, LeaseTimes
+from hami.kube.lease import HANDOVER_KEY, IDLE_S, SETTLE_S, AlwaysLeader, Election, LeaseTimes, Participant
 from tests.fake_cluster import FakeCluster, no_answer
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678, UTC)
@@ -30,8 +30,8 @@ class World:
 
     def join(self, identity, *, is_needed=lambda: True, is_writing=lambda: False, has_ended=lambda identity: False,
              **options):
-        election = Election(self.cluster, Candidate(namespace="hami", lease="scheduler", identity=identity,
-                                                    has_ended=has_ended, is_writing=is_writing),
+        election = Election(self.cluster, Participant(namespace="hami", lease="scheduler", identity=identity,
+                                                      has_ended=has_ended, is_writing=is_writing),
                             clock=lambda: self.now, now=self.utc, **options)
         self.candidates[identity], self.due[identity], self.needs[identity] = election, self.now, is_needed
         return election
@@ -418,7 +418,7 @@ def test_run_waits_between_steps_and_a_request_wakes_it():
             asked.set()
 
     cluster.on_call = watch
-    election = Election(cluster, Candidate(namespace="n", lease="l", identity="b"),
+    election = Election(cluster, Participant(namespace="n", lease="l", identity="b"),
                         times=LeaseTimes(duration=3000, renew=2000, retry=1000))
     thread = threading.Thread(target=election.run)
     thread.start()

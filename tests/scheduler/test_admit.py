@@ -9,6 +9,7 @@ import pytest
 from hami.codec.admission import Review, parse_review, render_allowed
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
+from hami.model import ScopeRequirement
 from hami.scheduler.admit import MAX_RESOURCES, Admitted, Admitter, Denied
 from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
@@ -107,6 +108,13 @@ def test_admission_completes_a_pod(thing, options, scheduler, limits):
     assert isinstance(answer, Admitted)
     assert answer.pod["spec"]["schedulerName"] == scheduler
     assert answer.pod["spec"]["containers"][0]["resources"]["limits"] == limits
+
+
+@pytest.mark.parametrize(("name", "answer"), [("high", Denied), ("low", Admitted), (None, Admitted)])
+def test_a_quota_with_scopes_denies_only_the_pods_in_them(name, answer):
+    thing = raw(gpu_limits(gpu=1, gpumem=2000), spec={"priorityClassName": name})
+    scopes = [ScopeRequirement("PriorityClass", "In", ("high",))]
+    assert isinstance(admit(thing, quotas=[quota(gpumem=1000, scopes=scopes)]), answer)
 
 
 def test_the_larger_of_init_and_app_containers_counts_for_the_quota():

@@ -107,7 +107,7 @@ def test_a_bind_of_a_pod_that_was_not_filtered_is_refused(asked, on, error, mess
 
 
 def test_a_bind_on_another_node_than_the_reserved_one_decides_there_again():
-    """kube-scheduler tries several nodes for a pod of a group, and the last filter is not always the one that counts."""
+    """kube-scheduler tries several nodes for a group, and the last filter need not be the one that counts."""
     scheduler = replica(cards("n1", {}), cards("n2", {}), pods=[ASKED])
     assert scheduler.filter(ASKED, ["n1"]) == "n1"
     bind(scheduler, ASKED, "n2")

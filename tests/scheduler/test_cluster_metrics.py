@@ -11,7 +11,7 @@ from hypothesis.strategies import randoms
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from hami.model import DeviceUsage, Partition, PodRef, QuotaLimits
+from hami.model import DeviceUsage, Partition, PodRef, QuotaLimits, ScopeRequirement
 from hami.scheduler.cluster_metrics import families
 from hami.state.store import Store
 from hami.state.table import Booking
@@ -304,9 +304,10 @@ def ratios(vendor, used, *quotas):
     return {labels["quota_name"]: value for labels, value in samples(text, "hami_resource_quota_used_ratio")}
 
 
-def limits(amounts, name="q", binary=()):
+def limits(amounts, name="q", binary=(), scopes=()):
     """A quota on resources of any vendor."""
-    return QuotaLimits(namespace="a", name=name, uid=name, limits=amounts, binary=frozenset(binary))
+    return QuotaLimits(namespace="a", name=name, uid=name, limits=amounts, binary=frozenset(binary),
+                       scopes=tuple(scopes))
 
 
 @pytest.mark.parametrize("vendor", [vendor for vendor in CHART if vendor.resources.memory],
@@ -320,13 +321,15 @@ def test_memory_limits_are_in_the_vendors_unit(vendor):
     (NVIDIA, (0, 30), [limits({CORES: 120})], {CORES: 0.25}),
     (NVIDIA, (30, 0), [limits({MEM: 20})], {MEM: 1.5}),
     (NVIDIA, (30, 0), [limits({MEM: 60}, "x"), limits({MEM: 40}, "y")], {MEM: 0.75}),
+    (NVIDIA, (30, 0), [limits({MEM: 60}, "x"), limits({MEM: 40}, "y", scopes=[ScopeRequirement("Terminating")])],
+     {MEM: 0.5}),
     (NVIDIA, (30, 0), [limits({MEM: 0})], {}),
     (NVIDIA, (30, 5), [], {}),
     (IN_GIB, (3072, 0), [limits({MEM: 4})], {MEM: 0.75}),
     (IN_GIB, (3072, 0), [limits({MEM: 4 << 30}, binary=[MEM])], {MEM: 0.75}),
     (AMD, (0, 30), [limits({AMD.resources.cores: 60})], {}),
-], ids=["cores", "a limit that was lowered", "the lowest holds", "nothing allowed", "no limit", "GiB", "4Gi",
-        "cores that are not held to"])
+], ids=["cores", "a limit that was lowered", "the lowest holds", "one with scopes", "nothing allowed", "no limit",
+        "GiB", "4Gi", "cores that are not held to"])
 def test_the_used_ratio_of_a_limit(vendor, used, quotas, ratio):
     assert ratios(vendor, used, *quotas) == ratio
 

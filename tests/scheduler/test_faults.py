@@ -19,7 +19,7 @@ from hypothesis.strategies import integers
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, LOCK_FREE
 from hami.errors import ClusterError, HamiError
-from hami.kube.lease import Candidate, Election
+from hami.kube.lease import Election, Participant
 from hami.scheduler.leadership import Leadership
 from hami.state.sighting import OBSERVED_S
 from hami.state.view import Policies
@@ -178,7 +178,7 @@ class Storm:
         self.made += 1
         replica.identity = f"process {self.made}"
 
-        replica.election = Election(replica.cluster, Candidate(
+        replica.election = Election(replica.cluster, Participant(
             namespace="hami", lease="scheduler", identity=replica.identity, has_ended=self.ended.__contains__,
             is_writing=lambda: replica.cache.reservations.are_binding()), clock=self.clock, now=self.clock.now)
         return StormLeadership(replica.election, replica.relist, clock=self.clock)

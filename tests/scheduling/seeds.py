@@ -1,6 +1,6 @@
 """Devices, requests and pods by the roll of a seeded die: small, so that they collide, with all kinds of state."""
 
-from hami.model import Budget
+from hami.model import Budget, PodScope, ScopeRequirement
 from tests.builders import APP, INIT, SIDECAR, container, gpus, pod_request, usage
 
 CPU = container({"cpu": "1"})
@@ -60,3 +60,15 @@ def some_pod_request(rng, containers=4):
         asking = [some_request(rng, kind, most=2) for kind in kinds] + [CPU] * rng.randrange(2)
     rng.shuffle(asking)
     return pod_request(*asking, annotations=some_annotations(rng), policy=rng.choice(POLICIES))
+
+
+def some_scope(rng):
+    """The properties of a pod that select its quotas."""
+    return PodScope(rng.choice(("", "", "high", "low")), rng.random() < 0.2, rng.random() < 0.2, rng.random() < 0.1)
+
+
+def some_scopes(rng):
+    """The scopes of a quota, often none."""
+    return rng.sample((ScopeRequirement("Terminating"), ScopeRequirement("NotTerminating"),
+                       ScopeRequirement("NotBestEffort"), ScopeRequirement("PriorityClass", "Exists"),
+                       ScopeRequirement("PriorityClass", "NotIn", ("high",))), rng.choice((0, 0, 1, 2)))

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from pytest import param
 
-from hami.model import Budget
-from hami.scheduling.quota import lowest_limit, remaining_budget
+from hami.model import Budget, PodScope, ScopeRequirement
+from hami.scheduling.quota import budgets_of, lowest_limit, remaining_budget
 from tests.builders import NVIDIA, nvidia, quota
 
 IN_GIB = replace(NVIDIA, resources=replace(NVIDIA.resources, memory_factor=1024, memory_units=True))  # or as written
@@ -50,9 +50,59 @@ def test_a_resource_without_name_has_no_limit():
     param(nvidia(memory_factor=0), [quota(gpumem=4)], (0, 0), Budget(4, None), id="factor of nothing"),
 ])
 def test_budget(vendor, quotas, used, left):
-    assert remaining_budget(vendor, {q.name: q for q in quotas}, used) == left
+    assert remaining_budget(vendor, quotas, {PodScope(): used}) == left
 
 
 def test_a_memory_factor_scales_the_quota():
-    left = remaining_budget(nvidia(memory_factor=1024), {"q": quota(gpumem=4)}, (2048, 0))
+    left = remaining_budget(nvidia(memory_factor=1024), [quota(gpumem=4)], {PodScope(): (2048, 0)})
     assert left.covers(2048, 0) and not left.covers(2049, 0)
+
+
+# scopes
+
+HIGH, LOW, PLAIN = PodScope(priority_class="high"), PodScope(priority_class="low"), PodScope()
+BRIEF, IDLE, AWAY = PodScope(has_deadline=True), PodScope(is_best_effort=True), PodScope(crosses_namespaces=True)
+ALL = {"high": HIGH, "low": LOW, "plain": PLAIN, "brief": BRIEF, "idle": IDLE, "away": AWAY}
+
+
+def classes(operator, *values):
+    """A requirement on the priority class."""
+    return ScopeRequirement("PriorityClass", operator, values)
+
+
+@pytest.mark.parametrize(("scopes", "matching"), [
+    param([], "high low plain brief idle away", id="none"),
+    param([ScopeRequirement("Terminating")], "brief", id="Terminating"),
+    param([ScopeRequirement("NotTerminating")], "high low plain idle away", id="NotTerminating"),
+    param([ScopeRequirement("BestEffort")], "idle", id="BestEffort"),
+    param([ScopeRequirement("NotBestEffort")], "high low plain brief away", id="NotBestEffort"),
+    param([ScopeRequirement("CrossNamespacePodAffinity")], "away", id="CrossNamespacePodAffinity"),
+    param([classes("In", "high", "other")], "high", id="In"),
+    param([classes("In", "")], "", id="In the empty name"),
+    param([classes("NotIn", "high", "other")], "low plain brief idle away", id="NotIn, also without a class"),
+    param([classes("Exists")], "high low", id="Exists"),
+    param([classes("DoesNotExist")], "plain brief idle away", id="DoesNotExist"),
+    param([classes("Like", "high")], "", id="an operator that is not known"),
+    param([ScopeRequirement("VolumeAttributesClass")], "", id="a scope that is not of pods"),
+    param([classes("DoesNotExist"), ScopeRequirement("NotTerminating")], "plain idle away", id="all must match"),
+    param([ScopeRequirement("BestEffort", "In", ("x",))], "idle", id="the operator matters for classes only"),
+])
+def test_a_quota_selects_the_pods_in_all_of_its_scopes(scopes, matching):
+    limits = quota(scopes=scopes)
+    assert [name for name, scope in ALL.items() if limits.matches(scope)] == matching.split()
+
+
+USED = {HIGH: (1000, 10), LOW: (300, 5), PLAIN: (20, 1)}
+OF_HIGH = quota("a", gpumem=4000, scopes=[classes("In", "high")])
+OF_BOTH = quota("b", gpumem=4500, scopes=[classes("Exists")])
+
+
+@pytest.mark.parametrize(("quotas", "scope", "left"), [
+    ([OF_HIGH], HIGH, 3000), ([OF_HIGH], LOW, None), ([OF_HIGH], PLAIN, None),
+    ([OF_HIGH, OF_BOTH], HIGH, 3000), ([OF_HIGH, OF_BOTH], LOW, 3200), ([OF_HIGH, OF_BOTH], PLAIN, None),
+    ([OF_HIGH, OF_BOTH, quota("c", gpumem=1400)], HIGH, 80), ([OF_HIGH, quota("c", gpumem=1400)], PLAIN, 80),
+], ids=["in scope", "another class", "no class", "the least of two", "one of two", "none of two",
+        "the lowest limit is not the least that is left", "beside a quota for all"])
+def test_a_budget_is_the_least_that_is_left_by_the_quotas_of_the_pod(quotas, scope, left):
+    budgets = budgets_of([NVIDIA], {one.uid: one for one in quotas}, scope, {"NVIDIA": USED}.__getitem__)
+    assert budgets == ({} if left is None else {"NVIDIA": Budget(left, None)})

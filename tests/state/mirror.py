@@ -2,7 +2,7 @@
 
 from hami.state.table import Table
 from tests.builders import booking, charge, gpu
-from tests.scheduling.seeds import some_device
+from tests.scheduling.seeds import some_device, some_scope
 
 VENDORS = ("NVIDIA", "NVIDIA", "DCU")
 
@@ -54,6 +54,7 @@ class Mirror:
         charges = (charge(f"{rng.choice(VENDORS)}-{rng.randrange(5)}", rng.randrange(3), rng.randrange(500),
                           rng.randrange(50))
                    for _ in range(rng.randrange(3)))
-        held = booking(uid, node, *charges, namespace=rng.choice(("a", "b")))
+        held = booking(uid, node, *charges, namespace=rng.choice(("a", "b")),
+                       scope=some_scope(rng))
         self.table.book(held)
         self.bookings[uid] = held

@@ -10,10 +10,11 @@ from msgspec import structs
 from pytest import param
 
 from hami.codec.keys import ASSIGNED_NODE
+from hami.model import PodScope, ScopeRequirement
 from hami.scheduling.refusal import Choice
 from hami.state.store import Store
 from hami.state.view import Policies
-from tests.builders import INIT, NVIDIA, container, content, device_usage, gpu, gpus, node, pod, quota
+from tests.builders import APP, INIT, NVIDIA, container, content, device_usage, gpu, gpus, node, pod, quota
 from tests.state.caches import SmallStore, bound_to
 from tests.state.edits import edited
 from tests.vendors.chart import CHART
@@ -84,6 +85,22 @@ def test_a_quota_counts_what_the_binding_said():
     cache.pods.upsert(bound)
     edit(cache, bound)
     assert cache.place(pod(gpus(1, memory=1, cores=0), name="next")) is None
+
+
+@pytest.mark.parametrize("first", [APP, INIT], ids=["app", "init container"])
+def test_quotas_follow_a_deadline_that_is_set_later(first):
+    cache = SmallStore()
+    cache.quotas.upsert(quota(gpumem=3000, scopes=[ScopeRequirement("NotTerminating")]))
+    bound = bound_to("a", "GPU-0,NVIDIA,3000,30:;GPU-0,NVIDIA,2000,10:;", gpus(1, memory=3000, kind=first),
+                     gpus(1, memory=2000))
+    asked = pod(gpus(1, memory=1, cores=0), name="next")
+    cache.pods.upsert(bound)
+    assert not cache.quota_allows("default", asked)
+    before = cache.view().used
+    cache.pods.upsert(replace(bound, resource_version="51", scope=PodScope(has_deadline=True)))
+    assert cache.quota_allows("default", asked) and cache.view().used == before
+    cache.pods.upsert(replace(bound, resource_version="52", init_done=first is INIT))
+    assert cache.quota_allows("default", asked) is (first is INIT)
 
 
 def test_an_allocation_that_comes_after_the_binding_is_not_booked():

@@ -7,7 +7,7 @@ import pytest
 
 from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.errors import MalformedInput
-from hami.model import Partition
+from hami.model import Partition, PodScope, ScopeRequirement
 from hami.scheduling.refusal import Refusal
 from hami.state.reservations import GROUP_TTL_S, NOMINATED_TTL_S, RESERVATION_TTL_S, Rejected
 from tests.builders import INIT, NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod, quota
@@ -129,7 +129,7 @@ def test_a_reservation_that_is_not_bound_expires(waited, stands):
     ("", "", RESERVATION_TTL_S), ("gang", "", GROUP_TTL_S), ("gang", "n1", NOMINATED_TTL_S),
     ("", "n1", NOMINATED_TTL_S)])
 def test_a_reservation_lives_as_kube_scheduler_s_decision_does(group, nominated, lifetime):
-    """A volume may take minutes after kube-scheduler has said where the pod goes; a group may not fit without a word."""
+    """A volume may take minutes after kube-scheduler has chosen the node; a group may not fit without a word."""
     cache, asked = SmallStore(), replace(ASKS, group=group, resource_version="5")
     cache.place(asked)
     cache.time.seconds += 5
@@ -445,6 +445,33 @@ def test_a_pod_that_requests_no_device_needs_no_quota():
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,500,5:;"))
     cache.quotas.upsert(quota(gpumem=100))
     assert cache.quota_allows("default", pod(gpus(0))) and not cache.quota_allows("default", pod(gpus(1, memory=1)))
+
+
+HIGH = PodScope(priority_class="high")
+OF_HIGH, OF_OTHERS = (quota(name, gpumem=limit, scopes=[ScopeRequirement("PriorityClass", operator, ("high",))])
+                      for name, operator, limit in (("a", "In", 3000), ("b", "NotIn", 1000)))
+
+
+def test_a_quota_with_scopes_limits_only_the_pods_in_them():
+    cache = SmallStore()
+    cache.quotas.upsert(OF_HIGH)
+    assert cache.quota_allows("default", pod(gpus(1, memory=3001)))
+    assert not cache.quota_allows("default", pod(gpus(1, memory=3001), scope=HIGH))
+    assert cache.place(pod(gpus(1, memory=3001, cores=0), scope=HIGH)) is None
+    assert cache.place(pod(gpus(1, memory=3001, cores=0))) == "n1"
+
+
+def test_a_quota_counts_only_the_pods_in_its_scopes():
+    cache = SmallStore()
+    cache.quotas.upsert(OF_HIGH)
+    cache.quotas.upsert(OF_OTHERS)
+    assert cache.place(pod(gpus(1, memory=900, cores=0), name="plain")) == "n1"
+    assert cache.place(pod(gpus(1, memory=2900, cores=0), name="high", scope=HIGH)) == "n1"
+    for view in (cache, cache.view()):
+        assert view.quota_allows("default", pod(gpus(1, memory=100)))
+        assert not view.quota_allows("default", pod(gpus(1, memory=101)))
+        assert view.quota_allows("default", pod(gpus(1, memory=100), scope=HIGH))
+        assert not view.quota_allows("default", pod(gpus(1, memory=101), scope=HIGH))
 
 
 # simulation

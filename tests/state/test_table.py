@@ -1,10 +1,13 @@
 """A table that was updated step by step equals one that was built at once."""
 
+from collections import Counter, defaultdict
+
 import numpy
 import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, randoms
 
+from hami.model import PodScope
 from hami.scheduling.columns import FIELDS
 from hami.scheduling.score import node_score
 from hami.state.table import Table
@@ -28,7 +31,7 @@ def test_a_later_booking_of_a_pod_replaces_the_earlier():
     table.book(booking("p", "n1", charge("a", 1, 300, 10)))
     table.book(booking("p", "n2", charge("a", 1, 500, 20)))
     assert table.usages("n1") == {"NVIDIA": (usage("a"),)}
-    assert table.namespace_usage("default", "NVIDIA") == (500, 20)
+    assert table.namespace_usage("default", "NVIDIA") == {PodScope(): (500, 20)}
 
 
 def test_bookings_wait_for_their_node():
@@ -107,6 +110,22 @@ def test_a_table_that_is_kept_current_equals_one_that_is_made_at_once(rng, chang
         assert table.scores[row] == node_score([usage for own in table.usages(name).values() for usage in own])
         assert facts(table, row) == facts(fresh, fresh.rows[name])
     assert (table._models.by_text.keys(), table.sizes()) == (fresh._models.by_text.keys(), fresh.sizes())
+
+
+@given(rng=randoms(use_true_random=True), changes=integers(1, 60))
+def test_usage_is_the_sum_of_the_bookings_of_a_namespace_by_scope(rng, changes):
+    mirror = Mirror(NAMES)
+    for _ in range(changes):
+        mirror.change(rng)
+    sums = defaultdict(Counter)
+    for held in mirror.bookings.values():
+        for vendor, charges in held.charges:
+            for one in charges:
+                sums[held.namespace, vendor, held.scope].update(memory=one.memory_mib, cores=one.cores)
+    assert {(namespace, vendor, scope): amounts
+            for (namespace, vendor), scoped in mirror.table.usage_by_namespace().items()
+            for scope, amounts in scoped.items()} == {
+        key: (total["memory"], total["cores"]) for key, total in sums.items() if total.total()}
 
 
 @given(rng=randoms(use_true_random=True))

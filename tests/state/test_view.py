@@ -1,7 +1,6 @@
 """A view is the store at one moment; a view with changes is that of a cluster that has changed in this way."""
 
 import random
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis.strategies import integers
@@ -10,6 +9,7 @@ from hami.scheduling.refusal import Choice
 from hami.state.store import Store
 from hami.state.view import MAX_OVERLAY, Policies
 from tests.builders import ONLY_NVIDIA, content, gpu, gpus, node, pod, quota
+from tests.scheduling.seeds import some_scope, some_scopes
 from tests.world import Clock
 
 NAMES = [f"n{number}" for number in range(5)]
@@ -22,14 +22,15 @@ def some_node(rng, name):
 
 def some_pod(rng, name):
     return pod(gpus(rng.choice((1, 1, 2)), memory=rng.choice((None, 1_000, 3_000, 9_000)), cores=rng.choice((0, 30))),
-               name=name, namespace=rng.choice(("a", "b")))
+               name=name, namespace=rng.choice(("a", "b")), scope=some_scope(rng))
 
 
 def some_cluster(rng):
     """Nodes, pods that are to be placed, and quotas."""
     nodes = {name: some_node(rng, name) for name in NAMES}
     pods = [some_pod(rng, f"p{number}") for number in range(rng.randrange(12))]
-    quotas = [replace(quota(namespace="a", gpumem=rng.choice((4_000, 20_000, 60_000))), uid="q")] * rng.randrange(2)
+    quotas = [quota(f"q{number}", namespace="a", gpumem=rng.choice((4_000, 20_000, 60_000)), scopes=some_scopes(rng))
+              for number in range(rng.randrange(4))]
     return nodes, pods, quotas
 
 
@@ -78,7 +79,7 @@ def test_a_view_with_changes_is_that_of_a_changed_cluster(seed):
 
 def replace_node(booking, rng):
     """What the pod would hold on another node, in part of devices that are not there."""
-    return type(booking)(booking.uid, booking.namespace, rng.choice(NAMES), booking.charges)
+    return type(booking)(booking.uid, booking.namespace, rng.choice(NAMES), booking.charges, booking.scope)
 
 
 @given(seed=integers(0, 2**32))

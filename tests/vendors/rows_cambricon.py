@@ -32,7 +32,7 @@ FITS = [
          id="MLU one card is whole", written=written("3_100_100")),
     fits(MLU, [card(MLU, "MLU-0", memory_mib=40960)], {}, "1/1 ResourceQuotaNotFit",
          id="MLU a quota that the memory exceeds",
-         request=asked(MLU, 1, 0, 100, 10), budgets={"MLU": remaining_budget(MLU, {"quota": QUOTA}, (0, 0))}),
+         request=asked(MLU, 1, 0, 100, 10), budgets={"MLU": remaining_budget(MLU, [QUOTA], {})}),
     fits(MLU, [card(MLU, "device-0", memory_mib=256000)], [{"cpu": "1"}, given(MLU, 1, 1000, 1)],
          ";device-0,MLU,256000,1:;", id="MLU second of two containers", written=written("0_1_1000")),
     fits(MLU, FOUR, given(MLU, 2, 20, 10), "n1-cambricon-mlu-3,MLU,5120,10:n1-cambricon-mlu-2,MLU,5120,10:;",

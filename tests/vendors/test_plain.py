@@ -89,7 +89,7 @@ def test_hygon_without_any_card():
 ])
 def test_quotas(vendor, limits, left):
     quota = QuotaLimits(namespace="default", name="quota", uid="uid", limits=limits)
-    found = remaining_budget(vendor, {"quota": quota}, (0, 0))
+    found = remaining_budget(vendor, [quota], {})
     assert (found.memory_mib, found.cores) == left
 
 

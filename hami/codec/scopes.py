@@ -1,0 +1,83 @@
+"""The properties of pods by which ResourceQuotas with scopes select them, as Kubernetes derives them.
+
+Source: k8s.io/kubernetes, pkg/quota/v1/evaluator/core/pods.go, and pkg/apis/core/v1/helper/qos/qos.go.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from hami.codec.objects import Quantities
+from hami.errors import MalformedInput
+from hami.model import PodScope
+from hami.quantity import parse_quantity
+
+
+class ResourceRequirements(msgspec.Struct, gc=False):
+    """The resources of a container or of a whole pod."""
+
+    limits: Quantities | None = None
+    requests: Quantities | None = None
+
+
+class _Term(msgspec.Struct, rename="camel", gc=False):
+    namespaces: list[str] | None = None
+    namespace_selector: dict[str, Any] | None = None
+
+
+class _WeightedTerm(msgspec.Struct, rename="camel", gc=False):
+    pod_affinity_term: _Term | None = None
+
+
+class _PodAffinity(msgspec.Struct, gc=False):
+    required: list[_Term] | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
+    preferred: list[_WeightedTerm] | None = msgspec.field(
+        name="preferredDuringSchedulingIgnoredDuringExecution", default=None)
+
+
+class Affinity(msgspec.Struct, rename="camel", gc=False):
+    """The affinity of a pod to other pods."""
+
+    pod_affinity: _PodAffinity | None = None
+    pod_anti_affinity: _PodAffinity | None = None
+
+
+make_scope = functools.lru_cache(maxsize=1024)(PodScope)
+"""Makes a PodScope; equal ones are one object. Most pods of a cluster have one of a few."""
+
+
+def is_best_effort(of_pod: ResourceRequirements | None, of_containers: Sequence[ResourceRequirements | None]) -> bool:
+    """Reports whether a pod has no request and no limit of CPU and memory. Resources of the pod as a whole go first."""
+    if of_pod is not None and any(name in ("cpu", "memory") or name.startswith("hugepages-")
+                                  for amounts in (of_pod.requests, of_pod.limits) for name in amounts or ()):
+        of_containers = (of_pod,)
+    return not any([_has_cpu_or_memory(resources) for resources in of_containers if resources is not None])
+
+
+def is_cross_namespace(affinity: Affinity) -> bool:
+    """Reports whether a term names namespaces, or selects them. An empty selector selects all."""
+    for kind in (affinity.pod_affinity, affinity.pod_anti_affinity):
+        if kind is not None:
+            preferred = [weighted.pod_affinity_term for weighted in kind.preferred or ()]
+            if any(term.namespaces or term.namespace_selector is not None
+                   for term in (*(kind.required or ()), *preferred) if term is not None):
+                return True
+    return False
+
+
+def _has_cpu_or_memory(resources: ResourceRequirements) -> bool:
+    return any(_is_some(amounts.get(name)) for amounts in (resources.limits, resources.requests) if amounts
+               for name in ("cpu", "memory"))
+
+
+def _is_some(amount: str | int | float | None) -> bool:
+    if not isinstance(amount, str):
+        return bool(amount)
+    try:
+        return parse_quantity(amount) != 0
+    except MalformedInput:  # the API server accepts no such text
+        return False
