@@ -6,6 +6,7 @@ The reports are records, which JSON and YAML show as they are; the text is made 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -144,14 +145,15 @@ def _waiting(world: World, pod: Pod, events: Sequence[SchedulingEvent]) -> Waiti
         fits=choice.node if choice is not None else "",
         reasons={str(reason): tuple(sorted(names)) for reason, names in refusal.nodes_by_reason.items()
                  } if refusal is not None else {},
-        nodes=tuple(_node_shortage(pod, node) for node in nodes),
+        nodes=tuple(node_shortage(pod, node) for node in nodes),
         cordoned=tuple(sorted(name for name, node in world.nodes.items()
                               if node.unschedulable and name in world.view.nodes)),
         without_devices=len(refusal.unknown) if refusal is not None else 0, events=tuple(events),
         suggestions=tuple(Suggestion(change.texts, change.node) for change in changes))
 
 
-def _node_shortage(pod: Pod, refusal: NodeRefusal) -> NodeShortage:
+def node_shortage(pod: Pod, refusal: NodeRefusal) -> NodeShortage:
+    """Returns why *pod* does not fit a node, nearest device first."""
     return NodeShortage(refusal.node, str(refusal.unfit), pod.containers[refusal.container].name,
                         tuple(map(_card_shortage, refusal.closest_devices)))
 
@@ -179,7 +181,7 @@ def _selections(world: World, pod: Pod) -> dict[str, str]:
 def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
     waits = f"has been waiting for {age_text(report.age_s)}" if report.age_s is not None else "waits"
     yield f"pod {report.namespace}/{report.name} {waits} (scheduler {report.scheduler or 'default-scheduler'})"
-    yield from _request_lines(report.requests, report.annotations)
+    yield from request_lines(report.requests, report.annotations)
     yield ""
     if report.fits:
         yield f"It fits: HAMi would place it on {report.fits} now."
@@ -204,11 +206,15 @@ def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
         yield "Nearest first:" if wide or len(shown) == len(report.nodes) else (
             f"Nearest first, {len(shown)} of {len(report.nodes)} (-o wide shows all):")
     for node in shown:
-        yield f"  {node.node}  {node.reasons} (container {node.container})"
-        cards = node.cards if wide else node.cards[:SHOWN_CARDS]
-        yield from (f"    card {card.index}  {card.free}{lacks(card)}" for card in cards)
-        if len(cards) < len(node.cards):
-            yield f"    and {len(node.cards) - len(cards)} more"
+        yield from node_lines(node, len(node.cards) if wide else SHOWN_CARDS)
+
+
+def node_lines(node: NodeShortage, count: int) -> Iterator[str]:
+    """Yields *node* and its *count* nearest devices, each in a line, and the number of the others."""
+    yield f"  {node.node}  {node.reasons} (container {node.container})"
+    yield from (f"    card {card.index}  {card.free}{lacks(card)}" for card in node.cards[:count])
+    if count < len(node.cards):
+        yield f"    and {len(node.cards) - count} more"
 
 
 def lacks(card: CardShortage) -> str:
@@ -223,7 +229,8 @@ def lacks(card: CardShortage) -> str:
 def _event_lines(events: Iterable[SchedulingEvent]) -> Iterator[str]:
     for event in events:
         yield ""
-        yield f"{event.component} ({event.reason}, {event.count} times, last at {event.last}):"
+        times = "once, at" if event.count == 1 else f"{event.count} times, last at"
+        yield f"{event.component} ({event.reason}, {times} {event.last}):"
         yield f"  {event.message}"
 
 
@@ -271,7 +278,7 @@ def _held_cards(world: World, pod: Pod) -> Iterator[HeldCard]:
 def _bound_lines(report: BoundReport) -> Iterator[str]:
     since = f", for {age_text(report.bound_s)}" if report.bound_s is not None else ""
     yield f"pod {report.namespace}/{report.name} is bound to {report.node}{since} ({report.phase or 'no phase'})"
-    yield from _request_lines(report.requests, {})
+    yield from request_lines(report.requests)
     yield ""
     yield "It holds" if report.cards else "Its annotations name no devices."
     for card in report.cards:
@@ -282,9 +289,11 @@ def _bound_lines(report: BoundReport) -> Iterator[str]:
         yield f"  unreadable: {problem}; all devices that it names count as taken"
 
 
-def _request_lines(containers: Sequence[RequestedDevices], annotations: Mapping[str, str]) -> Iterator[str]:
-    for one in containers:
-        yield f"  {one.container} asks for {'; '.join(one.requests)}"
+def request_lines(containers: Sequence[RequestedDevices],
+                  annotations: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """Yields what each container requests, then *annotations*, each in a line."""
+    for container in containers:
+        yield f"  {container.container} asks for {'; '.join(container.requests)}"
     for key, text in annotations.items():
         yield f"  {key}: {text}"
 

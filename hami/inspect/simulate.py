@@ -15,16 +15,20 @@ import msgspec
 from hami.codec.keys import CORDON, NODE_POLICY, is_scheduler_owned
 from hami.codec.policies import parse_list
 from hami.errors import HamiError, MalformedInput
+from hami.inspect.explain import (
+    NodeShortage, RequestedDevices, node_lines, node_shortage, request_lines, requested_devices,
+)
 from hami.inspect.manifests import PodSource
 from hami.inspect.record import ClusterRecord
 from hami.inspect.tables import Column, Style, printable, render_rows
 from hami.inspect.world import World, unknown_name
 from hami.model import Node, Pod, PodRef
-from hami.scheduling.refusal import CLOSEST_NODES, Refusal, describe
+from hami.scheduling.refusal import CLOSEST_NODES, Refusal
 from hami.state.view import View
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Rule
 
+SHOWN_DEVICES = 3  # of each of the nearest nodes
 MAX_ADDED = 10_000  # nodes
 MAX_COUNTED = 1_000_000  # pods of capacity
 NOT_LOOKED_AT = ("Not looked at, since kube-scheduler decides it: CPU, memory, taints, affinity, topology spread, "
@@ -65,14 +69,16 @@ class PlacedPod(msgspec.Struct, rename="camel", frozen=True):
 class Outcome(msgspec.Struct, rename="camel", frozen=True):
     """The fate of one workload. *stopped*: why the next pod is not placed, empty if all are.
 
-    *detail*: what it asks for, and what the nearest nodes have.
+    *requests*: those of the next pod. *unfit*: the number of nodes that it does not fit. *nodes*: the nearest of them.
     """
 
     workload: str
     wanted: int
     placed: int
     stopped: str = ""
-    detail: str = ""
+    requests: tuple[RequestedDevices, ...] = ()
+    unfit: int = 0
+    nodes: tuple[NodeShortage, ...] = ()
 
 
 class SimulationReport(msgspec.Struct, rename="camel", frozen=True):
@@ -155,15 +161,22 @@ def count_capacity(world: World, source: PodSource, scenario: Scenario, admit: A
 
 def render_simulation(report: SimulationReport, style: Style) -> str:
     """Returns *report* as text: the outcomes, then where each pod would go, then what was not looked at."""
-    lines = []
-    for outcome in report.outcomes:
-        lines.append(f"{outcome.workload}: {outcome.placed} of {outcome.wanted} fit")
-        if outcome.stopped:
-            lines += [f"  the next does not: {outcome.stopped}", *([f"  {outcome.detail}"] if outcome.detail else [])]
-    shown = [printable(line) for line in lines]
+    shown = [printable(line) for outcome in report.outcomes for line in _outcome_lines(outcome)]
     if report.pods:
         shown += ["", render_rows(report.pods, _PLACED_COLUMNS, style)]
     return "\n".join([*shown, "", NOT_LOOKED_AT])
+
+
+def _outcome_lines(outcome: Outcome) -> Iterator[str]:
+    yield f"{outcome.workload}: {outcome.placed} of {outcome.wanted} fit"
+    if not outcome.stopped:
+        return
+    yield f"  the next does not: {outcome.stopped}"
+    yield from request_lines(outcome.requests)
+    for node in outcome.nodes:
+        yield from node_lines(node, SHOWN_DEVICES)
+    if (others := outcome.unfit - len(outcome.nodes)) > 0:
+        yield f"  and {others:,} more"
 
 
 def render_capacity(source: PodSource, found: Sequence[NodeCapacity], style: Style) -> str:
@@ -190,6 +203,7 @@ class _Placer:
 
     def __init__(self, world: World) -> None:
         self.placed: list[PlacedPod] = []
+        self._world = world
         self._view = world.view
         self._names = world.offered()
         self._indexes = {(name, vendor, usage.device.uuid): usage.device.index
@@ -200,7 +214,7 @@ class _Placer:
         """Places one pod of a drained node."""
         title = f"pod/{pod.ref.name}"
         refusal = self._place(title, pod)
-        return Outcome(title, 1, 0, *self._why(refusal)) if refusal is not None else Outcome(title, 1, 1)
+        return self._refused(title, 1, 0, pod, refusal) if refusal is not None else Outcome(title, 1, 1)
 
     def place(self, source: PodSource, number: int, scenario: Scenario, admit: Admit) -> Outcome:
         """Places the pods of *source* until one does not fit: the others ask for the same."""
@@ -212,7 +226,7 @@ class _Placer:
             name = source.name if wanted == 1 else f"{source.name}-{count}"
             ref = PodRef(admitted.ref.namespace, name, f"simulated-{number}-{count}")
             if (refusal := self._place(source.title, replace(admitted, ref=ref))) is not None:
-                return Outcome(source.title, wanted, count, *self._why(refusal))
+                return self._refused(source.title, wanted, count, admitted, refusal)
         return Outcome(source.title, wanted, wanted)
 
     def _place(self, title: str, pod: Pod) -> Refusal | None:
@@ -227,10 +241,13 @@ class _Placer:
         self.placed.append(PlacedPod(title, pod.ref.name, node, tuple(cards)))
         return None
 
-    def _why(self, refusal: Refusal) -> tuple[str, str]:
-        counted = sorted(refusal.nodes_by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
-        text = ", ".join(f"{len(names)} {'node' if len(names) == 1 else 'nodes'} {reason}" for reason, names in counted)
-        return text or "no node has devices", describe(refusal, self._view.closest(refusal, CLOSEST_NODES))
+    def _refused(self, title: str, wanted: int, placed: int, pod: Pod, refusal: Refusal) -> Outcome:
+        by_count = sorted(refusal.nodes_by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
+        stopped = ", ".join(f"{len(names)} {'node' if len(names) == 1 else 'nodes'} {reason}"
+                            for reason, names in by_count)
+        closest = self._view.closest(refusal, CLOSEST_NODES)
+        return Outcome(title, wanted, placed, stopped or "no node has devices", requested_devices(self._world, pod),
+                       refusal.nodes, tuple(node_shortage(pod, node) for node in closest))
 
 
 def _admitted(view: View, source: PodSource, scenario: Scenario, admit: Admit) -> Pod | str:

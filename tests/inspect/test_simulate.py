@@ -50,7 +50,24 @@ def test_where_each_pod_would_go():
 def test_what_stops_the_next():
     (outcome,) = (report := run(source(9, gpumem=9000))).outcomes
     assert (outcome.placed, outcome.wanted, outcome.stopped) == (3, 9, "2 nodes CardInsufficientMemory")
-    assert outcome.detail.startswith("requests 1 × NVIDIA with 9000 MiB") and not report.all_fit
+    assert outcome.requests[0].requests == ("1 × NVIDIA with 9000 MiB, 0 cores",) and not report.all_fit
+    assert [(node.node, node.cards[0].short_mib) for node in outcome.nodes] == [("n1", 2000), ("n2", 8000)]
+
+
+def test_a_refusal_names_a_few_devices_of_a_few_nodes():
+    """However many there are, and each in a line of its own."""
+    nodes = [node(f"n{number}", *(gpu(f"{number}-{index}", index=index, **T4) for index in range(16)))
+             for number in range(9)]
+    report = run(source(1, gpumem=17_000), nodes=nodes, pods=())
+    lines = render_simulation(report, Style()).splitlines()[2:]
+    assert lines[0] == "  c asks for 1 × NVIDIA with 17000 MiB, 0 cores"
+    assert lines[1:6] == [
+        "  n0  16/16 CardInsufficientMemory (container c)",
+        *(f"    card {index}  16000/16000 MiB, 100/100 cores, 10/10 slots free; "
+          "lacks 1,000 MiB (CardInsufficientMemory)" for index in range(3)),
+        "    and 13 more"]
+    assert [line for line in lines if line.startswith("  n")] == [lines[1], lines[6], lines[11]]
+    assert lines[16] == "  and 6 more"
 
 
 def test_workloads_are_placed_in_their_order():
