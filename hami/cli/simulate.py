@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hami.cli.client import CONTEXT_SETTINGS, NODE_POLICIES, Client, client_options, output_options
+from hami.cli.client import CONTEXT_SETTINGS, NODE_POLICIES, Client, client_options, output_options, show_note
 from hami.errors import HamiError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def read_files(files: tuple[Any, ...]) -> list[PodSource]:
         sources, others = read_manifests(text, file.name)
         found += sources
         if others:
-            click.echo(f"note: {file.name}: left out, since they make no pods: {', '.join(others)}", err=True)
+            show_note(f"{file.name}: left out, since they make no pods: {', '.join(others)}")
     return found
 
 

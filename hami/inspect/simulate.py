@@ -182,7 +182,7 @@ def _outcome_lines(outcome: Outcome) -> Iterator[str]:
 def render_capacity(source: PodSource, found: Sequence[NodeCapacity], style: Style) -> str:
     """Returns the capacity as text."""
     total = sum(one.pods for one in found)
-    head = f"{total:,} more {'pod' if total == 1 else 'pods'} like those of {source.title} fit"
+    head = printable(f"{total:,} more {'pod' if total == 1 else 'pods'} like those of {source.title} fit")
     table = [render_rows(found, _CAPACITY_COLUMNS, style), ""] if found else []
     return "\n".join([head, "", *table, NOT_LOOKED_AT])
 

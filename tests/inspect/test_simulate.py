@@ -140,6 +140,12 @@ def test_capacity():
         "8 more pods like those of deployment/web fit", "", "NODE  PODS", "n1    6", "n2    2"]
 
 
+def test_no_text_of_a_manifest_reaches_the_terminal_as_a_control_code():
+    asked = source(9, name="\x1b[2J\u202e", gpumem=9000)
+    for text in (render_capacity(asked, capacity(asked), Style()), render_simulation(run(asked), Style())):
+        assert text.replace("\n", "").isprintable()
+
+
 def test_capacity_within_a_quota():
     assert sum(one.pods for one in capacity(source(gpumem=5000), quotas=[quota(gpumem=18_000)])) == 2
 
