@@ -13,10 +13,10 @@ import msgspec
 from hami.codec.allocation import parse_shares
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.changes import KINDS, find_changes
+from hami.inspect.cluster import InspectedCluster
 from hami.inspect.record import SchedulingEvent
 from hami.inspect.tables import printable
 from hami.inspect.top import age_of, age_text
-from hami.inspect.world import World
 from hami.model import Pod
 from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, request_text
 from hami.state.binding import bound_at
@@ -111,16 +111,16 @@ class BoundReport(_Record, frozen=True):
     problems: tuple[str, ...]
 
 
-def explain_pod(world: World, pod: Pod, events: Sequence[SchedulingEvent]) -> WaitingReport | BoundReport:
+def explain_pod(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent]) -> WaitingReport | BoundReport:
     """Returns the report on *pod*. *events*: those about it.
 
     Raises: HamiError if it requests no devices or has finished.
     """
-    if not requests_devices(world.vendors, pod.containers):
+    if not requests_devices(cluster.vendors, pod.containers):
         raise HamiError(f"pod {pod.ref} requests no devices that HAMi manages; hami vendors lists their resources")
     if pod.is_terminated:
         raise HamiError(f"pod {pod.ref} has finished ({pod.phase}) and holds no devices")
-    return _bound(world, pod) if pod.node_name else _waiting(world, pod, events)
+    return _bound(cluster, pod) if pod.node_name else _waiting(cluster, pod, events)
 
 
 def render_report(report: WaitingReport | BoundReport, *, wide: bool) -> str:
@@ -132,22 +132,22 @@ def render_report(report: WaitingReport | BoundReport, *, wide: bool) -> str:
 # A pod that waits
 
 
-def _waiting(world: World, pod: Pod, events: Sequence[SchedulingEvent]) -> WaitingReport:
-    view = world.view.what_if(without=[pod.ref.uid])  # another scheduler's reservation for it is not in its way
-    offered = world.offered()
+def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent]) -> WaitingReport:
+    view = cluster.view.what_if(without=[pod.ref.uid])  # another scheduler's reservation for it is not in its way
+    offered = cluster.offered()
     choice = view.choose(pod, offered)
     refusal = view.refuse(pod, offered) if choice is None else None
     nodes = view.closest(refusal) if refusal is not None else []
-    changes = find_changes(world, view, pod, [node.node for node in nodes]) if refusal is not None else []
+    changes = find_changes(cluster, view, pod, [node.node for node in nodes]) if refusal is not None else []
     return WaitingReport(
-        namespace=pod.ref.namespace, name=pod.ref.name, age_s=age_of(pod.created, world.record.taken),
-        scheduler=pod.scheduler_name, requests=requested_devices(world, pod), annotations=_selections(world, pod),
+        namespace=pod.ref.namespace, name=pod.ref.name, age_s=age_of(pod.created, cluster.record.taken),
+        scheduler=pod.scheduler_name, requests=requested_devices(cluster, pod), annotations=_selections(cluster, pod),
         fits=choice.node if choice is not None else "",
         reasons={str(reason): tuple(sorted(names)) for reason, names in refusal.nodes_by_reason.items()
                  } if refusal is not None else {},
         nodes=tuple(node_shortage(pod, node) for node in nodes),
-        cordoned=tuple(sorted(name for name, node in world.nodes.items()
-                              if node.unschedulable and name in world.view.nodes)),
+        cordoned=tuple(sorted(name for name, node in cluster.nodes.items()
+                              if node.unschedulable and name in cluster.view.nodes)),
         without_devices=len(refusal.unknown) if refusal is not None else 0, events=tuple(events),
         suggestions=tuple(Suggestion(change.texts, change.node) for change in changes))
 
@@ -165,17 +165,17 @@ def _card_shortage(refusal: DeviceRefusal) -> CardShortage:
                         reason=str(refusal.reason or ""))
 
 
-def requested_devices(world: World, pod: Pod) -> tuple[RequestedDevices, ...]:
+def requested_devices(cluster: InspectedCluster, pod: Pod) -> tuple[RequestedDevices, ...]:
     """Returns what each container of *pod* asks for."""
-    found = ((container.name, tuple(request_text(request, world.vendors[request.vendor])
-                                    for request in device_requests(world.vendors, container)))
+    found = ((container.name, tuple(request_text(request, cluster.vendors[request.vendor])
+                                    for request in device_requests(cluster.vendors, container)))
              for container in pod.containers)
     return tuple(RequestedDevices(name, requests) for name, requests in found if requests)
 
 
-def _selections(world: World, pod: Pod) -> dict[str, str]:
+def _selections(cluster: InspectedCluster, pod: Pod) -> dict[str, str]:
     """Returns the annotations with which the pod's author selects nodes and devices."""
-    return {key: text for key, text in sorted(pod.annotations.items()) if key in world.selection_keys}
+    return {key: text for key, text in sorted(pod.annotations.items()) if key in cluster.selection_keys}
 
 
 def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
@@ -246,20 +246,20 @@ def _suggestion_lines(report: WaitingReport) -> Iterator[str]:
 # A pod that is bound
 
 
-def _bound(world: World, pod: Pod) -> BoundReport:
-    record = world.view.facts.pods.get(pod.ref.uid)
+def _bound(cluster: InspectedCluster, pod: Pod) -> BoundReport:
+    record = cluster.view.facts.pods.get(pod.ref.uid)
     since = bound_at(pod)
     return BoundReport(
         namespace=pod.ref.namespace, name=pod.ref.name, node=pod.node_name, phase=pod.phase,
-        bound_s=max(0, int(world.record.taken.timestamp()) - since) if since else None,
-        requests=requested_devices(world, pod), cards=tuple(_held_cards(world, pod)),
+        bound_s=max(0, int(cluster.record.taken.timestamp()) - since) if since else None,
+        requests=requested_devices(cluster, pod), cards=tuple(_held_cards(cluster, pod)),
         problems=record.problems if record is not None else ())
 
 
-def _held_cards(world: World, pod: Pod) -> Iterator[HeldCard]:
+def _held_cards(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldCard]:
     indexes = {(vendor, usage.device.uuid): usage.device.index
-               for vendor, usages in world.view.usages(pod.node_name).items() for usage in usages}
-    for vendor in world.vendors.allocated_in(pod.annotations):
+               for vendor, usages in cluster.view.usages(pod.node_name).items() for usage in usages}
+    for vendor in cluster.vendors.allocated_in(pod.annotations):
         try:
             containers = parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated])
         except MalformedInput:
@@ -269,7 +269,7 @@ def _held_cards(world: World, pod: Pod) -> Iterator[HeldCard]:
             names = ["?"] * len(containers)
         for name, shares in zip(names, containers, strict=True):
             for share in shares:
-                others = {str(other.ref) for other, _ in world.holders(pod.node_name, vendor.key, share.uuid)
+                others = {str(other.ref) for other, _ in cluster.holders(pod.node_name, vendor.key, share.uuid)
                           if other is not None and other.ref != pod.ref}
                 yield HeldCard(name, indexes.get((vendor.key, share.uuid)), share.uuid, share.memory_mib, share.cores,
                                tuple(sorted(others)))

@@ -13,8 +13,8 @@ from hami.codec.documents import decode
 from hami.codec.objects import parse_node, parse_quota
 from hami.codec.pods import parse_pod
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
-from hami.inspect.record import ClusterRecord, SchedulingEvent, Trimmer, UnreadableObject
-from hami.inspect.world import catalog_of
+from hami.inspect.cluster import catalog_of
+from hami.inspect.record import ClusterRecord, RecordFilter, SchedulingEvent, UnreadableObject
 from hami.kube.pages import Requester, parse_meta, read_list
 from hami.model import Node, Pod, PodRef, QuotaLimits
 from hami.runtime.clock import utc_now
@@ -107,7 +107,7 @@ class Reader:
         """
         taken = utc_now()
         text = self._config(source)
-        trim = Trimmer(catalog_of(text))
+        trim = RecordFilter(catalog_of(text))
         unreadable: list[UnreadableObject] = []
         nodes: dict[str, Node] = {}
         pods: dict[str, Pod] = {}

@@ -15,13 +15,13 @@ import msgspec
 from hami.codec.keys import CORDON, NODE_POLICY, is_scheduler_owned
 from hami.codec.policies import parse_list
 from hami.errors import HamiError, MalformedInput
+from hami.inspect.cluster import InspectedCluster, unknown_name
 from hami.inspect.explain import (
     NodeShortage, RequestedDevices, node_lines, node_shortage, request_lines, requested_devices,
 )
 from hami.inspect.manifests import PodSource
 from hami.inspect.record import ClusterRecord
 from hami.inspect.tables import Column, Style, printable, render_rows
-from hami.inspect.world import World, unknown_name
 from hami.model import Node, Pod, PodRef
 from hami.scheduling.refusal import CLOSEST_NODES, Refusal
 from hami.state.view import View
@@ -120,33 +120,34 @@ def change_record(record: ClusterRecord, scenario: Scenario) -> tuple[ClusterRec
     return _cordoned(changed, scenario.cordoned), [unbound(pod) for pod in moved]
 
 
-def simulate(world: World, sources: Sequence[PodSource], moved: Sequence[Pod], scenario: Scenario,
+def simulate(cluster: InspectedCluster, sources: Sequence[PodSource], moved: Sequence[Pod], scenario: Scenario,
              admit: Admit) -> SimulationReport:
     """Returns what would become of the pods *moved* and those of *sources*, in this order.
 
     Raises: HamiError.
     """
-    placer = _Placer(world)
-    outcomes = [placer.place_moved(pod) for pod in moved if requests_devices(world.vendors, pod.containers)]
+    placer = _Placer(cluster)
+    outcomes = [placer.place_moved(pod) for pod in moved if requests_devices(cluster.vendors, pod.containers)]
     for number, source in enumerate(sources):
         outcomes.append(placer.place(source, number, scenario, admit))
     return SimulationReport(tuple(outcomes), tuple(placer.placed))
 
 
-def count_capacity(world: World, source: PodSource, scenario: Scenario, admit: Admit) -> list[NodeCapacity]:
+def count_capacity(cluster: InspectedCluster, source: PodSource, scenario: Scenario,
+                   admit: Admit) -> list[NodeCapacity]:
     """Returns how many more pods of *source* each node takes, most first.
 
     Raises: HamiError if the pod is denied or requests no devices.
     """
-    pod = _admitted(world.view, source, scenario, admit)
+    pod = _admitted(cluster.view, source, scenario, admit)
     if isinstance(pod, str):
         raise HamiError(f"{source.title}: {pod}")
-    if not requests_devices(world.vendors, pod.containers):
+    if not requests_devices(cluster.vendors, pod.containers):
         raise HamiError(f"{source.title} requests no devices that HAMi manages")
     found: list[NodeCapacity] = []
     refs = (PodRef(pod.ref.namespace, source.name, f"simulated-{number}") for number in range(MAX_COUNTED))
-    view = world.view
-    for name in world.offered():
+    view = cluster.view
+    for name in cluster.offered():
         count = 0
         for ref in refs:
             another = replace(pod, ref=ref)
@@ -201,13 +202,13 @@ _CAPACITY_COLUMNS: tuple[Column[NodeCapacity], ...] = (
 class _Placer:
     """Places pods one after the other, on nodes that kube-scheduler offers. *view*: the cluster after the last one."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, cluster: InspectedCluster) -> None:
         self.placed: list[PlacedPod] = []
-        self._world = world
-        self._view = world.view
-        self._names = world.offered()
+        self._cluster = cluster
+        self._view = cluster.view
+        self._names = cluster.offered()
         self._indexes = {(name, vendor, usage.device.uuid): usage.device.index
-                         for name, usages in world.view.nodes.items()
+                         for name, usages in cluster.view.nodes.items()
                          for vendor, devices in usages.items() for usage in devices}
 
     def place_moved(self, pod: Pod) -> Outcome:
@@ -246,7 +247,7 @@ class _Placer:
         stopped = ", ".join(f"{len(names)} {'node' if len(names) == 1 else 'nodes'} {reason}"
                             for reason, names in by_count)
         closest = self._view.closest(refusal, CLOSEST_NODES)
-        return Outcome(title, wanted, placed, stopped or "no node has devices", requested_devices(self._world, pod),
+        return Outcome(title, wanted, placed, stopped or "no node has devices", requested_devices(self._cluster, pod),
                        refusal.nodes, tuple(node_shortage(pod, node) for node in closest))
 
 
@@ -285,15 +286,15 @@ def _cordoned(record: ClusterRecord, uuids: Collection[str]) -> ClusterRecord:
     """Returns *record* with the cards *uuids* cordoned. Raises: HamiError for one that cannot be."""
     if not uuids:
         return record
-    world = World(record)
-    places = {usage.device.uuid: (name, vendor) for name, usages in world.view.nodes.items()
+    cluster = InspectedCluster(record)
+    places = {usage.device.uuid: (name, vendor) for name, usages in cluster.view.nodes.items()
               for vendor, devices in usages.items() for usage in devices}
-    nodes = dict(world.nodes)
+    nodes = dict(cluster.nodes)
     for uuid in uuids:
         if uuid not in places:
             raise unknown_name("card", uuid, places)
         name, vendor = places[uuid]
-        if Rule.CORDON not in world.vendors[vendor].decision.rules:
+        if Rule.CORDON not in cluster.vendors[vendor].decision.rules:
             raise HamiError(f"card {uuid}: devices of {vendor} cannot be cordoned one by one")
         cordoned = [*(parse_list(nodes[name].annotations.get(CORDON)) or ()), uuid]
         nodes[name] = replace(nodes[name], annotations={**nodes[name].annotations, CORDON: ",".join(cordoned)})

@@ -20,8 +20,8 @@ import yaml
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import ASSIGNED_NODE, NODE_LOCK
 from hami.errors import HamiError, MalformedInput
+from hami.inspect.cluster import InspectedCluster
 from hami.inspect.record import ClusterRecord, UnreadableObject
-from hami.inspect.world import World
 from hami.model import Node, Pod, PodRef, QuotaLimits, Share
 from hami.state.view import Policies
 
@@ -119,7 +119,7 @@ class _Anonymizer:
 
     def __init__(self, record: ClusterRecord) -> None:
         self._record = record
-        self._view = World(record).view
+        self._view = InspectedCluster(record).view
         self._vendors = self._view.vendors
         self._nodes = _numbered("node", (node.name for node in record.nodes))
         self._namespaces = _numbered("namespace", (

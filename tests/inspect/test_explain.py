@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from hami.errors import HamiError
+from hami.inspect.cluster import InspectedCluster, store_of
 from hami.inspect.explain import BoundReport, explain_pod, render_report
 from hami.inspect.record import SchedulingEvent
-from hami.inspect.world import World, store_of
 from hami.model import Node
 from hami.scheduling.refusal import CLOSEST_NODES, describe
 from tests.builders import INIT, gpu, gpus, node, pod
@@ -31,7 +31,7 @@ def waiting(*containers, **notes):
 
 
 def report(name=PENDING, pods=(), nodes=NODES, events=()):
-    world = World(record(nodes, [*PODS, *pods]))
+    world = InspectedCluster(record(nodes, [*PODS, *pods]))
     return explain_pod(world, world.pod_named("default", name), events)
 
 
@@ -138,7 +138,7 @@ def test_pods_without_a_report(waits, said):
 @pytest.mark.parametrize("seed", range(30))
 def test_every_report_can_be_written(seed):
     """What is short is what is asked minus what is free; JSON has all of it."""
-    world = World(some_world(random.Random(seed)))
+    world = InspectedCluster(some_world(random.Random(seed)))
     found = explain_pod(world, world.pod_named("default", PENDING), ())
     assert msgspec.json.decode(msgspec.json.encode(found))["name"] == PENDING
     assert not (found.fits and found.nodes) and not (found.fits and found.suggestions)

@@ -8,10 +8,10 @@ import pytest
 from hami.cli.simulate import make_admit
 from hami.codec.pods import convert_pod
 from hami.errors import HamiError
+from hami.inspect.cluster import InspectedCluster, store_of
 from hami.inspect.manifests import PodSource
 from hami.inspect.simulate import Scenario, change_record, count_capacity, render_capacity, render_simulation, simulate
 from hami.inspect.tables import Style
-from hami.inspect.world import World, store_of
 from tests.builders import gpu, node, pod, quota
 from tests.inspect.worlds import held, record, some_world
 
@@ -33,7 +33,7 @@ def run(*sources, nodes=NODES, pods=(HELD,), quotas=(), **scenario):
     """Returns the report on *sources*."""
     chosen = Scenario(**scenario)
     changed, moved = change_record(record(nodes, pods, quotas), chosen)
-    world = World(changed)
+    world = InspectedCluster(changed)
     return simulate(world, sources, moved, chosen, make_admit("hami-scheduler"))
 
 
@@ -129,7 +129,7 @@ def test_names_that_match_nothing(scenario, said):
 
 
 def capacity(asked, **world):
-    made = World(record(world.get("nodes", NODES), world.get("pods", (HELD,)), world.get("quotas", ())))
+    made = InspectedCluster(record(world.get("nodes", NODES), world.get("pods", (HELD,)), world.get("quotas", ())))
     return count_capacity(made, asked, Scenario(), make_admit("hami-scheduler"))
 
 
@@ -172,7 +172,7 @@ def test_a_simulation_agrees_with_the_scheduler(seed):
     chance = random.Random(seed)
     cluster = some_world(chance)
     asked = source(chance.randrange(1, 30), gpumem=chance.randrange(1, 20_000), gpucores=chance.randrange(50))
-    world = World(cluster)
+    world = InspectedCluster(cluster)
     report = simulate(world, [asked], [], Scenario(), make_admit("hami-scheduler"))
     template = convert_pod({"metadata": {"namespace": "default"}, "spec": asked.pod["spec"]})
     store = store_of(cluster)
@@ -187,7 +187,7 @@ def test_the_capacity_is_what_a_simulation_without_end_places(seed):
     chance = random.Random(seed)
     cluster = replace(some_world(chance), quotas=())
     asked = source(100_000, gpumem=chance.randrange(1, 20_000), gpucores=chance.randrange(50))
-    world, other = World(cluster), World(cluster)
+    world, other = InspectedCluster(cluster), InspectedCluster(cluster)
     total = count_capacity(world, asked, Scenario(), make_admit("hami-scheduler"))
     (outcome,) = simulate(other, [asked], [], Scenario(), make_admit("hami-scheduler")).outcomes
     assert sum(one.pods for one in total) == outcome.placed

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis.strategies import from_regex, sampled_from
 
 from hami.errors import HamiError
+from hami.inspect.cluster import InspectedCluster, store_of
 from hami.inspect.explain import explain_pod
 from hami.inspect.record import SchedulingEvent, UnreadableObject
 from hami.inspect.replay import render_replay, replay
 from hami.inspect.snapshot import anonymize, parse_snapshot, render_snapshot
 from hami.inspect.tables import Style
-from hami.inspect.world import World, store_of
 from hami.scheduling.refusal import Choice
 from tests.builders import gpu, gpus, node, pod
 from tests.inspect.worlds import PENDING, held, record, some_world
@@ -57,7 +57,7 @@ def test_an_anonymous_snapshot_answers_the_same(seed):
     hidden = anonymize(cluster)
     names = {name: f"node-{number}" for number, name in enumerate(sorted(one.name for one in cluster.nodes), start=1)}
     assert {one.name for one in hidden.nodes} == set(names.values())
-    world, other = World(cluster), World(hidden)
+    world, other = InspectedCluster(cluster), InspectedCluster(hidden)
     asked, = (one for one in cluster.pods if one.ref.name == PENDING)
     again = hidden.pods[cluster.pods.index(asked)]
     report, same = explain_pod(world, asked, ()), explain_pod(other, again, ())
