@@ -25,13 +25,13 @@ def audit_command(ctx: click.Context, *, client: Client, style: Style) -> None:
     import msgspec
 
     from hami.inspect.audit import audit, render_audit
+    from hami.inspect.cluster import InspectedCluster
     from hami.inspect.tables import render_document
-    from hami.inspect.world import World
 
-    world = World(client.read())
-    found = audit(world)
+    cluster = InspectedCluster(client.read())
+    found = audit(cluster)
     if style.form in ("json", "yaml"):
         click.echo(render_document({"items": msgspec.to_builtins(found)}, style.form))
     else:
-        click.echo(render_audit(world, found))
+        click.echo(render_audit(cluster, found))
     ctx.exit(1 if found else 0)

@@ -172,7 +172,9 @@ def make_style(form: str, *, headers: bool = True) -> Style:
 
 def show_note(text: str) -> None:
     """Prints a note on standard error."""
-    click.echo(f"note: {text}", err=True)
+    from hami.inspect.tables import printable
+
+    click.echo(f"note: {printable(text)}", err=True)
 
 
 def show_progress(resource: str, count: int, total: int) -> None:

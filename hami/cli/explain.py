@@ -29,21 +29,21 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> No
     """
     import msgspec
 
+    from hami.inspect.cluster import InspectedCluster, unknown_name
     from hami.inspect.explain import explain_pod, render_report
     from hami.inspect.tables import render_document
-    from hami.inspect.world import World, unknown_name
     from hami.model import PodRef
 
     namespace = client.chosen_namespace()
     if not namespace:
         raise HamiError("a pod has one namespace: use -n instead of -A")
-    world = World(client.read())
-    world.check_has_devices()
-    pod = world.pod_named(namespace, name) or client.find_pod(PodRef(namespace, name, ""))
+    cluster = InspectedCluster(client.read())
+    cluster.check_has_devices()
+    pod = cluster.pod_named(namespace, name) or client.find_pod(PodRef(namespace, name, ""))
     if pod is None:
-        known = {other.ref.name for other in world.pods.values() if other.ref.namespace == namespace}
+        known = {other.ref.name for other in cluster.pods.values() if other.ref.namespace == namespace}
         raise unknown_name(f"pod in namespace {namespace}:", name, known)
-    report = explain_pod(world, pod, () if pod.node_name else client.events(world.record, pod.ref))
+    report = explain_pod(cluster, pod, () if pod.node_name else client.events(cluster.record, pod.ref))
     if style.form in ("json", "yaml"):
         click.echo(render_document(msgspec.to_builtins(report), style.form))
     else:

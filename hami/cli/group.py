@@ -21,14 +21,16 @@ class Commands(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Accepts ``-n=NAME`` for ``-n NAME``, as kubectl does: for click the value would be ``=NAME``."""
         matches = [(arg, _SHORT_WITH_VALUE.fullmatch(arg)) for arg in args]
-        return super().parse_args(ctx, [found[1] + found[2] if found else arg for arg, found in matches])
+        return super().parse_args(ctx, [match[1] + match[2] if match else arg for arg, match in matches])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
         try:
             return super().invoke(ctx)
         except HamiError as error:
-            click.echo(f"error: {' '.join(str(error).splitlines())}", err=True)
+            from hami.inspect.tables import printable
+
+            click.echo(f"error: {printable(' '.join(str(error).splitlines()))}", err=True)
             ctx.exit(1)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hami.cli.client import CONTEXT_SETTINGS, NODE_POLICIES, Client, client_options, output_options
+from hami.cli.client import CONTEXT_SETTINGS, NODE_POLICIES, Client, client_options, output_options, show_note
 from hami.errors import HamiError
 
 if TYPE_CHECKING:
@@ -48,17 +48,17 @@ def simulate_command(ctx: click.Context, *, client: Client, style: Style, files:
     """
     import msgspec
 
+    from hami.inspect.cluster import InspectedCluster
     from hami.inspect.simulate import Scenario, change_record, render_simulation, simulate
     from hami.inspect.tables import render_document
-    from hami.inspect.world import World
 
     sources = read_files(files)
     scenario = Scenario(namespace=_namespace(client), added=added, drained=drained, cordoned=cordoned, ended=ended,
                         policy=policy or "", replicas=replicas)
     record, moved = change_record(client.read(), scenario)
-    world = World(record)
-    world.check_has_devices()
-    report = simulate(world, sources, moved, scenario, make_admit(scheduler_name))
+    cluster = InspectedCluster(record)
+    cluster.check_has_devices()
+    report = simulate(cluster, sources, moved, scenario, make_admit(scheduler_name))
     if style.form in ("json", "yaml"):
         click.echo(render_document(msgspec.to_builtins(report), style.form))
     else:
@@ -78,16 +78,16 @@ def capacity_command(*, client: Client, style: Style, files: tuple[Any, ...], sc
     """
     import msgspec
 
+    from hami.inspect.cluster import InspectedCluster
     from hami.inspect.simulate import Scenario, count_capacity, render_capacity
     from hami.inspect.tables import render_document
-    from hami.inspect.world import World
 
     sources = read_files(files)
     if len(sources) != 1:
         raise HamiError(f"expected one pod or workload, found {', '.join(source.title for source in sources)}")
-    world = World(client.read())
-    world.check_has_devices()
-    found = count_capacity(world, sources[0], Scenario(namespace=_namespace(client)),
+    cluster = InspectedCluster(client.read())
+    cluster.check_has_devices()
+    found = count_capacity(cluster, sources[0], Scenario(namespace=_namespace(client)),
                            make_admit(scheduler_name))
     if style.form in ("json", "yaml"):
         click.echo(render_document({"pods": sum(one.pods for one in found), "nodes": msgspec.to_builtins(found)},
@@ -111,7 +111,7 @@ def read_files(files: tuple[Any, ...]) -> list[PodSource]:
         sources, others = read_manifests(text, file.name)
         found += sources
         if others:
-            click.echo(f"note: {file.name}: left out, since they make no pods: {', '.join(others)}", err=True)
+            show_note(f"{file.name}: left out, since they make no pods: {', '.join(others)}")
     return found
 
 

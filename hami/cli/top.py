@@ -39,20 +39,20 @@ def top_command(*, client: Client, style: Style, kind: str, names: tuple[str, ..
     given. Memory is in MiB; bars show memory and cores that pods hold, not what they use. Needs the right to list nodes
     and pods of the cluster.
     """
+    from hami.inspect.cluster import InspectedCluster
     from hami.inspect.top import TopQuery, render_top
-    from hami.inspect.world import World
 
     namespace = client.chosen_namespace() if kind == "pods" else client.namespace
     query = TopQuery(kind=kind, names=names, namespace=namespace, selector=selector, sort=sort)
     if watch and client.snapshot:
         raise HamiError("-w needs a cluster: a snapshot does not change")
     if not watch:
-        click.echo(render_top(World(client.read()), query, style))
+        click.echo(render_top(InspectedCluster(client.read()), query, style))
         return
     try:
         while True:
             begun = time.monotonic()
-            text = render_top(World(client.read()), query, style)
+            text = render_top(InspectedCluster(client.read()), query, style)
             if sys.stdout.isatty():
                 click.clear()
             click.echo(text)

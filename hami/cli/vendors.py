@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from hami.cli.client import show_note
 from hami.cli.flags import GroupedCommand
 from hami.cli.scheduler import DEFAULTS, DEVICE_GROUPS, settings_of_command_line
 from hami.runtime.options import Flag, Groups, choice
@@ -28,6 +29,6 @@ def vendors_command(ctx: click.Context, /, **values: object) -> None:
 
     settings = settings_of_command_line(ctx, VENDORS_FLAGS, values)
     for note in settings.devices.notes:
-        click.echo(f"note: {note}", err=True)
+        show_note(note)
     rows = entries(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)
     click.echo(render(rows, str(values["output"] or TABLE_FORMATS[0])))

@@ -120,7 +120,7 @@ class Explainer:
             return Explanation(problem="internal error, see the dashboard's log")
 
     def _explain(self, pod: Pod, scope: Scope) -> Explanation:
-        report = explain_pod(self._live.world(self._live.cache.nodes.names(), scope, [pod]), pod, ())
+        report = explain_pod(self._live.cluster(self._live.cache.nodes.names(), scope, [pod]), pod, ())
         if not isinstance(report, WaitingReport):
             return Explanation(problem="the pod is bound by now")
         return _bounded(report)

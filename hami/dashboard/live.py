@@ -11,9 +11,9 @@ import msgspec
 from hami.codec.keys import ASSIGNED_NODE
 from hami.dashboard.access import Scope
 from hami.dashboard.use import NodeUse, Use
+from hami.inspect.cluster import InspectedCluster
 from hami.inspect.record import ClusterRecord
 from hami.inspect.top import CardRow, NodeRow, card_rows, node_rows
-from hami.inspect.world import World
 from hami.model import Node, Pod
 from hami.scheduling.amounts import cores_of
 from hami.state.store import Store
@@ -70,28 +70,29 @@ class LiveCluster:
                 self._view, self._viewed = self.cache.view(), version
             return self._view
 
-    def world(self, names: Sequence[str], scope: Scope, pods: Iterable[Pod] = ()) -> World:
-        """Returns the nodes *names* as a world, with the pods of *scope* that hold devices there, and *pods*."""
+    def cluster(self, names: Sequence[str], scope: Scope, pods: Iterable[Pod] = ()) -> InspectedCluster:
+        """Returns the cluster with the nodes *names*, the pods of *scope* that hold devices there, and *pods*."""
         view = self.view()
         holders = (booking for name in names for booking in view.bookings_on(name) if booking.namespace in scope)
-        return self._world(view, names, holders, pods)
+        return self._cluster(view, names, holders, pods)
 
-    def namespace(self, name: str) -> World:
-        """Returns a world with the pods of one namespace that hold devices, without nodes."""
+    def namespace(self, name: str) -> InspectedCluster:
+        """Returns the pods of one namespace that hold devices, without nodes."""
         view = self.view()
-        return self._world(view, (), (booking for booking in view.bookings.values() if booking.namespace == name))
+        return self._cluster(view, (), (booking for booking in view.bookings.values() if booking.namespace == name))
 
-    def _world(self, view: View, names: Sequence[str], holders: Iterable[Booking], pods: Iterable[Pod] = ()) -> World:
+    def _cluster(self, view: View, names: Sequence[str], holders: Iterable[Booking],
+                 pods: Iterable[Pod] = ()) -> InspectedCluster:
         known = {pod.ref.uid: pod for pod in pods}
         nodes = [node for name in names if (node := self.cache.nodes.get(name)) is not None]
         for booking in holders:
             if booking.uid not in known and (ref := view.ref(booking.uid)) is not None:
-                record = view.facts.pods.get(booking.uid)
-                known[ref.uid] = (Pod(ref=ref, node_name=record.node, phase=record.phase)
-                                  if record is not None and record.node
+                pod = view.facts.pods.get(booking.uid)
+                known[ref.uid] = (Pod(ref=ref, node_name=pod.node, phase=pod.phase) if pod is not None and pod.node
                                   else Pod(ref=ref, annotations={ASSIGNED_NODE: booking.node}))
-        return World(ClusterRecord(taken=self.now(), nodes=tuple(nodes), pods=tuple(known.values()),
-                                   policies=view.facts.policies), view)
+        record = ClusterRecord(taken=self.now(), nodes=tuple(nodes), pods=tuple(known.values()),
+                               policies=view.facts.policies)
+        return InspectedCluster(record, view)
 
     def node_rows(self) -> dict[str, NodeRow]:
         """Returns the row of each node with devices, or an inventory that cannot be read.
@@ -113,8 +114,8 @@ class LiveCluster:
         for name in self._rows.keys() - present:
             del self._rows[name]
         stale = present & {*changed, *(name for _, name in marks ^ self._marks), *(present - self._rows.keys())}
-        world = self.world(sorted(stale), EVERYTHING)
-        self._rows |= {row.name: row for row in node_rows(world, world.nodes.values())}
+        cluster = self.cluster(sorted(stale), EVERYTHING)
+        self._rows |= {row.name: row for row in node_rows(cluster, cluster.nodes.values())}
         self._change, self._nodes_change, self._marks = change, nodes_change, marks
 
     def _read_marks(self) -> frozenset[tuple[str, str]]:
@@ -125,8 +126,8 @@ class LiveCluster:
 
     def cards(self, names: Sequence[str], scope: Scope) -> dict[str, list[CardParts]]:
         """Returns the cards of the nodes *names*, by node."""
-        world = self.world(names, scope)
-        return {node.name: _cards(world, node) for node in world.nodes.values()}
+        cluster = self.cluster(names, scope)
+        return {node.name: _cards(cluster, node) for node in cluster.nodes.values()}
 
 
 def with_use(card: CardParts, use: NodeUse) -> CardParts:
@@ -137,15 +138,15 @@ def with_use(card: CardParts, use: NodeUse) -> CardParts:
     return CardParts(card.row, segments, use.of_card(uuid))
 
 
-def _cards(world: World, node: Node) -> list[CardParts]:
+def _cards(cluster: InspectedCluster, node: Node) -> list[CardParts]:
     """Returns the cards of *node*."""
-    return [CardParts(row, _segments(world, row)) for row in card_rows(world, [node])]
+    return [CardParts(row, _segments(cluster, row)) for row in card_rows(cluster, [node])]
 
 
-def _segments(world: World, row: CardRow) -> tuple[Segment, ...]:
-    vendor = world.vendors[row.vendor]
+def _segments(cluster: InspectedCluster, row: CardRow) -> tuple[Segment, ...]:
+    vendor = cluster.vendors[row.vendor]
     found = []
-    for pod, charge in world.holders(row.node, row.vendor, row.uuid):
+    for pod, charge in cluster.holders(row.node, row.vendor, row.uuid):
         ref = pod.ref if pod is not None else None
         found.append(Segment(
             namespace=ref.namespace if ref else None, pod=ref.name if ref else None,

@@ -15,9 +15,9 @@ from hami.dashboard.live import CardParts, LiveCluster, with_use
 from hami.dashboard.scheduling_condition import SchedulingCondition
 from hami.dashboard.use import NodeUse, Use, total_use
 from hami.errors import HamiError
+from hami.inspect.cluster import InspectedCluster, unknown_name
 from hami.inspect.explain import RequestedDevices, requested_devices
 from hami.inspect.top import NAMESPACES, NODES, PODS, NamespaceRow, NodeRow, PodRow, age_of, namespace_rows, pod_rows
-from hami.inspect.world import World, unknown_name
 from hami.model import Pod, PodRef
 
 T = TypeVar("T")
@@ -203,8 +203,8 @@ class Views:
                 if pod.ref.namespace in scope and cache.booking(pod.ref.uid) is None]
         pods.sort(key=lambda pod: (pod.created, pod.ref.namespace, pod.ref.name))
         shown, page, pages = paged(pods, page, PENDING_A_PAGE)
-        world = self._live.world([], scope)
-        return WaitingList(tuple(self._waiting(world, pod, scope) for pod in shown), len(pods), page, pages)
+        cluster = self._live.cluster([], scope)
+        return WaitingList(tuple(self._waiting(cluster, pod, scope) for pod in shown), len(pods), page, pages)
 
     def pod(self, scope: Scope, namespace: str, name: str) -> PodPage:
         """Returns one pod. Raises: Unknown."""
@@ -215,33 +215,33 @@ class Views:
             raise _unknown(f"pod with devices in namespace {namespace}:", name, known)
         waiting = next((pod for pod in cache.pods.waiting() if pod.ref == record.ref), None)
         booking = cache.booking(record.ref.uid)
-        world = self._live.world([booking.node] if booking else [], scope, [waiting] if waiting is not None else [])
-        pod = world.pods.get(record.ref.uid) or Pod(ref=record.ref, node_name=record.node, phase=record.phase)
+        cluster = self._live.cluster([booking.node] if booking else [], scope, [waiting] if waiting is not None else [])
+        pod = cluster.pods.get(record.ref.uid) or Pod(ref=record.ref, node_name=record.node, phase=record.phase)
         cards = self._cards([booking.node], scope).get(booking.node, ()) if booking is not None else ()
         held = {charge.uuid for _, charges in booking.charges for charge in charges} if booking is not None else set()
         waits = None
         if waiting is not None and booking is None:
             waits = msgspec.structs.replace(
-                self._waiting(world, waiting, scope), condition=self._polled.condition(waiting.ref))
+                self._waiting(cluster, waiting, scope), condition=self._polled.condition(waiting.ref))
         return PodPage(
-            row=pod_rows(world, [pod])[0], bound_at=record.bound_at, problems=record.problems,
+            row=pod_rows(cluster, [pod])[0], bound_at=record.bound_at, problems=record.problems,
             cards=tuple(Neighbors(booking.node, card) for card in cards if card.row.uuid in held) if booking else (),
             waits=waits)
 
     def namespaces(self, scope: Scope) -> NamespaceList:
         """Returns what the namespaces of *scope* hold."""
-        rows = namespace_rows(self._live.world((), scope), scope)
+        rows = namespace_rows(self._live.cluster((), scope), scope)
         return NamespaceList(tuple(sorted(rows, key=NAMESPACES.name)))
 
     def namespace(self, name: str, page: int) -> NamespacePage:
         """Returns one namespace. Raises: Unknown."""
-        world = self._live.namespace(name)
-        items = sorted(namespace_rows(world, [name]), key=NAMESPACES.name)
-        pods = sorted(world.pods.values(), key=lambda pod: pod.ref.name)
+        cluster = self._live.namespace(name)
+        items = sorted(namespace_rows(cluster, [name]), key=NAMESPACES.name)
+        pods = sorted(cluster.pods.values(), key=lambda pod: pod.ref.name)
         if not items and not pods:
             raise Unknown(f"no pod in a namespace {name} holds devices, and it has no quota of them")
         shown, page, pages = paged(pods, page, PODS_A_PAGE)
-        rows = sorted(pod_rows(world, shown), key=PODS.name)
+        rows = sorted(pod_rows(cluster, shown), key=PODS.name)
         return NamespacePage(name, tuple(items), tuple(rows), len(pods), page, pages)
 
     def _cards(self, names: Sequence[str], scope: Scope) -> dict[str, tuple[CardParts, ...]]:
@@ -252,11 +252,11 @@ class Views:
             found[name] = tuple(cards) if use is None else tuple(with_use(card, use) for card in cards)
         return found
 
-    def _waiting(self, world: World, pod: Pod, scope: Scope) -> Waiting:
+    def _waiting(self, cluster: InspectedCluster, pod: Pod, scope: Scope) -> Waiting:
         return Waiting(
             namespace=pod.ref.namespace, name=pod.ref.name, created=pod.created,
             age_s=age_of(pod.created, self._live.now()), scheduler=pod.scheduler_name,
-            requests=requested_devices(world, pod), explanation=self._explainer.explain(pod, scope))
+            requests=requested_devices(cluster, pod), explanation=self._explainer.explain(pod, scope))
 
 
 def node_query(given: Mapping[str, str]) -> NodeQuery:

@@ -11,9 +11,9 @@ import msgspec
 from hami.codec.keys import ASSIGNED_NODE
 from hami.codec.states import parse_lock
 from hami.errors import MalformedInput
+from hami.inspect.cluster import InspectedCluster
 from hami.inspect.tables import printable
 from hami.inspect.top import age_text
-from hami.inspect.world import World
 from hami.state.binding import assigned_at, bound_at
 from hami.state.pods import FOREIGN_TTL_S
 from hami.vendors.request import most_shares
@@ -31,15 +31,15 @@ class Finding(msgspec.Struct, rename="camel", frozen=True):
     remedy: str
 
 
-def audit(world: World) -> list[Finding]:
+def audit(cluster: InspectedCluster) -> list[Finding]:
     """Returns every inconsistency, sorted by rule and subject."""
-    findings = [finding for check in _CHECKS for finding in check(world)]
+    findings = [finding for check in _CHECKS for finding in check(cluster)]
     return sorted(findings, key=lambda finding: (finding.rule, finding.subject, finding.problem))
 
 
-def render_audit(world: World, findings: Sequence[Finding]) -> str:
+def render_audit(cluster: InspectedCluster, findings: Sequence[Finding]) -> str:
     """Returns *findings* as text, with what was looked at."""
-    seen = (_count(len(world.view.nodes), "node"), _count(len(world.pods), "pod"),
+    seen = (_count(len(cluster.view.nodes), "node"), _count(len(cluster.pods), "pod"),
             _count(len(findings), "inconsistency", "inconsistencies") if findings else "consistent")
     lines = ["{} with devices and {}: {}".format(*seen)]
     for finding in findings:
@@ -51,13 +51,13 @@ def _count(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def _overcommitted(world: World) -> Iterator[Finding]:
-    for name, usages in world.view.nodes.items():
+def _overcommitted(cluster: InspectedCluster) -> Iterator[Finding]:
+    for name, usages in cluster.view.nodes.items():
         for vendor, devices in usages.items():
             for usage in devices:
                 if usage.is_overcommitted:
                     device = usage.device
-                    holders = world.holders(name, vendor, device.uuid)
+                    holders = cluster.holders(name, vendor, device.uuid)
                     pods = sorted(str(pod.ref) for pod, _ in holders if pod is not None)
                     yield Finding(
                         "OverCommitted", f"card {device.index} ({device.uuid}) of node {name}",
@@ -66,35 +66,35 @@ def _overcommitted(world: World) -> Iterator[Finding]:
                         f"delete one of its pods: {', '.join(pods)}; check that only one scheduler places pods")
 
 
-def _unreadable_allocations(world: World) -> Iterator[Finding]:
-    for record in world.view.facts.pods.values():
+def _unreadable_allocations(cluster: InspectedCluster) -> Iterator[Finding]:
+    for record in cluster.view.facts.pods.values():
         for problem in record.problems:
             yield Finding("UnreadableAllocation", f"pod {record.ref}", problem,
                           "recreate the pod: until then all devices that it names count as taken")
 
 
-def _unreadable_inventories(world: World) -> Iterator[Finding]:
-    for (name, vendor), problem in world.view.facts.problems.items():
+def _unreadable_inventories(cluster: InspectedCluster) -> Iterator[Finding]:
+    for (name, vendor), problem in cluster.view.facts.problems.items():
         yield Finding("UnreadableInventory", f"node {name}", f"{vendor}: {problem}",
                       "restart the device plugin of the node: until then it offers no such devices")
 
 
-def _unreadable_objects(world: World) -> Iterator[Finding]:
-    for item in world.record.unreadable:
+def _unreadable_objects(cluster: InspectedCluster) -> Iterator[Finding]:
+    for item in cluster.record.unreadable:
         yield Finding("UnreadableObject", f"{item.kind} {item.name}", item.problem, "repair or recreate the object")
 
 
-def _missing_devices(world: World) -> Iterator[Finding]:
+def _missing_devices(cluster: InspectedCluster) -> Iterator[Finding]:
     without_plugin: Counter[tuple[str, str]] = Counter()
-    unreadable = world.view.facts.problems  # which are findings of their own
-    for booking in world.view.bookings.values():
-        if (pod := world.pods.get(booking.uid)) is None:
+    unreadable = cluster.view.facts.problems  # which are findings of their own
+    for booking in cluster.view.bookings.values():
+        if (pod := cluster.pods.get(booking.uid)) is None:
             continue
-        if booking.node not in world.nodes:
+        if booking.node not in cluster.nodes:
             yield Finding("NodeGone", f"pod {pod.ref}", f"node {booking.node}, whose devices it holds, does not exist",
                           "delete the pod if nothing else does")
             continue
-        offered = world.view.usages(booking.node)
+        offered = cluster.view.usages(booking.node)
         for vendor, charges in booking.charges:
             uuids = {usage.device.uuid for usage in offered.get(vendor, ())}
             if charges and not uuids:
@@ -111,17 +111,17 @@ def _missing_devices(world: World) -> Iterator[Finding]:
                       "check its device plugin, which may be restarting; the pods keep their devices, so leave them")
 
 
-def _locks(world: World) -> Iterator[Finding]:
+def _locks(cluster: InspectedCluster) -> Iterator[Finding]:
     remedy = "kubectl annotate node {} {}-, if the device plugin of the node does not release it"
-    for name, key, text in world.view.facts.locks:
+    for name, key, text in cluster.view.facts.locks:
         subject = f"node {name}"
         try:
             lock = parse_lock(text)
         except MalformedInput as error:
             yield Finding("UnreadableLock", subject, str(error), remedy.format(name, key))
             continue
-        age = (world.record.taken - lock.at).total_seconds()
-        holder = world.pod_named(*lock.holder) if lock.holder is not None else None
+        age = (cluster.record.taken - lock.at).total_seconds()
+        holder = cluster.pod_named(*lock.holder) if lock.holder is not None else None
         if age > LOCK_TIMEOUT_S:
             yield Finding("StaleLock", subject, f"{key} is {age_text(int(age))} old: {text}", remedy.format(name, key))
         elif lock.holder is not None and holder is None:
@@ -129,39 +129,39 @@ def _locks(world: World) -> Iterator[Finding]:
                           remedy.format(name, key))
 
 
-def _reservations(world: World) -> Iterator[Finding]:
-    for pod in world.pods.values():
-        node, age = pod.annotations.get(ASSIGNED_NODE, ""), _age(world, assigned_at(pod))
+def _reservations(cluster: InspectedCluster) -> Iterator[Finding]:
+    for pod in cluster.pods.values():
+        node, age = pod.annotations.get(ASSIGNED_NODE, ""), _age(cluster, assigned_at(pod))
         if node and not pod.node_name and not pod.is_terminated and age > FOREIGN_TTL_S:
             yield Finding("GhostReservation", f"pod {pod.ref}",
                           f"its annotations have reserved devices of node {node} for {age_text(int(age))}, but it is "
                           "not bound", "nothing, unless a scheduler of HAMi counts them: then recreate the pod")
 
 
-def _allocations(world: World) -> Iterator[Finding]:
-    for pod in world.pods.values():
-        record = world.view.facts.pods.get(pod.ref.uid)
+def _allocations(cluster: InspectedCluster) -> Iterator[Finding]:
+    for pod in cluster.pods.values():
+        record = cluster.view.facts.pods.get(pod.ref.uid)
         if record is None or not pod.node_name or pod.is_terminated:
             continue
-        limits = most_shares(world.vendors, pod.containers)
-        booking = world.view.bookings.get(pod.ref.uid)
+        limits = most_shares(cluster.vendors, pod.containers)
+        booking = cluster.view.bookings.get(pod.ref.uid)
         if limits and not record.problems and (booking is None or not booking.charges):
             yield Finding("NoAllocation", f"pod {pod.ref}", f"it requests devices and is bound to {pod.node_name}, but "
                           "has none", "recreate the pod without nodeName, so that HAMi's scheduler places it")
-        if extra := sorted(vendor.key for vendor in world.vendors.allocated_in(pod.annotations)
+        if extra := sorted(vendor.key for vendor in cluster.vendors.allocated_in(pod.annotations)
                            if vendor.key not in limits and pod.annotations[vendor.annotations.allocated].strip(";:")):
             yield Finding("ForeignAllocation", f"pod {pod.ref}", f"it carries devices of {', '.join(extra)}, which its "
                           "specification does not request", "nothing: they are not counted; see who writes annotations")
-        if record.allocating and _age(world, bound_at(pod)) > LOCK_TIMEOUT_S:
+        if record.allocating and _age(cluster, bound_at(pod)) > LOCK_TIMEOUT_S:
             yield Finding("StuckAllocation", f"pod {pod.ref}", f"the device plugin of node {pod.node_name} has not "
                           "allocated its devices", "check the device plugin of the node, then recreate the pod")
 
 
-def _age(world: World, unix: int) -> float:
+def _age(cluster: InspectedCluster, unix: int) -> float:
     """Returns the seconds from *unix* to the record; 0 if *unix* is unknown."""
-    return (world.record.taken - datetime.fromtimestamp(unix, UTC)).total_seconds() if 0 < unix < _MAX_UNIX else 0.0
+    return (cluster.record.taken - datetime.fromtimestamp(unix, UTC)).total_seconds() if 0 < unix < _MAX_UNIX else 0.0
 
 
-_CHECKS: tuple[Callable[[World], Iterator[Finding]], ...] = (
+_CHECKS: tuple[Callable[[InspectedCluster], Iterator[Finding]], ...] = (
     _overcommitted, _unreadable_allocations, _unreadable_inventories, _unreadable_objects, _missing_devices, _locks,
     _reservations, _allocations)

@@ -15,7 +15,7 @@ from functools import partial
 from hami.codec.keys import CORDON, GPU_POLICY, NUMA_BIND
 from hami.codec.policies import parse_list
 from hami.codec.register import parse_bool
-from hami.inspect.world import World
+from hami.inspect.cluster import InspectedCluster
 from hami.model import Container, Device, Pod, QuotaLimits, Request
 from hami.scheduling.refusal import Choice
 from hami.scheduling.usage import total_charge
@@ -43,18 +43,18 @@ class Change:
     view: View
 
 
-def find_changes(world: World, view: View, pod: Pod, nearest: Sequence[str]) -> list[Change]:
+def find_changes(inspected: InspectedCluster, view: View, pod: Pod, nearest: Sequence[str]) -> list[Change]:
     """Returns the smallest changes with which *pod* fits, changes of the pod first. Empty if no known change suffices.
 
     *view*: the cluster in which it waits. *nearest*: the nodes that do not fit, in the order in which changes of the
     cluster are tried.
     """
-    if changes := _Search(world, view, pod, nearest[:MAX_NODES]).changes():
+    if changes := _Search(inspected, view, pod, nearest[:MAX_NODES]).changes():
         return changes
     quotas = [quota for quota in view.facts.quotas.get(pod.ref.namespace, {}).values() if quota.matches(pod.scope)]
     if not quotas:
         return []
-    lifted = _Search(world, view.what_if(quotas={pod.ref.namespace: {}}), pod, nearest[:MAX_NODES])
+    lifted = _Search(inspected, view.what_if(quotas={pod.ref.namespace: {}}), pod, nearest[:MAX_NODES])
     text = f"the namespace has no quota of devices (now {', '.join(quota.name for quota in quotas)})"
     alone = Change(texts=(), pod=pod, node="", view=lifted.here.view)
     changes = [replace(alone, node=choice.node)] if (choice := lifted.here.fits(pod)) is not None else lifted.changes()
@@ -85,14 +85,14 @@ _Groups = Iterable[Iterable[_Cluster]]
 class _Search:
     """The search for one pod in *view*."""
 
-    def __init__(self, world: World, view: View, pod: Pod, nearest: Sequence[str]) -> None:
-        self._world = world
+    def __init__(self, inspected: InspectedCluster, view: View, pod: Pod, nearest: Sequence[str]) -> None:
+        self._inspected = inspected
         self._pod = pod
         self._nearest = nearest
-        self.here = _Cluster(view, world.offered())
-        self._loosenings = _loosenings(world, pod)
+        self.here = _Cluster(view, inspected.offered())
+        self._relaxations = _relaxations(inspected, pod)
         self._bookings = sorted((booking for booking in view.bookings.values()
-                                 if booking.uid != pod.ref.uid and booking.uid in world.pods), key=_size)
+                                 if booking.uid != pod.ref.uid and booking.uid in inspected.pods), key=_size)
 
     def changes(self) -> list[Change]:
         """Returns the changes of the pod alone and those of the cluster alone; else of both."""
@@ -108,7 +108,7 @@ class _Search:
     def _together(self) -> Iterator[Change]:
         """Yields changes of the pod together with one of the cluster, the first of each kind, and pods that end on
         nodes that are uncordoned."""
-        loosest = _applied([loosening.loosest for loosening in self._loosenings], self._pod)
+        loosest = _applied([relaxation.loosest for relaxation in self._relaxations], self._pod)
         for groups in (*self._kinds(), self._uncordoned_and_ended()):
             answer = next(filter(None, (_first(group, loosest) for group in groups)), None)
             if answer is not None:
@@ -119,22 +119,22 @@ class _Search:
 
     def _loosened(self, cluster: _Cluster) -> list[Change]:
         """Returns changes of the pod, in *cluster*: all that need the smallest number of kinds."""
-        kinds = len(self._loosenings)
+        kinds = len(self._relaxations)
         for size in (*range(1, min(MAX_KINDS, kinds) + 1), *([kinds] if kinds > MAX_KINDS else [])):
-            changes = [change for chosen in itertools.combinations(self._loosenings, size)
+            changes = [change for chosen in itertools.combinations(self._relaxations, size)
                        if (change := self._tightened(chosen, cluster)) is not None]
             if changes:
                 return changes
         return []
 
-    def _tightened(self, chosen: Sequence[_Loosening], cluster: _Cluster) -> Change | None:
+    def _tightened(self, chosen: Sequence[_Relaxation], cluster: _Cluster) -> Change | None:
         """Returns the change by *chosen*, each as little as possible; ``None`` if not even the most is enough."""
-        steps = [loosening.loosest for loosening in chosen]
+        steps = [relaxation.loosest for relaxation in chosen]
         if cluster.fits(_applied(steps, self._pod)) is None:
             return None
-        for place, loosening in enumerate(chosen):
+        for place, relaxation in enumerate(chosen):
             others = _applied([*steps[:place], *steps[place + 1:]], self._pod)
-            steps[place] = loosening.tighten(partial(_is_enough, others, cluster))
+            steps[place] = relaxation.tighten(partial(_is_enough, others, cluster))
         changed = _applied(steps, self._pod)
         choice = cluster.fits(changed)
         return cluster.change(changed, choice.node, tuple(step.text for step in steps)) if choice else None
@@ -148,7 +148,7 @@ class _Search:
         yield self._ended()
 
     def _uncordoned_nodes(self) -> Iterator[_Cluster]:
-        for name in sorted(name for name, node in self._world.nodes.items() if node.unschedulable):
+        for name in sorted(name for name, node in self._inspected.nodes.items() if node.unschedulable):
             yield _Cluster(self.here.view, [name], f"node {name} is uncordoned (kubectl uncordon {name})")
 
     def _uncordoned_and_ended(self) -> _Groups:
@@ -159,7 +159,7 @@ class _Search:
 
     def _uncordoned_cards(self) -> Iterator[_Cluster]:
         for name in self._nearest:
-            node = self._world.nodes[name]
+            node = self._inspected.nodes[name]
             uuids = parse_list(node.annotations.get(CORDON)) or ()
             for uuid in uuids:
                 rest = ",".join(other for other in uuids if other != uuid)
@@ -186,7 +186,7 @@ class _Search:
 
     def _end(self, booking: Booking, names: Sequence[str]) -> _Cluster:
         return _Cluster(self.here.view.what_if(without=[booking.uid]), names,
-                        f"pod {self._world.pods[booking.uid].ref} ends")
+                        f"pod {self._inspected.pods[booking.uid].ref} ends")
 
 
 def _first(group: Iterable[_Cluster], pod: Pod) -> tuple[_Cluster, Choice] | None:
@@ -222,7 +222,7 @@ class _Step:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loosening:
+class _Relaxation:
     """A kind of change. *loosest*: the most that it can do. *tighten*: returns the smallest change that is enough by a
     function that says so; *loosest* must be enough."""
 
@@ -233,23 +233,23 @@ class _Loosening:
 # Kinds of changes of a pod
 
 
-def _loosenings(world: World, pod: Pod) -> list[_Loosening]:
+def _relaxations(inspected: InspectedCluster, pod: Pod) -> list[_Relaxation]:
     """Returns what can be loosened of *pod*."""
     found = []
-    for vendor in world.vendors:
+    for vendor in inspected.vendors:
         requests = [request for container in pod.containers
                     if (request := device_request(vendor, container)) is not None]
         if requests:
-            devices = [usage.device for usages in world.view.nodes.values() for usage in usages.get(vendor.key, ())]
+            devices = [usage.device for usages in inspected.view.nodes.values() for usage in usages.get(vendor.key, ())]
             found += [*_amounts(vendor, requests, devices), *_selections(vendor, pod, devices)]
-    if "mutex" in pod.annotations.get(GPU_POLICY, world.record.policies.device):
+    if "mutex" in pod.annotations.get(GPU_POLICY, inspected.record.policies.device):
         found.append(_annotated("its devices may be shared with other pods", {GPU_POLICY: "spread"}))
     if parse_bool(pod.annotations.get(NUMA_BIND, "")) is True:
         found.append(_annotated("its devices may be on several NUMA nodes", {NUMA_BIND: None}))
     return found
 
 
-def _amounts(vendor: Vendor, requests: Sequence[Request], devices: Sequence[Device]) -> Iterator[_Loosening]:
+def _amounts(vendor: Vendor, requests: Sequence[Request], devices: Sequence[Device]) -> Iterator[_Relaxation]:
     """Yields the amounts of *requests* that can be lower."""
     factor = max(vendor.resources.memory_factor, 1)
     largest = max((device.memory_mib for device in devices), default=0)
@@ -266,7 +266,7 @@ def _amounts(vendor: Vendor, requests: Sequence[Request], devices: Sequence[Devi
             f"each container asks for at most {value} {vendor.key} {'device' if value == 1 else 'devices'}"))
 
 
-def _selections(vendor: Vendor, pod: Pod, devices: Sequence[Device]) -> Iterator[_Loosening]:
+def _selections(vendor: Vendor, pod: Pod, devices: Sequence[Device]) -> Iterator[_Relaxation]:
     """Yields the selections of devices that can be left out."""
     keys = vendor.annotations.selectors
     for name, chosen in (("type", (keys.use_types, keys.nouse_types)),
@@ -277,13 +277,13 @@ def _selections(vendor: Vendor, pod: Pod, devices: Sequence[Device]) -> Iterator
             models = sorted({device.model for device in devices}) if name == "type" and keys.use_types else []
             steps = [_annotate(f"it asks for the type {model} (annotation {keys.use_types})",
                                dict.fromkeys(given) | {keys.use_types: model}) for model in models]
-            yield _Loosening(loosest, partial(_first_enough, [*steps, loosest]))
+            yield _Relaxation(loosest, partial(_first_enough, [*steps, loosest]))
 
 
-def _annotated(text: str, annotations: Mapping[str, str | None]) -> _Loosening:
+def _annotated(text: str, annotations: Mapping[str, str | None]) -> _Relaxation:
     """Returns a kind of change without degrees."""
     step = _annotate(text, annotations)
-    return _Loosening(step, lambda is_enough: step)
+    return _Relaxation(step, lambda is_enough: step)
 
 
 def _annotate(text: str, annotations: Mapping[str, str | None]) -> _Step:
@@ -303,7 +303,7 @@ _Setter = Callable[[Vendor, Request, int], Mapping[str, int | None]]
 """Returns the resources of a container with this request that lower an amount to a value; ``None`` removes one."""
 
 
-def _lowered(vendor: Vendor, most: int, setter: _Setter, text: Callable[[int], str]) -> _Loosening:
+def _lowered(vendor: Vendor, most: int, setter: _Setter, text: Callable[[int], str]) -> _Relaxation:
     """Returns the kind of change that lowers an amount of each device to *most* at most, and not below 1."""
     def step(value: int) -> _Step:
         return _Step(text(value), lambda pod: replace(pod, containers=tuple(
@@ -318,7 +318,7 @@ def _lowered(vendor: Vendor, most: int, setter: _Setter, text: Callable[[int], s
             else:
                 high = middle - 1
         return step(low)
-    return _Loosening(step(1), tighten)
+    return _Relaxation(step(1), tighten)
 
 
 def _limited(vendor: Vendor, container: Container, setter: _Setter, value: int) -> Container:

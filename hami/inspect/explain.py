@@ -6,16 +6,17 @@ The reports are records, which JSON and YAML show as they are; the text is made 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
 from hami.codec.allocation import parse_shares
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.changes import KINDS, find_changes
+from hami.inspect.cluster import InspectedCluster
 from hami.inspect.record import SchedulingEvent
 from hami.inspect.tables import printable
 from hami.inspect.top import age_of, age_text
-from hami.inspect.world import World
 from hami.model import Pod
 from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, request_text
 from hami.state.binding import bound_at
@@ -110,16 +111,16 @@ class BoundReport(_Record, frozen=True):
     problems: tuple[str, ...]
 
 
-def explain_pod(world: World, pod: Pod, events: Sequence[SchedulingEvent]) -> WaitingReport | BoundReport:
+def explain_pod(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent]) -> WaitingReport | BoundReport:
     """Returns the report on *pod*. *events*: those about it.
 
     Raises: HamiError if it requests no devices or has finished.
     """
-    if not requests_devices(world.vendors, pod.containers):
+    if not requests_devices(cluster.vendors, pod.containers):
         raise HamiError(f"pod {pod.ref} requests no devices that HAMi manages; hami vendors lists their resources")
     if pod.is_terminated:
         raise HamiError(f"pod {pod.ref} has finished ({pod.phase}) and holds no devices")
-    return _bound(world, pod) if pod.node_name else _waiting(world, pod, events)
+    return _bound(cluster, pod) if pod.node_name else _waiting(cluster, pod, events)
 
 
 def render_report(report: WaitingReport | BoundReport, *, wide: bool) -> str:
@@ -131,27 +132,28 @@ def render_report(report: WaitingReport | BoundReport, *, wide: bool) -> str:
 # A pod that waits
 
 
-def _waiting(world: World, pod: Pod, events: Sequence[SchedulingEvent]) -> WaitingReport:
-    view = world.view.what_if(without=[pod.ref.uid])  # another scheduler's reservation for it is not in its way
-    offered = world.offered()
+def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent]) -> WaitingReport:
+    view = cluster.view.what_if(without=[pod.ref.uid])  # another scheduler's reservation for it is not in its way
+    offered = cluster.offered()
     choice = view.choose(pod, offered)
     refusal = view.refuse(pod, offered) if choice is None else None
     nodes = view.closest(refusal) if refusal is not None else []
-    changes = find_changes(world, view, pod, [node.node for node in nodes]) if refusal is not None else []
+    changes = find_changes(cluster, view, pod, [node.node for node in nodes]) if refusal is not None else []
     return WaitingReport(
-        namespace=pod.ref.namespace, name=pod.ref.name, age_s=age_of(pod.created, world.record.taken),
-        scheduler=pod.scheduler_name, requests=requested_devices(world, pod), annotations=_selections(world, pod),
+        namespace=pod.ref.namespace, name=pod.ref.name, age_s=age_of(pod.created, cluster.record.taken),
+        scheduler=pod.scheduler_name, requests=requested_devices(cluster, pod), annotations=_selections(cluster, pod),
         fits=choice.node if choice is not None else "",
         reasons={str(reason): tuple(sorted(names)) for reason, names in refusal.nodes_by_reason.items()
                  } if refusal is not None else {},
-        nodes=tuple(_node_shortage(pod, node) for node in nodes),
-        cordoned=tuple(sorted(name for name, node in world.nodes.items()
-                              if node.unschedulable and name in world.view.nodes)),
+        nodes=tuple(node_shortage(pod, node) for node in nodes),
+        cordoned=tuple(sorted(name for name, node in cluster.nodes.items()
+                              if node.unschedulable and name in cluster.view.nodes)),
         without_devices=len(refusal.unknown) if refusal is not None else 0, events=tuple(events),
         suggestions=tuple(Suggestion(change.texts, change.node) for change in changes))
 
 
-def _node_shortage(pod: Pod, refusal: NodeRefusal) -> NodeShortage:
+def node_shortage(pod: Pod, refusal: NodeRefusal) -> NodeShortage:
+    """Returns why *pod* does not fit a node, nearest device first."""
     return NodeShortage(refusal.node, str(refusal.unfit), pod.containers[refusal.container].name,
                         tuple(map(_card_shortage, refusal.closest_devices)))
 
@@ -163,23 +165,23 @@ def _card_shortage(refusal: DeviceRefusal) -> CardShortage:
                         reason=str(refusal.reason or ""))
 
 
-def requested_devices(world: World, pod: Pod) -> tuple[RequestedDevices, ...]:
+def requested_devices(cluster: InspectedCluster, pod: Pod) -> tuple[RequestedDevices, ...]:
     """Returns what each container of *pod* asks for."""
-    found = ((container.name, tuple(request_text(request, world.vendors[request.vendor])
-                                    for request in device_requests(world.vendors, container)))
+    found = ((container.name, tuple(request_text(request, cluster.vendors[request.vendor])
+                                    for request in device_requests(cluster.vendors, container)))
              for container in pod.containers)
     return tuple(RequestedDevices(name, requests) for name, requests in found if requests)
 
 
-def _selections(world: World, pod: Pod) -> dict[str, str]:
+def _selections(cluster: InspectedCluster, pod: Pod) -> dict[str, str]:
     """Returns the annotations with which the pod's author selects nodes and devices."""
-    return {key: text for key, text in sorted(pod.annotations.items()) if key in world.selection_keys}
+    return {key: text for key, text in sorted(pod.annotations.items()) if key in cluster.selection_keys}
 
 
 def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
     waits = f"has been waiting for {age_text(report.age_s)}" if report.age_s is not None else "waits"
     yield f"pod {report.namespace}/{report.name} {waits} (scheduler {report.scheduler or 'default-scheduler'})"
-    yield from _request_lines(report.requests, report.annotations)
+    yield from request_lines(report.requests, report.annotations)
     yield ""
     if report.fits:
         yield f"It fits: HAMi would place it on {report.fits} now."
@@ -204,11 +206,15 @@ def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
         yield "Nearest first:" if wide or len(shown) == len(report.nodes) else (
             f"Nearest first, {len(shown)} of {len(report.nodes)} (-o wide shows all):")
     for node in shown:
-        yield f"  {node.node}  {node.reasons} (container {node.container})"
-        cards = node.cards if wide else node.cards[:SHOWN_CARDS]
-        yield from (f"    card {card.index}  {card.free}{lacks(card)}" for card in cards)
-        if len(cards) < len(node.cards):
-            yield f"    and {len(node.cards) - len(cards)} more"
+        yield from node_lines(node, len(node.cards) if wide else SHOWN_CARDS)
+
+
+def node_lines(node: NodeShortage, count: int) -> Iterator[str]:
+    """Yields *node* and its *count* nearest devices, each in a line, and the number of the others."""
+    yield f"  {node.node}  {node.reasons} (container {node.container})"
+    yield from (f"    card {card.index}  {card.free}{lacks(card)}" for card in node.cards[:count])
+    if count < len(node.cards):
+        yield f"    and {len(node.cards) - count} more"
 
 
 def lacks(card: CardShortage) -> str:
@@ -223,7 +229,8 @@ def lacks(card: CardShortage) -> str:
 def _event_lines(events: Iterable[SchedulingEvent]) -> Iterator[str]:
     for event in events:
         yield ""
-        yield f"{event.component} ({event.reason}, {event.count} times, last at {event.last}):"
+        times = "once, at" if event.count == 1 else f"{event.count} times, last at"
+        yield f"{event.component} ({event.reason}, {times} {event.last}):"
         yield f"  {event.message}"
 
 
@@ -239,20 +246,20 @@ def _suggestion_lines(report: WaitingReport) -> Iterator[str]:
 # A pod that is bound
 
 
-def _bound(world: World, pod: Pod) -> BoundReport:
-    record = world.view.facts.pods.get(pod.ref.uid)
+def _bound(cluster: InspectedCluster, pod: Pod) -> BoundReport:
+    record = cluster.view.facts.pods.get(pod.ref.uid)
     since = bound_at(pod)
     return BoundReport(
         namespace=pod.ref.namespace, name=pod.ref.name, node=pod.node_name, phase=pod.phase,
-        bound_s=max(0, int(world.record.taken.timestamp()) - since) if since else None,
-        requests=requested_devices(world, pod), cards=tuple(_held_cards(world, pod)),
+        bound_s=max(0, int(cluster.record.taken.timestamp()) - since) if since else None,
+        requests=requested_devices(cluster, pod), cards=tuple(_held_cards(cluster, pod)),
         problems=record.problems if record is not None else ())
 
 
-def _held_cards(world: World, pod: Pod) -> Iterator[HeldCard]:
+def _held_cards(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldCard]:
     indexes = {(vendor, usage.device.uuid): usage.device.index
-               for vendor, usages in world.view.usages(pod.node_name).items() for usage in usages}
-    for vendor in world.vendors.allocated_in(pod.annotations):
+               for vendor, usages in cluster.view.usages(pod.node_name).items() for usage in usages}
+    for vendor in cluster.vendors.allocated_in(pod.annotations):
         try:
             containers = parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated])
         except MalformedInput:
@@ -262,7 +269,7 @@ def _held_cards(world: World, pod: Pod) -> Iterator[HeldCard]:
             names = ["?"] * len(containers)
         for name, shares in zip(names, containers, strict=True):
             for share in shares:
-                others = {str(other.ref) for other, _ in world.holders(pod.node_name, vendor.key, share.uuid)
+                others = {str(other.ref) for other, _ in cluster.holders(pod.node_name, vendor.key, share.uuid)
                           if other is not None and other.ref != pod.ref}
                 yield HeldCard(name, indexes.get((vendor.key, share.uuid)), share.uuid, share.memory_mib, share.cores,
                                tuple(sorted(others)))
@@ -271,7 +278,7 @@ def _held_cards(world: World, pod: Pod) -> Iterator[HeldCard]:
 def _bound_lines(report: BoundReport) -> Iterator[str]:
     since = f", for {age_text(report.bound_s)}" if report.bound_s is not None else ""
     yield f"pod {report.namespace}/{report.name} is bound to {report.node}{since} ({report.phase or 'no phase'})"
-    yield from _request_lines(report.requests, {})
+    yield from request_lines(report.requests)
     yield ""
     yield "It holds" if report.cards else "Its annotations name no devices."
     for card in report.cards:
@@ -282,9 +289,11 @@ def _bound_lines(report: BoundReport) -> Iterator[str]:
         yield f"  unreadable: {problem}; all devices that it names count as taken"
 
 
-def _request_lines(containers: Sequence[RequestedDevices], annotations: Mapping[str, str]) -> Iterator[str]:
-    for one in containers:
-        yield f"  {one.container} asks for {'; '.join(one.requests)}"
+def request_lines(containers: Sequence[RequestedDevices],
+                  annotations: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """Yields what each container requests, then *annotations*, each in a line."""
+    for container in containers:
+        yield f"  {container.container} asks for {'; '.join(container.requests)}"
     for key, text in annotations.items():
         yield f"  {key}: {text}"
 

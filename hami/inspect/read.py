@@ -13,8 +13,8 @@ from hami.codec.documents import decode
 from hami.codec.objects import parse_node, parse_quota
 from hami.codec.pods import parse_pod
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
-from hami.inspect.record import ClusterRecord, SchedulingEvent, Trimmer, UnreadableObject
-from hami.inspect.world import catalog_of
+from hami.inspect.cluster import catalog_of
+from hami.inspect.record import ClusterRecord, RecordFilter, SchedulingEvent, UnreadableObject
 from hami.kube.pages import Requester, parse_meta, read_list
 from hami.model import Node, Pod, PodRef, QuotaLimits
 from hami.runtime.clock import utc_now
@@ -107,7 +107,7 @@ class Reader:
         """
         taken = utc_now()
         text = self._config(source)
-        trim = Trimmer(catalog_of(text))
+        trim = RecordFilter(catalog_of(text))
         unreadable: list[UnreadableObject] = []
         nodes: dict[str, Node] = {}
         pods: dict[str, Pod] = {}
@@ -144,9 +144,8 @@ class Reader:
     def events(self, ref: PodRef) -> list[SchedulingEvent]:
         """Returns why *ref* could not be scheduled, in the words of kube-scheduler, latest last; with a note if events
         may not be listed."""
-        found = self._events(f"/api/v1/namespaces/{ref.namespace}/events", f"namespace {ref.namespace}",
-                             {"involvedObject.name": ref.name, "involvedObject.uid": ref.uid})
-        return _latest(found)
+        return _latest(self._events(f"/api/v1/namespaces/{ref.namespace}/events", f"namespace {ref.namespace}",
+                                    {"involvedObject.name": ref.name, "involvedObject.uid": ref.uid}))
 
     def all_events(self) -> dict[str, tuple[SchedulingEvent, ...]]:
         """Returns the events of all pods that could not be scheduled, by uid; with a note if they may not be listed."""
@@ -157,11 +156,11 @@ class Reader:
         return {uid: tuple(_latest(events)) for uid, events in by_uid.items()}
 
     def _events(self, path: str, scope: str, fields: dict[str, str]) -> list[_PodEvent]:
-        found: list[_PodEvent] = []
+        events: list[_PodEvent] = []
 
         def take(raw: msgspec.Raw) -> None:
             with contextlib.suppress(MalformedInput):
-                found.append(decode("event", _EVENT, raw))
+                events.append(decode("event", _EVENT, raw))
 
         wanted = {"reason": "FailedScheduling", **fields}
         selector = ",".join(f"{key}={value}" for key, value in wanted.items() if value)
@@ -169,7 +168,7 @@ class Reader:
             read_list(self.request, "events", path, {"fieldSelector": selector}, take, lambda count, total: None)
         except ClusterError as error:
             self._note_once(str(explain_failure(error, "list", "events", scope)))
-        return found
+        return events
 
     def _config(self, source: RecordSource) -> str:
         """Returns the text of the device configuration, empty for the chart's."""
@@ -225,9 +224,13 @@ class Reader:
 
 
 def _latest(events: list[_PodEvent]) -> list[SchedulingEvent]:
-    events.sort(key=lambda event: event.time)
-    return [SchedulingEvent(event.component, event.reason or "", event.message or "", event.times, event.time)
-            for event in events[-MAX_EVENTS:]]
+    """Returns the latest of *events*. kube-scheduler may write several that say the same: they count as one."""
+    by_text: dict[tuple[str, str, str], SchedulingEvent] = {}
+    for event in sorted(events, key=lambda event: event.time):
+        text = event.component, event.reason or "", event.message or ""
+        earlier = by_text.pop(text, None)
+        by_text[text] = SchedulingEvent(*text, event.times + (earlier.count if earlier is not None else 0), event.time)
+    return list(by_text.values())[-MAX_EVENTS:]
 
 
 class MissingRight(HamiError):

@@ -62,7 +62,7 @@ class ClusterRecord:
     events: Mapping[str, tuple[SchedulingEvent, ...]] = field(default_factory=dict)
 
 
-class Trimmer:
+class RecordFilter:
     """Reduces nodes and pods to what *vendors* read of them."""
 
     def __init__(self, vendors: Catalog) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from hami.inspect.cluster import InspectedCluster
 from hami.inspect.record import ClusterRecord
 from hami.inspect.simulate import unbound
 from hami.inspect.tables import Column, Style, render_rows
-from hami.inspect.world import World
 from hami.model import Pod
 from hami.state.binding import assigned_at, bound_at
 
@@ -35,10 +35,10 @@ class Replayed(msgspec.Struct, rename="camel", frozen=True):
 
 def replay(record: ClusterRecord) -> list[Replayed]:
     """Returns the decision on each bound pod that holds devices, in the order in which they were placed."""
-    world = World(record)
-    held = world.view.bookings
+    cluster = InspectedCluster(record)
+    held = cluster.view.bookings
     bound = sorted((pod for pod in record.pods if pod.node_name and pod.ref.uid in held), key=_order)
-    view, names = world.view.what_if(without=held), sorted(world.nodes)
+    view, names = cluster.view.what_if(without=held), sorted(cluster.nodes)
     decisions = []
     for pod in bound:
         booking = held[pod.ref.uid]

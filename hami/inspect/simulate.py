@@ -15,16 +15,20 @@ import msgspec
 from hami.codec.keys import CORDON, NODE_POLICY, is_scheduler_owned
 from hami.codec.policies import parse_list
 from hami.errors import HamiError, MalformedInput
+from hami.inspect.cluster import InspectedCluster, unknown_name
+from hami.inspect.explain import (
+    NodeShortage, RequestedDevices, node_lines, node_shortage, request_lines, requested_devices,
+)
 from hami.inspect.manifests import PodSource
 from hami.inspect.record import ClusterRecord
 from hami.inspect.tables import Column, Style, printable, render_rows
-from hami.inspect.world import World, unknown_name
 from hami.model import Node, Pod, PodRef
-from hami.scheduling.refusal import CLOSEST_NODES, Refusal, describe
+from hami.scheduling.refusal import CLOSEST_NODES, Refusal
 from hami.state.view import View
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Rule
 
+SHOWN_DEVICES = 3  # of each of the nearest nodes
 MAX_ADDED = 10_000  # nodes
 MAX_COUNTED = 1_000_000  # pods of capacity
 NOT_LOOKED_AT = ("Not looked at, since kube-scheduler decides it: CPU, memory, taints, affinity, topology spread, "
@@ -65,14 +69,16 @@ class PlacedPod(msgspec.Struct, rename="camel", frozen=True):
 class Outcome(msgspec.Struct, rename="camel", frozen=True):
     """The fate of one workload. *stopped*: why the next pod is not placed, empty if all are.
 
-    *detail*: what it asks for, and what the nearest nodes have.
+    *requests*: those of the next pod. *unfit*: the number of nodes that it does not fit. *nodes*: the nearest of them.
     """
 
     workload: str
     wanted: int
     placed: int
     stopped: str = ""
-    detail: str = ""
+    requests: tuple[RequestedDevices, ...] = ()
+    unfit: int = 0
+    nodes: tuple[NodeShortage, ...] = ()
 
 
 class SimulationReport(msgspec.Struct, rename="camel", frozen=True):
@@ -114,33 +120,34 @@ def change_record(record: ClusterRecord, scenario: Scenario) -> tuple[ClusterRec
     return _cordoned(changed, scenario.cordoned), [unbound(pod) for pod in moved]
 
 
-def simulate(world: World, sources: Sequence[PodSource], moved: Sequence[Pod], scenario: Scenario,
+def simulate(cluster: InspectedCluster, sources: Sequence[PodSource], moved: Sequence[Pod], scenario: Scenario,
              admit: Admit) -> SimulationReport:
     """Returns what would become of the pods *moved* and those of *sources*, in this order.
 
     Raises: HamiError.
     """
-    placer = _Placer(world)
-    outcomes = [placer.place_moved(pod) for pod in moved if requests_devices(world.vendors, pod.containers)]
+    placer = _Placer(cluster)
+    outcomes = [placer.place_moved(pod) for pod in moved if requests_devices(cluster.vendors, pod.containers)]
     for number, source in enumerate(sources):
         outcomes.append(placer.place(source, number, scenario, admit))
     return SimulationReport(tuple(outcomes), tuple(placer.placed))
 
 
-def count_capacity(world: World, source: PodSource, scenario: Scenario, admit: Admit) -> list[NodeCapacity]:
+def count_capacity(cluster: InspectedCluster, source: PodSource, scenario: Scenario,
+                   admit: Admit) -> list[NodeCapacity]:
     """Returns how many more pods of *source* each node takes, most first.
 
     Raises: HamiError if the pod is denied or requests no devices.
     """
-    pod = _admitted(world.view, source, scenario, admit)
+    pod = _admitted(cluster.view, source, scenario, admit)
     if isinstance(pod, str):
         raise HamiError(f"{source.title}: {pod}")
-    if not requests_devices(world.vendors, pod.containers):
+    if not requests_devices(cluster.vendors, pod.containers):
         raise HamiError(f"{source.title} requests no devices that HAMi manages")
     found: list[NodeCapacity] = []
     refs = (PodRef(pod.ref.namespace, source.name, f"simulated-{number}") for number in range(MAX_COUNTED))
-    view = world.view
-    for name in world.offered():
+    view = cluster.view
+    for name in cluster.offered():
         count = 0
         for ref in refs:
             another = replace(pod, ref=ref)
@@ -155,21 +162,28 @@ def count_capacity(world: World, source: PodSource, scenario: Scenario, admit: A
 
 def render_simulation(report: SimulationReport, style: Style) -> str:
     """Returns *report* as text: the outcomes, then where each pod would go, then what was not looked at."""
-    lines = []
-    for outcome in report.outcomes:
-        lines.append(f"{outcome.workload}: {outcome.placed} of {outcome.wanted} fit")
-        if outcome.stopped:
-            lines += [f"  the next does not: {outcome.stopped}", *([f"  {outcome.detail}"] if outcome.detail else [])]
-    shown = [printable(line) for line in lines]
+    shown = [printable(line) for outcome in report.outcomes for line in _outcome_lines(outcome)]
     if report.pods:
         shown += ["", render_rows(report.pods, _PLACED_COLUMNS, style)]
     return "\n".join([*shown, "", NOT_LOOKED_AT])
 
 
+def _outcome_lines(outcome: Outcome) -> Iterator[str]:
+    yield f"{outcome.workload}: {outcome.placed} of {outcome.wanted} fit"
+    if not outcome.stopped:
+        return
+    yield f"  the next does not: {outcome.stopped}"
+    yield from request_lines(outcome.requests)
+    for node in outcome.nodes:
+        yield from node_lines(node, SHOWN_DEVICES)
+    if (others := outcome.unfit - len(outcome.nodes)) > 0:
+        yield f"  and {others:,} more"
+
+
 def render_capacity(source: PodSource, found: Sequence[NodeCapacity], style: Style) -> str:
     """Returns the capacity as text."""
     total = sum(one.pods for one in found)
-    head = f"{total:,} more {'pod' if total == 1 else 'pods'} like those of {source.title} fit"
+    head = printable(f"{total:,} more {'pod' if total == 1 else 'pods'} like those of {source.title} fit")
     table = [render_rows(found, _CAPACITY_COLUMNS, style), ""] if found else []
     return "\n".join([head, "", *table, NOT_LOOKED_AT])
 
@@ -188,19 +202,20 @@ _CAPACITY_COLUMNS: tuple[Column[NodeCapacity], ...] = (
 class _Placer:
     """Places pods one after the other, on nodes that kube-scheduler offers. *view*: the cluster after the last one."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, cluster: InspectedCluster) -> None:
         self.placed: list[PlacedPod] = []
-        self._view = world.view
-        self._names = world.offered()
+        self._cluster = cluster
+        self._view = cluster.view
+        self._names = cluster.offered()
         self._indexes = {(name, vendor, usage.device.uuid): usage.device.index
-                         for name, usages in world.view.nodes.items()
+                         for name, usages in cluster.view.nodes.items()
                          for vendor, devices in usages.items() for usage in devices}
 
     def place_moved(self, pod: Pod) -> Outcome:
         """Places one pod of a drained node."""
         title = f"pod/{pod.ref.name}"
         refusal = self._place(title, pod)
-        return Outcome(title, 1, 0, *self._why(refusal)) if refusal is not None else Outcome(title, 1, 1)
+        return self._refused(title, 1, 0, pod, refusal) if refusal is not None else Outcome(title, 1, 1)
 
     def place(self, source: PodSource, number: int, scenario: Scenario, admit: Admit) -> Outcome:
         """Places the pods of *source* until one does not fit: the others ask for the same."""
@@ -212,7 +227,7 @@ class _Placer:
             name = source.name if wanted == 1 else f"{source.name}-{count}"
             ref = PodRef(admitted.ref.namespace, name, f"simulated-{number}-{count}")
             if (refusal := self._place(source.title, replace(admitted, ref=ref))) is not None:
-                return Outcome(source.title, wanted, count, *self._why(refusal))
+                return self._refused(source.title, wanted, count, admitted, refusal)
         return Outcome(source.title, wanted, wanted)
 
     def _place(self, title: str, pod: Pod) -> Refusal | None:
@@ -227,10 +242,13 @@ class _Placer:
         self.placed.append(PlacedPod(title, pod.ref.name, node, tuple(cards)))
         return None
 
-    def _why(self, refusal: Refusal) -> tuple[str, str]:
-        counted = sorted(refusal.nodes_by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
-        text = ", ".join(f"{len(names)} {'node' if len(names) == 1 else 'nodes'} {reason}" for reason, names in counted)
-        return text or "no node has devices", describe(refusal, self._view.closest(refusal, CLOSEST_NODES))
+    def _refused(self, title: str, wanted: int, placed: int, pod: Pod, refusal: Refusal) -> Outcome:
+        by_count = sorted(refusal.nodes_by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
+        stopped = ", ".join(f"{len(names)} {'node' if len(names) == 1 else 'nodes'} {reason}"
+                            for reason, names in by_count)
+        closest = self._view.closest(refusal, CLOSEST_NODES)
+        return Outcome(title, wanted, placed, stopped or "no node has devices", requested_devices(self._cluster, pod),
+                       refusal.nodes, tuple(node_shortage(pod, node) for node in closest))
 
 
 def _admitted(view: View, source: PodSource, scenario: Scenario, admit: Admit) -> Pod | str:
@@ -268,15 +286,15 @@ def _cordoned(record: ClusterRecord, uuids: Collection[str]) -> ClusterRecord:
     """Returns *record* with the cards *uuids* cordoned. Raises: HamiError for one that cannot be."""
     if not uuids:
         return record
-    world = World(record)
-    places = {usage.device.uuid: (name, vendor) for name, usages in world.view.nodes.items()
+    cluster = InspectedCluster(record)
+    places = {usage.device.uuid: (name, vendor) for name, usages in cluster.view.nodes.items()
               for vendor, devices in usages.items() for usage in devices}
-    nodes = dict(world.nodes)
+    nodes = dict(cluster.nodes)
     for uuid in uuids:
         if uuid not in places:
             raise unknown_name("card", uuid, places)
         name, vendor = places[uuid]
-        if Rule.CORDON not in world.vendors[vendor].decision.rules:
+        if Rule.CORDON not in cluster.vendors[vendor].decision.rules:
             raise HamiError(f"card {uuid}: devices of {vendor} cannot be cordoned one by one")
         cordoned = [*(parse_list(nodes[name].annotations.get(CORDON)) or ()), uuid]
         nodes[name] = replace(nodes[name], annotations={**nodes[name].annotations, CORDON: ",".join(cordoned)})

@@ -15,17 +15,35 @@ from dataclasses import replace
 from gzip import GzipFile
 
 import msgspec
+import yaml
 
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import ASSIGNED_NODE, NODE_LOCK
 from hami.errors import HamiError, MalformedInput
+from hami.inspect.cluster import InspectedCluster
 from hami.inspect.record import ClusterRecord, UnreadableObject
-from hami.inspect.world import World
 from hami.model import Node, Pod, PodRef, QuotaLimits, ScopeRequirement, Share
+from hami.state.view import Policies
 
 KIND = "HamiSnapshot"
 VERSION = 1
-MAX_BYTES = 2 << 30  # of a file when it is unpacked
+MAX_BYTES = 256 << 20  # of a file when it is unpacked
+SCHEDULERS = ("hami-scheduler", "default-scheduler")  # names that an anonymous snapshot keeps
+COUNTED = ("GCU", "cambricon-mlu", "kunlun", "mthreads")
+"""Words in the names of devices that are only counted, beside the keys of vendors."""
+_WORDS = frozenset("""
+    id index count devmem devcore type numa mode migprofiles name memorymb core slicecount placements start size health
+    custominfo hami-core mig mps uuid score containerindex deviceindex gpuuuid profile placement miguuid gpuinstanceid
+    computeinstanceid devicestrategy die card aic qos best-effort fixed-share burst-share link zone minor
+    hami-vnpu-core requesting reported deleted allocating success failed true false null binpack spread mutex
+    topology-aware numa-first memory cores slots
+""".split())
+"""Words of annotations that name nothing: keys and fixed values of what device plugins, HAMi and pods write."""
+_WORD = re.compile(r'[^\s,:;{}\[\]"_]+')
+_NUMBER = re.compile(r"[-+\d.TZ%]+")
+_INSTANCE_TYPE = re.compile(r"[a-z]{1,5}\d[a-z]{0,3}\.(\d*x?large|metal)")
+_RUNTIME = re.compile(r"(containerd|cri-o|docker)://\d+(\.\d+)*")
+_VERSION = re.compile(r"v\d+(\.\d+)*")
 
 
 class _Head(msgspec.Struct):
@@ -90,8 +108,9 @@ def anonymize(record: ClusterRecord) -> ClusterRecord:
     """Returns *record* with other names: of nodes, pods, namespaces, containers, quotas, priority classes and
     devices.
 
-    The order of names stays, so decisions stay the same. Labels are left out unless a vendor reads them on nodes. What
-    cannot be read is left out: it may name anything.
+    The order of names stays, so decisions stay the same. Labels are left out unless a vendor reads them on nodes. In
+    annotations only numbers, known words and parts of device models stay: any other word may be a name. Comments of
+    the device configuration are left out.
     """
     return _Anonymizer(record).record()
 
@@ -101,7 +120,8 @@ class _Anonymizer:
 
     def __init__(self, record: ClusterRecord) -> None:
         self._record = record
-        self._vendors = World(record).vendors
+        self._view = InspectedCluster(record).view
+        self._vendors = self._view.vendors
         self._nodes = _numbered("node", (node.name for node in record.nodes))
         self._namespaces = _numbered("namespace", (
             *(pod.ref.namespace for pod in record.pods), *(quota.namespace for quota in record.quotas)))
@@ -112,10 +132,16 @@ class _Anonymizer:
         self._priority_classes = {"": ""} | _numbered("priority-class", (
             *(pod.scope.priority_class for pod in record.pods if pod.scope.priority_class),
             *(name for quota in record.quotas for scope in quota.scopes for name in scope.values)))
+        self._schedulers = _numbered("scheduler", (
+            pod.scheduler_name for pod in record.pods if pod.scheduler_name not in ("", *SCHEDULERS)))
         self._uuids = self._device_names()
         self._pattern = re.compile("|".join(
             rf"(?<![\w-]){re.escape(uuid)}(?![\w-])" for uuid in sorted(self._uuids, key=len, reverse=True)) or "(?!)")
+        self._models = " ".join(sorted({text.lower() for usages in self._view.nodes.values()
+                                        for devices in usages.values() for usage in devices for text in (
+                                            usage.device.model, *(kind.name for kind in usage.device.mig_profiles))}))
         self._node_labels = {key for vendor in self._vendors for key in vendor.annotations.node_keys}
+        self._words = _WORDS | {vendor.key.lower() for vendor in self._vendors}
         self._locks = {NODE_LOCK, *(vendor.annotations.lock for vendor in self._vendors)}
 
     def record(self) -> ClusterRecord:
@@ -124,18 +150,22 @@ class _Anonymizer:
         return replace(
             record, nodes=tuple(map(self._node, record.nodes)), pods=tuple(map(self._pod, record.pods)),
             quotas=tuple(map(self._quota, record.quotas)), events={},
-            unreadable=tuple(UnreadableObject(one.kind, "?", "left out") for one in record.unreadable))
+            device_config=yaml.safe_dump(yaml.safe_load(record.device_config)) if record.device_config else "",
+            policies=Policies(self._text(record.policies.node), self._text(record.policies.device)),
+            unreadable=tuple(UnreadableObject(problem.kind, "?", "left out") for problem in record.unreadable))
 
     def _device_names(self) -> dict[str, str]:
         """Returns the other name of each device. One that contains its node's name contains the node's other name."""
-        world = World(self._record)
-        homes = {usage.device.uuid: name for name, usages in world.view.nodes.items()
+        homes = {usage.device.uuid: name for name, usages in self._view.nodes.items()
                  for devices in usages.values() for usage in devices}
         homes |= {share.uuid: pod.node_name for pod in self._record.pods for share in self._shares(pod)
                   if share.uuid not in homes}
         numbered = _numbered("device", homes)
-        return {uuid: uuid.replace(home, self._nodes[home]) if home in self._nodes and home in uuid else numbered[uuid]
-                for uuid, home in homes.items()}
+        words = "|".join((*COUNTED, *(re.escape(vendor.key) for vendor in self._vendors)))
+        endings = re.compile(rf"-({words})-\d+")
+        return {uuid: f"{self._nodes[home]}{uuid.removeprefix(home)}"
+                if home in self._nodes and uuid.startswith(home) and endings.fullmatch(uuid, len(home))
+                else numbered[uuid] for uuid, home in homes.items()}
 
     def _shares(self, pod: Pod) -> Iterator[Share]:
         for vendor in self._vendors.allocated_in(pod.annotations):
@@ -147,7 +177,10 @@ class _Anonymizer:
         return replace(node, name=self._nodes[node.name],
                        annotations={key: self._lock(text) if key in self._locks else self._text(text)
                                     for key, text in node.annotations.items()},
-                       labels={key: text for key, text in node.labels.items() if key in self._node_labels})
+                       labels={key: text if _INSTANCE_TYPE.fullmatch(text) else self._text(text)
+                               for key, text in node.labels.items() if key in self._node_labels},
+                       runtime_version=_start(_RUNTIME, node.runtime_version),
+                       kubelet_version=_start(_VERSION, node.kubelet_version))
 
     def _pod(self, pod: Pod) -> Pod:
         ref = PodRef(self._namespaces[pod.ref.namespace], self._pods[pod.ref.name], self._uids[pod.ref.uid])
@@ -157,6 +190,7 @@ class _Anonymizer:
         scope = replace(pod.scope, priority_class=self._priority_classes[pod.scope.priority_class])
         return replace(pod, ref=ref, labels=labels, containers=containers, node_name=self._place(pod.node_name),
                        scope=scope,
+                       scheduler_name=self._schedulers.get(pod.scheduler_name, pod.scheduler_name),
                        annotations={key: self._place(text) if key == ASSIGNED_NODE else self._text(text)
                                     for key, text in pod.annotations.items()})
 
@@ -171,15 +205,31 @@ class _Anonymizer:
         return self._nodes.get(node, "node-gone") if node else ""
 
     def _text(self, text: str) -> str:
-        return self._pattern.sub(lambda found: self._uuids[found[0]], text)
+        """Returns *text* with the other names of devices; of the rest, the words that name nothing."""
+        kept, end = [], 0
+        for match in self._pattern.finditer(text):
+            kept += [_WORD.sub(self._word, text[end:match.start()]), self._uuids[match[0]]]
+            end = match.end()
+        return "".join([*kept, _WORD.sub(self._word, text[end:])])
+
+    def _word(self, match: re.Match[str]) -> str:
+        word = match[0]
+        is_kept = _NUMBER.fullmatch(word) or word.lower() in self._words or word.lower() in self._models
+        return word if is_kept else "redacted"
 
     def _lock(self, text: str) -> str:
         """Returns the text of a node lock: the time, then namespace and name of the pod that holds it."""
         time, *holder = text.split(",")
         if len(holder) != 2:
-            return time
-        return ",".join((time, self._namespaces.get(holder[0], "namespace-gone"),
+            return self._text(time)
+        return ",".join((self._text(time), self._namespaces.get(holder[0], "namespace-gone"),
                          self._pods.get(holder[1], "pod-gone")))
+
+
+def _start(pattern: re.Pattern[str], text: str) -> str:
+    """Returns the part of *text* that *pattern* matches at its start."""
+    match = pattern.match(text)
+    return match[0] if match is not None else ""
 
 
 def _numbered(word: str, names: Iterable[str]) -> dict[str, str]:

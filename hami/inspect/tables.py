@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -15,6 +16,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 NONE = "–"  # an empty cell
 METER_WIDTH = 10
+_NOT_PRINTABLE = re.compile(r"[^\n\x20-\x7e]")  # and others, which :func:`_escaped` keeps
 _FULL, _HIGH = 0.95, 0.6  # shares from which a meter is red, or yellow
 FORMS = ("table", "wide", "json", "yaml")
 
@@ -53,10 +55,17 @@ def render_rows(rows: Sequence[R], columns: Sequence[Column[R]], style: Style) -
 
 
 def render_document(document: object, form: str) -> str:
-    """Returns a document of plain values as ``json`` or ``yaml``."""
+    """Returns a document of plain values as ``json`` or ``yaml``, with characters that are not printable escaped."""
     if form == "json":
-        return json.dumps(document, indent=2, ensure_ascii=False)
-    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip()
+        return _NOT_PRINTABLE.sub(_escaped, json.dumps(document, indent=2, ensure_ascii=False))
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    if not text.replace("\n", "").isprintable():
+        text = yaml.safe_dump(document, sort_keys=False, allow_unicode=False)
+    return text.rstrip()
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1]
 
 
 def aligned(cells: Sequence[Sequence[str]], colors: Sequence[Sequence[str | None]] = ()) -> str:
@@ -92,7 +101,7 @@ def share_of(used: int, total: int) -> float | None:
 
 def printable(text: str) -> str:
     """Returns *text* with a question mark for each character that could change the terminal."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
+    return text if text.isprintable() else "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _color(share: float | None) -> str | None:

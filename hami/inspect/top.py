@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 import msgspec
 
 from hami.errors import HamiError
+from hami.inspect.cluster import InspectedCluster, unknown_name
 from hami.inspect.selector import Matches, parse_selector
 from hami.inspect.tables import Column, Style, meter, render_rows, share_of
-from hami.inspect.world import World, unknown_name
 from hami.model import Budget, DeviceUsage, Node, Pod
 from hami.scheduling.amounts import Amounts, cores_of, total_amounts, used_amounts
 from hami.scheduling.quota import allowed_budget, without_scopes
@@ -108,23 +108,23 @@ class TopQuery:
     sort: str = "name"
 
 
-def render_top(world: World, query: TopQuery, style: Style) -> str:
+def render_top(cluster: InspectedCluster, query: TopQuery, style: Style) -> str:
     """Returns the rows of *query*, with a summary below a table.
 
     Raises: HamiError for a name that matches nothing, a selector that cannot be read, an order that the rows do not
     have, or a cluster without devices.
     """
-    world.check_has_devices()
+    cluster.check_has_devices()
     matches = parse_selector(query.selector)
     match query.kind:
         case "cards":
-            return _render(card_rows(world, _nodes(world, query, matches)), CARDS, query, style)
+            return _render(card_rows(cluster, _nodes(cluster, query, matches)), CARDS, query, style)
         case "pods":
-            return _render(pod_rows(world, _pods(world, query, matches)), PODS, query, style)
+            return _render(pod_rows(cluster, _pods(cluster, query, matches)), PODS, query, style)
         case "namespaces":
-            return _render(_namespaces(world, query), NAMESPACES, query, style)
+            return _render(_namespaces(cluster, query), NAMESPACES, query, style)
         case _:
-            return _render(node_rows(world, _nodes(world, query, matches)), NODES, query, style)
+            return _render(node_rows(cluster, _nodes(cluster, query, matches)), NODES, query, style)
 
 
 def _render(rows: list[R], view: TableLayout[R], query: TopQuery, style: Style) -> str:
@@ -142,21 +142,21 @@ def _render(rows: list[R], view: TableLayout[R], query: TopQuery, style: Style) 
 # Rows
 
 
-def node_rows(world: World, nodes: Iterable[Node]) -> list[NodeRow]:
+def node_rows(cluster: InspectedCluster, nodes: Iterable[Node]) -> list[NodeRow]:
     """Returns a row for each of *nodes* that has devices, or an inventory that cannot be read."""
-    problems = {name for name, _ in world.view.facts.problems}
-    return [_node_row(world, node, node.name in problems) for node in nodes
-            if world.view.usages(node.name) or node.name in problems]
+    problems = {name for name, _ in cluster.view.facts.problems}
+    return [_node_row(cluster, node, node.name in problems) for node in nodes
+            if cluster.view.usages(node.name) or node.name in problems]
 
 
-def _node_row(world: World, node: Node, has_problem: bool) -> NodeRow:
-    usages = list(_usages(world, node.name))
+def _node_row(cluster: InspectedCluster, node: Node, has_problem: bool) -> NodeRow:
+    usages = list(_usages(cluster, node.name))
     total, used = Amounts(), Amounts()
     for usage in usages:
-        vendor = world.vendors[usage.device.vendor]
+        vendor = cluster.vendors[usage.device.vendor]
         total, used = total + total_amounts(usage.device, vendor), used + used_amounts(usage, vendor)
-    holders = [pod for booking in world.view.bookings_on(node.name)
-               if (pod := world.pods.get(booking.uid)) is not None]
+    holders = [pod for booking in cluster.view.bookings_on(node.name)
+               if (pod := cluster.pods.get(booking.uid)) is not None]
     free = (usage.memory_free_mib for usage in usages if _is_usable(usage))
     return NodeRow(
         name=node.name, models=tuple(sorted({usage.device.model for usage in usages})), cards=len(usages),
@@ -166,15 +166,15 @@ def _node_row(world: World, node: Node, has_problem: bool) -> NodeRow:
         state=_node_state(node, usages, has_problem=has_problem))
 
 
-def card_rows(world: World, nodes: Iterable[Node]) -> list[CardRow]:
+def card_rows(cluster: InspectedCluster, nodes: Iterable[Node]) -> list[CardRow]:
     """Returns a row for each device of *nodes*."""
-    return [_card_row(world, node, usage) for node in nodes for usage in _usages(world, node.name)]
+    return [_card_row(cluster, node, usage) for node in nodes for usage in _usages(cluster, node.name)]
 
 
-def _card_row(world: World, node: Node, usage: DeviceUsage) -> CardRow:
-    device, vendor = usage.device, world.vendors[usage.device.vendor]
+def _card_row(cluster: InspectedCluster, node: Node, usage: DeviceUsage) -> CardRow:
+    device, vendor = usage.device, cluster.vendors[usage.device.vendor]
     total, used = total_amounts(device, vendor), used_amounts(usage, vendor)
-    pods = [pod for pod, _ in world.holders(*_key(node.name, usage)) if pod is not None]
+    pods = [pod for pod, _ in cluster.holders(*_key(node.name, usage)) if pod is not None]
     state = [*(["node cordoned"] if node.unschedulable else []), *_card_state(usage)]
     return CardRow(
         node=node.name, index=device.index, uuid=device.uuid, vendor=device.vendor, model=device.model,
@@ -184,38 +184,38 @@ def _card_row(world: World, node: Node, usage: DeviceUsage) -> CardRow:
         state=tuple(state))
 
 
-def pod_rows(world: World, pods: Iterable[Pod]) -> list[PodRow]:
+def pod_rows(cluster: InspectedCluster, pods: Iterable[Pod]) -> list[PodRow]:
     """Returns a row for each of *pods*."""
     rows = []
     for pod in pods:
-        booking = world.view.bookings.get(pod.ref.uid)
+        booking = cluster.view.bookings.get(pod.ref.uid)
         charges = [(vendor, charge) for vendor, found in booking.charges for charge in found] if booking else []
         node = booking.node if booking else pod.node_name
-        indexes = {_key(node, usage): usage.device.index for usage in _usages(world, node)}
-        requests = [request_text(request, world.vendors[request.vendor]) for container in pod.containers
-                    for request in device_requests(world.vendors, container)]
+        indexes = {_key(node, usage): usage.device.index for usage in _usages(cluster, node)}
+        requests = [request_text(request, cluster.vendors[request.vendor]) for container in pod.containers
+                    for request in device_requests(cluster.vendors, container)]
         rows.append(PodRow(
             namespace=pod.ref.namespace, name=pod.ref.name, node=node,
             cards=tuple(_card_name(indexes.get((node, vendor, charge.uuid)), charge) for vendor, charge in charges),
             requests=tuple(requests), memory_mib=sum(charge.memory_mib for _, charge in charges),
-            cores=sum(cores_of(world.vendors[vendor], charge.cores) for vendor, charge in charges),
-            state=_pod_state(world, pod, is_holding=bool(charges)), created=pod.created,
-            age_s=age_of(pod.created, world.record.taken)))
+            cores=sum(cores_of(cluster.vendors[vendor], charge.cores) for vendor, charge in charges),
+            state=_pod_state(cluster, pod, is_holding=bool(charges)), created=pod.created,
+            age_s=age_of(pod.created, cluster.record.taken)))
     return rows
 
 
-def namespace_rows(world: World, namespaces: Container[str] | None = None) -> list[NamespaceRow]:
+def namespace_rows(cluster: InspectedCluster, namespaces: Container[str] | None = None) -> list[NamespaceRow]:
     """Returns a row for each vendor that a namespace uses or that is limited in it; only of *namespaces*, if given.
 
     Limits are those of quotas for all pods.
     """
-    pods = Counter((booking.namespace, key) for booking in world.view.bookings.values() for key, _ in booking.charges)
-    quotas, used = world.view.facts.quotas, world.view.used
+    pods = Counter((booking.namespace, key) for booking in cluster.view.bookings.values() for key, _ in booking.charges)
+    quotas, used = cluster.view.facts.quotas, cluster.view.used
     rows = []
     for namespace in {namespace for namespace, _ in pods} | quotas.keys():
         if namespaces is not None and namespace not in namespaces:
             continue
-        for vendor in world.vendors:
+        for vendor in cluster.vendors:
             limit = allowed_budget(vendor, without_scopes(quotas.get(namespace, {}).values()))
             memory, cores = used.get((namespace, vendor.key), (0, 0))
             if (namespace, vendor.key) in pods or limit != Budget():
@@ -246,16 +246,16 @@ def age_text(seconds: int | None) -> str:
     return f"{seconds}s"
 
 
-def _nodes(world: World, query: TopQuery, matches: Matches) -> list[Node]:
+def _nodes(cluster: InspectedCluster, query: TopQuery, matches: Matches) -> list[Node]:
     for name in query.names:
-        if name not in world.nodes:
-            raise unknown_name("node", name, world.nodes)
-    chosen = query.names or world.nodes
-    return [world.nodes[name] for name in chosen if matches(world.nodes[name].labels)]
+        if name not in cluster.nodes:
+            raise unknown_name("node", name, cluster.nodes)
+    chosen = query.names or cluster.nodes
+    return [cluster.nodes[name] for name in chosen if matches(cluster.nodes[name].labels)]
 
 
-def _pods(world: World, query: TopQuery, matches: Matches) -> list[Pod]:
-    pods = [pod for pod in world.pods.values() if query.namespace in ("", pod.ref.namespace)]
+def _pods(cluster: InspectedCluster, query: TopQuery, matches: Matches) -> list[Pod]:
+    pods = [pod for pod in cluster.pods.values() if query.namespace in ("", pod.ref.namespace)]
     known = {pod.ref.name for pod in pods}
     for name in query.names:
         if name not in known:
@@ -264,17 +264,17 @@ def _pods(world: World, query: TopQuery, matches: Matches) -> list[Pod]:
     return [pod for pod in pods if (not query.names or pod.ref.name in query.names) and matches(pod.labels)]
 
 
-def _namespaces(world: World, query: TopQuery) -> list[NamespaceRow]:
-    rows = namespace_rows(world, query.names or ([query.namespace] if query.namespace else None))
+def _namespaces(cluster: InspectedCluster, query: TopQuery) -> list[NamespaceRow]:
+    rows = namespace_rows(cluster, query.names or ([query.namespace] if query.namespace else None))
     known = {row.name for row in rows}
     for name in query.names:
         if name not in known:
-            raise unknown_name("namespace that uses devices:", name, {row.name for row in namespace_rows(world)})
+            raise unknown_name("namespace that uses devices:", name, {row.name for row in namespace_rows(cluster)})
     return rows
 
 
-def _usages(world: World, node: str) -> Iterable[DeviceUsage]:
-    usages = world.view.usages(node)
+def _usages(cluster: InspectedCluster, node: str) -> Iterable[DeviceUsage]:
+    usages = cluster.view.usages(node)
     return (usage for vendor in sorted(usages) for usage in usages[vendor])
 
 
@@ -302,8 +302,8 @@ def _node_state(node: Node, usages: Sequence[DeviceUsage], *, has_problem: bool)
     return (*words, "inventory unreadable") if has_problem else tuple(words)
 
 
-def _pod_state(world: World, pod: Pod, *, is_holding: bool) -> str:
-    record = world.view.facts.pods.get(pod.ref.uid)
+def _pod_state(cluster: InspectedCluster, pod: Pod, *, is_holding: bool) -> str:
+    record = cluster.view.facts.pods.get(pod.ref.uid)
     if record is not None and record.problems:
         return "Unreadable"
     if pod.deleting:

@@ -172,7 +172,7 @@ def summarize(refusal: Refusal) -> list[str]:
 def describe(refusal: Refusal, closest: Iterable[NodeRefusal]) -> str:
     """Returns the pod's requests and, for the devices of the *closest* nodes, the free amounts and the failed rule."""
     pod_request = refusal.pod_request
-    nodes = [f"{node.node}: {', '.join(map(_device_text, node.devices[:MAX_DEVICES])) or 'no such device'}"
+    nodes = [f"{node.node}: {', '.join(map(_device_text, node.closest_devices[:MAX_DEVICES])) or 'no such device'}"
              for node in closest]
     texts = [request_text(request, pod_request.vendor_request(request.vendor).vendor)
              for request in pod_request.distinct_requests]

@@ -17,7 +17,7 @@ from hami.dashboard.renderings import Renderings
 from hami.dashboard.scheduling_condition import SchedulingCondition
 from hami.dashboard.views import Views
 from hami.errors import ClusterError
-from hami.inspect.world import catalog_of
+from hami.inspect.cluster import catalog_of
 from hami.kube.reviews import Identity
 from hami.state.store import Store
 from hami.state.view import Policies

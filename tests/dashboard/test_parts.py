@@ -11,9 +11,9 @@ from hami.dashboard.app import compile_templates
 from hami.dashboard.renderings import MAX_RENDERINGS, Renderings
 from hami.dashboard.texts import hue, mib, percent, width
 from hami.dashboard.views import paged
+from hami.inspect.cluster import InspectedCluster
 from hami.inspect.explain import explain_pod
 from hami.inspect.top import NAMESPACES, namespace_rows, node_rows, pod_rows
-from hami.inspect.world import World
 from tests.builders import content
 from tests.dashboard.stage import Stage
 from tests.inspect.clusters import bound, node, pending
@@ -121,7 +121,7 @@ def test_pods_that_ask_for_the_same_have_one_answer():
 @given(rng=randoms(use_true_random=True))
 def test_the_live_rows_are_those_of_hami_top_and_the_answers_those_of_hami_explain(rng):
     record = some_world(rng)
-    world, stage = World(record), Stage.of(record)
+    world, stage = InspectedCluster(record), Stage.of(record)
     rows = stage.live.node_rows()
     assert rows == {row.name: row for row in node_rows(world, world.nodes.values())}
     for pod in [pod for pod in record.pods if not pod.node_name][:3]:
@@ -135,9 +135,9 @@ def test_the_live_rows_are_those_of_hami_top_and_the_answers_those_of_hami_expla
 @given(rng=randoms(use_true_random=True))
 def test_the_namespaces_are_those_of_hami_top(rng):
     record = some_world(rng)
-    world, stage = World(record), Stage.of(record)
+    world, stage = InspectedCluster(record), Stage.of(record)
     expected = sorted(namespace_rows(world), key=NAMESPACES.name)
-    assert sorted(namespace_rows(stage.live.world((), Scope()), Scope()), key=NAMESPACES.name) == expected
+    assert sorted(namespace_rows(stage.live.cluster((), Scope()), Scope()), key=NAMESPACES.name) == expected
     for name in {row.name for row in expected}:
         own = stage.live.namespace(name)
         assert sorted(namespace_rows(own, [name]), key=NAMESPACES.name) == [row for row in expected if row.name == name]
@@ -161,7 +161,7 @@ def test_rows_follow_every_change(chance):
                 stage.cache.nodes.upsert(fresh)
             case 2 if (known := stage.cache.nodes.get(on)) is not None and chance.random() < 0.3:
                 stage.cache.nodes.remove(known)
-        world = stage.live.world(stage.cache.nodes.names(), Scope())
+        world = stage.live.cluster(stage.cache.nodes.names(), Scope())
         assert stage.live.node_rows() == {row.name: row for row in node_rows(world, world.nodes.values())}
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
 from hami.inspect.audit import audit, render_audit
+from hami.inspect.cluster import InspectedCluster
 from hami.inspect.record import UnreadableObject
-from hami.inspect.world import World
 from hami.model import Node
 from tests.builders import container, gpu, gpus, node, pod
 from tests.inspect.worlds import NOON, held, record, some_world
@@ -29,7 +29,8 @@ def with_keys(one, **annotations):
 
 
 def rules(nodes=(node("n", CARD),), pods=(), unreadable=()):
-    return [(found.rule, found.subject) for found in audit(World(replace(record(nodes, pods), unreadable=unreadable)))]
+    cluster = InspectedCluster(replace(record(nodes, pods), unreadable=unreadable))
+    return [(finding.rule, finding.subject) for finding in audit(cluster)]
 
 
 @pytest.mark.parametrize("nodes, pods, found", [
@@ -58,7 +59,7 @@ def test_a_device_plugin_that_is_away_is_one_finding_which_leaves_the_pods_alone
     """The registration stays on the node of a plugin that restarts, but the kubelet offers no devices."""
     away = node("n", CARD, annotations={"hami.io/node-handshake": "Requesting_2026-08-21 11:50:00"},
                 allocatable={"nvidia.com/gpu": "0"})
-    found = audit(World(record([away], [held(f"p{number}", "n", ("a", 100, 0)) for number in range(10)])))
+    found = audit(InspectedCluster(record([away], [held(f"p{number}", "n", ("a", 100, 0)) for number in range(10)])))
     assert [(one.rule, one.subject) for one in found] == [("DevicePluginGone", "node n")]
     assert "10" in found[0].problem and "recreate" not in found[0].remedy
 
@@ -84,12 +85,12 @@ def test_what_is_consistent(nodes, pods):
 @settings(max_examples=30)
 @given(rng=randoms(use_true_random=True))
 def test_a_random_cluster_without_mistakes_is_consistent(rng):
-    world = World(some_world(rng))
+    world = InspectedCluster(some_world(rng))
     assert audit(world) == [] and render_audit(world, []).endswith(": consistent")
 
 
 def test_the_text_says_what_to_do():
-    world = World(record([node("n", CARD)], [held("p", "n", ("b\x1b", 1, 1))]))
+    world = InspectedCluster(record([node("n", CARD)], [held("p", "n", ("b\x1b", 1, 1))]))
     lines = render_audit(world, audit(world)).splitlines()
     assert lines == ["1 node with devices and 1 pod: 1 inconsistency", "",
                      "CardGone: pod default/p: it holds b?, which node n does not offer",

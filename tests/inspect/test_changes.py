@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis.strategies import randoms
 
 from hami.inspect.changes import find_changes
-from hami.inspect.world import World
+from hami.inspect.cluster import InspectedCluster
 from hami.model import PodScope, ScopeRequirement
 from tests.builders import gpu, gpus, node, pod, quota
 from tests.inspect.worlds import PENDING, held, record, some_world
@@ -20,7 +20,7 @@ TYPE = "nvidia.com/use-gputype"
 
 def changes_of(cluster):
     """Returns the changes for the pod that waits in *cluster*; ``None`` if it fits."""
-    world = World(cluster)
+    world = InspectedCluster(cluster)
     waiting, view = world.pod_named("default", PENDING), world.view
     if view.choose(waiting, world.offered()) is not None:
         return None

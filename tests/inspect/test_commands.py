@@ -154,6 +154,12 @@ def test_errors_are_one_line(args, of, said):
     assert result.stderr.splitlines()[-1].startswith(said)
 
 
+def test_errors_have_no_control_codes():
+    result = hami("top", "nodes", "n\x1b[2J\u202e")
+    assert result.exit_code == 1 and "there is no node" in result.stderr
+    assert result.stderr.rstrip("\n").isprintable()
+
+
 def test_without_a_cluster_there_is_one_line():
     result = CliRunner().invoke(main, ["top"])
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)

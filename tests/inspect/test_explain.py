@@ -1,5 +1,6 @@
 """``hami explain``: reports on pods that wait and on pods that are bound."""
 
+import re
 
 import msgspec
 import pytest
@@ -7,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
 from hami.errors import HamiError
+from hami.inspect.cluster import InspectedCluster, store_of
 from hami.inspect.explain import BoundReport, explain_pod, render_report
 from hami.inspect.record import SchedulingEvent
-from hami.inspect.world import World
 from hami.model import Node
+from hami.scheduling.refusal import CLOSEST_NODES, describe
 from tests.builders import INIT, gpu, gpus, node, pod
 from tests.inspect.worlds import PENDING, held, record, some_world
 
@@ -30,7 +32,7 @@ def waiting(*containers, **notes):
 
 
 def report(name=PENDING, pods=(), nodes=NODES, events=()):
-    world = World(record(nodes, [*PODS, *pods]))
+    world = InspectedCluster(record(nodes, [*PODS, *pods]))
     return explain_pod(world, world.pod_named("default", name), events)
 
 
@@ -138,10 +140,23 @@ def test_pods_without_a_report(waits, said):
 @given(rng=randoms(use_true_random=True))
 def test_every_report_can_be_written(rng):
     """What is short is what is asked minus what is free; JSON has all of it."""
-    world = World(some_world(rng))
+    world = InspectedCluster(some_world(rng))
     found = explain_pod(world, world.pod_named("default", PENDING), ())
     assert msgspec.json.decode(msgspec.json.encode(found))["name"] == PENDING
     assert not (found.fits and found.nodes) and not (found.fits and found.suggestions)
     for short in found.nodes:
         assert all(bool(card.reason) or not (card.short_mib or card.short_slots) for card in short.cards)
     assert lines(found, wide=True)
+
+
+def test_the_event_names_the_same_nodes_as_the_explanation():
+    """Also where those with the most room are not the first by name."""
+    nodes = [node(f"n{number:03}", gpu(f"g{number}", **T4)) for number in range(200)]
+    pods = [held(f"p{number}", f"n{number:03}", (f"g{number}", 15_990 if number < 100 else 11_100, 0))
+            for number in range(200)]
+    pending = waiting(gpus(1, 5000))
+    refusal = (store := store_of(record(nodes, pods))).assume(pending, sorted(store.nodes.names()))
+    event = describe(refusal, store.closest(refusal, CLOSEST_NODES))
+    closest = [shortage.node for shortage in report(pods=[*pods, pending], nodes=nodes).nodes[:CLOSEST_NODES]]
+    assert closest == ["n100", "n101", "n102"]
+    assert re.findall(r"(n\d+): ", event) == closest

@@ -91,3 +91,13 @@ def test_one_pod_is_read_by_name():
     reader = Reader(FakeApi(pods=[pending("a")]).request)
     assert reader.pod(PodRef("default", "a", "")).ref.name == "a"
     assert reader.pod(PodRef("default", "b", "")) is None
+
+
+def test_equal_events_count_as_one():
+    """As kube-scheduler writes two, and the text that was said last is the last."""
+    def event(message, time, **fields):
+        return {"reason": "FailedScheduling", "message": message, "reportingComponent": "s", "eventTime": time} | fields
+    series = {"count": 4, "lastObservedTime": "1"}
+    api = FakeApi(events=[event("a", "3"), event("b", "2"), event("a", "1", series=series)])
+    events = Reader(api.request).events(PodRef("default", "p", "u"))
+    assert [(said.message, said.count, said.last) for said in events] == [("b", 1, "2"), ("a", 5, "3")]

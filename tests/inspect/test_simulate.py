@@ -9,10 +9,10 @@ from hypothesis.strategies import randoms
 from hami.cli.simulate import make_admit
 from hami.codec.pods import convert_pod
 from hami.errors import HamiError
+from hami.inspect.cluster import InspectedCluster, store_of
 from hami.inspect.manifests import PodSource
 from hami.inspect.simulate import Scenario, change_record, count_capacity, render_capacity, render_simulation, simulate
 from hami.inspect.tables import Style
-from hami.inspect.world import World, store_of
 from tests.builders import gpu, node, pod, quota
 from tests.inspect.worlds import held, record, some_world
 
@@ -34,7 +34,7 @@ def run(*sources, nodes=NODES, pods=(HELD,), quotas=(), **scenario):
     """Returns the report on *sources*."""
     chosen = Scenario(**scenario)
     changed, moved = change_record(record(nodes, pods, quotas), chosen)
-    world = World(changed)
+    world = InspectedCluster(changed)
     return simulate(world, sources, moved, chosen, make_admit("hami-scheduler"))
 
 
@@ -51,7 +51,24 @@ def test_where_each_pod_would_go():
 def test_what_stops_the_next():
     (outcome,) = (report := run(source(9, gpumem=9000))).outcomes
     assert (outcome.placed, outcome.wanted, outcome.stopped) == (3, 9, "2 nodes CardInsufficientMemory")
-    assert outcome.detail.startswith("requests 1 × NVIDIA with 9000 MiB") and not report.all_fit
+    assert outcome.requests[0].requests == ("1 × NVIDIA with 9000 MiB, 0 cores",) and not report.all_fit
+    assert [(node.node, node.cards[0].short_mib) for node in outcome.nodes] == [("n1", 2000), ("n2", 8000)]
+
+
+def test_a_refusal_names_a_few_devices_of_a_few_nodes():
+    """However many there are, and each in a line of its own."""
+    nodes = [node(f"n{number}", *(gpu(f"{number}-{index}", index=index, **T4) for index in range(16)))
+             for number in range(9)]
+    report = run(source(1, gpumem=17_000), nodes=nodes, pods=())
+    lines = render_simulation(report, Style()).splitlines()[2:]
+    assert lines[0] == "  c asks for 1 × NVIDIA with 17000 MiB, 0 cores"
+    assert lines[1:6] == [
+        "  n0  16/16 CardInsufficientMemory (container c)",
+        *(f"    card {index}  16000/16000 MiB, 100/100 cores, 10/10 slots free; "
+          "lacks 1,000 MiB (CardInsufficientMemory)" for index in range(3)),
+        "    and 13 more"]
+    assert [line for line in lines if line.startswith("  n")] == [lines[1], lines[6], lines[11]]
+    assert lines[16] == "  and 6 more"
 
 
 def test_workloads_are_placed_in_their_order():
@@ -113,7 +130,7 @@ def test_names_that_match_nothing(scenario, said):
 
 
 def capacity(asked, **world):
-    made = World(record(world.get("nodes", NODES), world.get("pods", (HELD,)), world.get("quotas", ())))
+    made = InspectedCluster(record(world.get("nodes", NODES), world.get("pods", (HELD,)), world.get("quotas", ())))
     return count_capacity(made, asked, Scenario(), make_admit("hami-scheduler"))
 
 
@@ -122,6 +139,12 @@ def test_capacity():
     assert [(one.node, one.pods) for one in found] == [("n1", 6), ("n2", 2)]
     assert render_capacity(source(), found, Style()).splitlines()[:5] == [
         "8 more pods like those of deployment/web fit", "", "NODE  PODS", "n1    6", "n2    2"]
+
+
+def test_no_text_of_a_manifest_reaches_the_terminal_as_a_control_code():
+    asked = source(9, name="\x1b[2J\u202e", gpumem=9000)
+    for text in (render_capacity(asked, capacity(asked), Style()), render_simulation(run(asked), Style())):
+        assert text.replace("\n", "").isprintable()
 
 
 def test_capacity_within_a_quota():
@@ -150,7 +173,7 @@ def test_a_simulation_agrees_with_the_scheduler(chance):
     """As many pods are placed, on the same nodes, as by a scheduler that is asked for one after the other."""
     cluster = some_world(chance)
     asked = source(chance.randrange(1, 30), gpumem=chance.randrange(1, 20_000), gpucores=chance.randrange(50))
-    world = World(cluster)
+    world = InspectedCluster(cluster)
     report = simulate(world, [asked], [], Scenario(), make_admit("hami-scheduler"))
     template = convert_pod({"metadata": {"namespace": "default"}, "spec": asked.pod["spec"]})
     store = store_of(cluster)
@@ -165,7 +188,7 @@ def test_a_simulation_agrees_with_the_scheduler(chance):
 def test_the_capacity_is_what_a_simulation_without_end_places(chance):
     cluster = replace(some_world(chance), quotas=())
     asked = source(100_000, gpumem=chance.randrange(1, 20_000), gpucores=chance.randrange(50))
-    world, other = World(cluster), World(cluster)
+    world, other = InspectedCluster(cluster), InspectedCluster(cluster)
     total = count_capacity(world, asked, Scenario(), make_admit("hami-scheduler"))
     (outcome,) = simulate(other, [asked], [], Scenario(), make_admit("hami-scheduler")).outcomes
     assert sum(one.pods for one in total) == outcome.placed

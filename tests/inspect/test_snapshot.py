@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
-from hypothesis.strategies import randoms
+from hypothesis.strategies import from_regex, randoms, sampled_from
 
 from hami.errors import HamiError
+from hami.inspect.cluster import InspectedCluster, store_of
 from hami.inspect.explain import explain_pod
 from hami.inspect.record import SchedulingEvent, UnreadableObject
 from hami.inspect.replay import render_replay, replay
 from hami.inspect.snapshot import anonymize, parse_snapshot, render_snapshot
 from hami.inspect.tables import Style
-from hami.inspect.world import World, store_of
 from hami.model import PodScope, ScopeRequirement
 from hami.scheduling.refusal import Choice
 from tests.builders import gpu, gpus, node, pod, quota
@@ -59,7 +59,7 @@ def test_an_anonymous_snapshot_answers_the_same(rng):
     hidden = anonymize(cluster)
     names = {name: f"node-{number}" for number, name in enumerate(sorted(one.name for one in cluster.nodes), start=1)}
     assert {one.name for one in hidden.nodes} == set(names.values())
-    world, other = World(cluster), World(hidden)
+    world, other = InspectedCluster(cluster), InspectedCluster(hidden)
     asked, = (one for one in cluster.pods if one.ref.name == PENDING)
     again = hidden.pods[cluster.pods.index(asked)]
     report, same = explain_pod(world, asked, ()), explain_pod(other, again, ())
@@ -100,10 +100,37 @@ def test_a_snapshot_without_scopes_can_be_read():
     assert (again.pods[0].scope, again.quotas[0].scopes) == (PodScope(), ())
 
 
+@given(secret=from_regex(r"\A[a-z]{3}secret[a-z0-9]{3}\Z"), key=sampled_from((
+    "hami.io/vgpu-devices-allocated", "hami.io/vgpu-devices-to-allocate", "hami.io/vgpu-mig-allocations",
+    "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gputype", "hami.io/gpu-scheduler-policy", "hami.io/bind-phase",
+    "huawei.com/Ascend910B", "hami.io/vgpu-time")), form=sampled_from((
+        "{}", "GPU-{}", "{},NVIDIA,1,1:;", "GPU-a,{},1,1:;", "GPU-a_{},x", '{{"{}": "{}"}}', "GPU-a {}", "n-{}-1")))
+def test_no_text_of_the_input_is_in_an_anonymous_snapshot(secret, key, form):
+    """Whatever it is and wherever it stands, readable or not."""
+    text = form.format(*[secret] * form.count("{}"))
+    registered = json.dumps([{"id": "GPU-a", "count": 1, "devmem": 9, "devcore": 100, "type": "NVIDIA T4",
+                              "health": True, "custominfo": {secret: text, "DeviceStrategy": text}}])
+    nodes = [replace(node("n", labels={"node.kubernetes.io/instance-type": text}),
+                     runtime_version=f"containerd://1.7-{text}",
+                     kubelet_version=f"v1.36-{text}", annotations={
+                         "hami.io/node-nvidia-register": registered, "hami.io/node-handshake": f"Requesting_{text}",
+                         "hami.io/mutex.lock": text, "hami.io/device-cordon": text}),
+             node(f"{secret}n", gpu(f"{secret}n-{secret}", **T4))]
+    pods = [pod(gpus(), name="p", annotations={key: text}, scheduler_name=text)]
+    cluster = replace(record(nodes, pods), device_config=f"# {text}\nnvidia:\n  resourceCountName: nvidia.com/gpu\n")
+    anonymous = gzip.decompress(render_snapshot(anonymize(cluster))).decode()
+    assert secret not in anonymous and "NVIDIA T4" in anonymous
+
+
+def test_a_snapshot_that_unpacks_to_more_than_256_mib():
+    with pytest.raises(HamiError, match="f: larger than 256 MiB when it is unpacked"):
+        parse_snapshot(gzip.compress(bytes((256 << 20) + 1), 1), "f")
+
+
 def test_a_device_that_is_named_after_its_node_keeps_that():
-    one = node("gpu-node", gpu("gpu-node-AWS-0", **T4))
-    hidden = anonymize(record([one], [held("a", "gpu-node", ("gpu-node-AWS-0", 1, 1))]))
-    assert "node-1-AWS-0,NVIDIA" in hidden.pods[0].annotations["hami.io/vgpu-devices-allocated"]
+    one = node("gpu-node", gpu("gpu-node-AWSNeuron-0", **T4))
+    hidden = anonymize(record([one], [held("a", "gpu-node", ("gpu-node-AWSNeuron-0", 1, 1))]))
+    assert "node-1-AWSNeuron-0,NVIDIA" in hidden.pods[0].annotations["hami.io/vgpu-devices-allocated"]
 
 
 def placed_record(count=6):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import yaml
 
-from hami.inspect.tables import Column, Style, meter, printable, render_rows
+from hami.inspect.tables import Column, Style, meter, printable, render_document, render_rows
 
 
 class Line(msgspec.Struct, rename="camel"):
@@ -61,3 +61,11 @@ def test_documents(form, load):
 def test_texts_of_others_cannot_control_the_terminal():
     assert printable("a\x1b[2Jb\nc\u202ed") == "a?[2Jb?c?d"
     assert "\x1b" not in render_rows([Line("\x1b]0;x\x07", 1)], COLUMNS, Style())
+
+
+@pytest.mark.parametrize("form, load", [("json", json.loads), ("yaml", yaml.safe_load)])
+@pytest.mark.parametrize("text", ["\x1b[2J\x07", "\u202egnp", "a\x7f\x9b", "\u200b\u2066", "\U000e0001", "ä\n€"])
+def test_documents_escape_what_is_not_printable(form, load, text):
+    document = {"items": [text], text: 1}
+    rendered = render_document(document, form)
+    assert load(rendered) == document and rendered.replace("\n", "").isprintable()

@@ -9,10 +9,10 @@ from hypothesis.strategies import randoms
 from e2e.nodes import gpu
 from hami.cli.top import KINDS
 from hami.errors import HamiError
+from hami.inspect.cluster import InspectedCluster
 from hami.inspect.read import Reader, RecordSource
 from hami.inspect.tables import Style
 from hami.inspect.top import TopQuery, age_of, age_text, render_top
-from hami.inspect.world import World
 from tests.inspect.clusters import FakeApi, bound, node, pending, quota
 
 CARD = {"memory_mib": 10_000, "model": "A100"}
@@ -24,7 +24,7 @@ PODS = [bound("a", "n1", (0, 6000, 50), gpu=1, labels={"app": "x"}), bound("b", 
 
 
 def world(nodes=NODES, pods=PODS, quotas=()):
-    return World(Reader(FakeApi(list(nodes), list(pods), list(quotas)).request).record(RecordSource()))
+    return InspectedCluster(Reader(FakeApi(list(nodes), list(pods), list(quotas)).request).record(RecordSource()))
 
 
 def items(kind, of=None, **wanted):

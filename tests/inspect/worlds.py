@@ -3,8 +3,8 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from hami.inspect.cluster import InspectedCluster
 from hami.inspect.record import ClusterRecord
-from hami.inspect.world import World
 from tests.builders import APP, INIT, SIDECAR, gpu, gpus, node, pod, quota
 from tests.scheduling.seeds import some_scope, some_scopes
 
@@ -83,5 +83,5 @@ def some_quotas(chance):
 def some_world(chance):
     """Returns a record with a pod that waits, named PENDING."""
     nodes = some_nodes(chance)
-    pods = some_pods(chance, nodes, World(record(nodes)))
+    pods = some_pods(chance, nodes, InspectedCluster(record(nodes)))
     return record(nodes, [*pods, some_pending(chance)], some_quotas(chance))

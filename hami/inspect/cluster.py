@@ -31,7 +31,7 @@ def catalog_of(device_config: str) -> Catalog:
     return full_catalog(parse_device_config(device_config, "device configuration", known=sections()))
 
 
-class World:
+class InspectedCluster:
     """The cluster of *record*, as the scheduler would see it then. *view*: if it is known already."""
 
     def __init__(self, record: ClusterRecord, view: View | None = None) -> None:
