@@ -143,6 +143,8 @@ class LocalCluster:
             "componentsPatches": [{"name": "kwok-controller", "extraArgs": [
                 {"key": "manage-all-nodes", "value": "false", "override": True},
                 {"key": "manage-nodes-with-annotation-selector", "value": f"{FAKE_NODE}=fake"},
+                # as the kubelet's: renewed every 10 s
+                {"key": "node-lease-duration-seconds", "value": "40", "override": True},
             ]}, *([] if self._durable else [{"name": "etcd", "extraArgs": [
                 {"key": "unsafe-no-fsync", "value": "true"},
             ]}])],

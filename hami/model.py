@@ -285,7 +285,9 @@ class Pod:
     """The fields of a pod that HAMi reads. *containers*: init containers first, then app containers.
 
     *init_done*: every init container that is not a sidecar has terminated with exit code 0 (false if there is none).
-    *admitted*: the kubelet has admitted it, so its devices have been allocated.
+    *admitted*: the kubelet has admitted it, so its devices have been allocated. *nominated_node*: the node on which
+    kube-scheduler makes room for it, or which it has chosen. *scheduling_failure*: time and message of kube-scheduler's
+    last failure to place the pod, empty if there is none or it is bound. *group*: of pods that are placed together.
     """
 
     ref: PodRef
@@ -300,6 +302,10 @@ class Pod:
     admitted: bool = False
     deleting: bool = False
     created: str = ""
+    priority: int = 0
+    nominated_node: str = ""
+    scheduling_failure: str = ""
+    group: str = ""
 
     @property
     def is_terminated(self) -> bool:

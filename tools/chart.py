@@ -46,6 +46,7 @@ RULES: dict[str, dict[str, object]] = {
     "devicePlugin.deviceMemoryScaling": {"exclusiveMinimum": 0},
     "devicePlugin.deviceCoreScaling": {"exclusiveMinimum": 0},
     "devices.nvidia.gpuCorePolicy": {"enum": ["default", "force", "disable"]},
+    "devices.nvidia.computeBy": {"enum": ["events", "nvml", "off"]},
 }
 """What the schema says of a value beside its type."""
 EFFECTS = {"same": "same", "different": "different", "none": "no effect", "refused": "refused"}

@@ -72,6 +72,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "enableNumaTopology": "reports the NUMA nodes of devices to the kubelet",
     "libCudaLogLevel": "log level of the limiter in containers",
     "disableCoreLimit": "does not limit the cores that containers use",
+    "computeBy": "what launches are charged by: `events` around some of them, `nvml` as the monitor samples it, or "
+                 "nothing: `'off'`, in quotes",
     "migProfileAllowlist": "MIG instances that may be created, by model of device",
     "models": "devices whose model contains one of these words",
     "profiles": "profiles that may be created on them, such as `1g.10gb`",

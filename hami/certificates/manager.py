@@ -71,6 +71,7 @@ class CertificateManager(Task):
 
     def step(self) -> float:
         """Syncs once. A failure is logged once while it stays the same; the next step retries."""
+        pause_s = 0.0
         try:
             self.sync()
             self._failures.clear("sync")
@@ -78,7 +79,8 @@ class CertificateManager(Task):
             log.info("another replica wrote first, retrying", extra={"error": error})
         except HamiError as error:
             self._report_failure(error)
-        return self._sync_s if self.is_trusted else RETRY_S
+            pause_s = error.retry_after_s if isinstance(error, ClusterError) else 0.0
+        return max(pause_s, self._sync_s if self.is_trusted else RETRY_S)
 
     def expiry(self) -> float | None:
         """Returns when the serving certificate expires (Unix seconds); None before the first sync."""

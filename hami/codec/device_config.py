@@ -106,6 +106,7 @@ class NvidiaConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     enable_numa_topology: bool = False
     lib_cuda_log_level: LogLevel = 1
     disable_core_limit: bool = False
+    compute_by: Literal["events", "nvml", "off"] = "events"
     mig_profile_allowlist: tuple[MigAllowance, ...] = ()
 
 

@@ -79,10 +79,10 @@ def parse_filter(body: bytes) -> FilterArgs:
 
 
 def render_filter(names: Sequence[str] | None, failed: Mapping[str, str] | None = None, error: str = "",
-                  nodes: Mapping[str, object] | None = None) -> bytes:
-    """ExtenderFilterResult with all its fields."""
+                  nodes: Mapping[str, object] | None = None, *, unresolvable: Mapping[str, str] | None = None) -> bytes:
+    """ExtenderFilterResult with all its fields. *unresolvable*: of *failed*, the nodes where preemption cannot help."""
     return msgspec.json.encode({"Nodes": nodes, "NodeNames": names, "FailedNodes": failed or None,
-                                "FailedAndUnresolvableNodes": None, "Error": error})
+                                "FailedAndUnresolvableNodes": unresolvable or None, "Error": error})
 
 
 def render_simulation(node: bytes | None, failed: Mapping[str, str]) -> bytes:

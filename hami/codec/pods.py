@@ -20,6 +20,9 @@ from hami.model import Container, ContainerKind, Pod, PodRef
 
 T = TypeVar("T")
 
+GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
+"""Of the coscheduling plugin; newer versions of Kubernetes have a field."""
+
 
 class _Variable(msgspec.Struct, gc=False):
     name: str | None = ""
@@ -38,11 +41,17 @@ class _Container(msgspec.Struct, rename="camel", gc=False):
     env: msgspec.Raw = msgspec.Raw()
 
 
+class _SchedulingGroup(msgspec.Struct, rename="camel", gc=False):
+    pod_group_name: str | None = ""
+
+
 class _Spec(msgspec.Struct, rename="camel", gc=False):
     init_containers: list[_Container] | None = None
     containers: list[_Container] | None = None
     node_name: str | None = ""
     scheduler_name: str | None = ""
+    priority: int | None = 0
+    scheduling_group: _SchedulingGroup | None = None
 
     @property
     def all_containers(self) -> list[_Container]:
@@ -77,6 +86,7 @@ class PodCondition(msgspec.Struct, rename="camel", frozen=True):
 
 class _Status(msgspec.Struct, rename="camel", gc=False):
     phase: str | None = ""
+    nominated_node_name: str | None = ""
     start_time: str | None = None
     pod_ip: str | None = msgspec.field(name="podIP", default="")
     init_container_statuses: list[_ContainerStatus] | None = None
@@ -171,7 +181,19 @@ def _pod(wire: _Pod) -> Pod:
         admitted=bool(status.start_time),
         deleting=meta.deletion_timestamp is not None,
         created=meta.creation_timestamp or "",
+        priority=spec.priority or 0,
+        nominated_node=status.nominated_node_name or "",
+        scheduling_failure="" if spec.node_name else _scheduling_failure(status),
+        group=(spec.scheduling_group and spec.scheduling_group.pod_group_name
+               or (meta.labels or {}).get(GROUP_LABEL, "")),
     )
+
+
+def _scheduling_failure(status: _Status) -> str:
+    for condition in _part("pod conditions", _CONDITIONS, status.conditions) or ():
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return f"{condition.last_transition_time} {condition.reason} {condition.message}"
+    return ""
 
 
 def _container(wire: _Container, kind: ContainerKind) -> Container:

@@ -17,6 +17,8 @@ Amount = Annotated[int, Meta(ge=0, le=INT32_MAX, description=f"an integer from 0
 Integer = Annotated[int, Meta(ge=-INT32_MAX - 1, le=INT32_MAX, description="an integer of 32 bits")]
 String = Annotated[str, Meta(description="a string")]
 
+MANY = Meta(max_length=64)  # profiles of a device; placements of a profile
+
 DEFAULT_MODE = "hami-core"
 MAX_DEVICES = 256  # of a node, over all vendors
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
@@ -124,7 +126,7 @@ class _RegisteredProfile(msgspec.Struct, rename={"memory_mb": "memoryMB", "slice
     memory_mb: Amount = 0
     core: Amount = 0
     slice_count: Amount = 0
-    placements: tuple[_RegisteredPlacement, ...] = ()
+    placements: Annotated[tuple[_RegisteredPlacement, ...], MANY] = ()
 
 
 class _RegisteredDevice(msgspec.Struct, omit_defaults=True, rename={"mig_profiles": "migProfiles"}):
@@ -136,7 +138,7 @@ class _RegisteredDevice(msgspec.Struct, omit_defaults=True, rename={"mig_profile
     type: String = ""
     numa: Integer = 0
     mode: String = ""
-    mig_profiles: tuple[_RegisteredProfile, ...] = ()
+    mig_profiles: Annotated[tuple[_RegisteredProfile, ...], MANY] = ()
     health: bool = False
     custominfo: dict[str, Any] = {}
 
@@ -146,13 +148,13 @@ class _ExactPlacement(_RegisteredPlacement, forbid_unknown_fields=True):
 
 
 class _ExactProfile(_RegisteredProfile, forbid_unknown_fields=True):
-    placements: tuple[_ExactPlacement, ...] = ()
+    placements: Annotated[tuple[_ExactPlacement, ...], MANY] = ()
 
 
 class _ExactDevice(_RegisteredDevice, forbid_unknown_fields=True):
     """A device as device plugins write it. Most are, and are decoded in a third of the time."""
 
-    mig_profiles: tuple[_ExactProfile, ...] = ()
+    mig_profiles: Annotated[tuple[_ExactProfile, ...], MANY] = ()
 
 
 _EXACT = msgspec.json.Decoder(tuple[_ExactDevice, ...])

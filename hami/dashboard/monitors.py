@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import ipaddress
 import socket
 import threading
@@ -18,6 +17,7 @@ from hami.codec.pods import parse_observed_pod
 from hami.errors import HamiError
 from hami.kube.api import Api
 from hami.runtime.options import Address
+from hami.web.connections import Connection
 
 PAGE_LIMIT = 4 << 20  # bytes of an answer
 TIMEOUT_S = 3.0  # for an answer, from the connection to its last byte
@@ -95,49 +95,19 @@ def is_host(address: str) -> bool:
     return not (parsed.is_loopback or parsed.is_link_local or parsed.is_multicast or parsed.is_unspecified)
 
 
-def read_page(host: str, port: int, *, timeout: float = TIMEOUT_S, limit: int = PAGE_LIMIT,
-              clock: Callable[[], float] = time.monotonic) -> str:
+def read_page(host: str, port: int, *, timeout: float = TIMEOUT_S, limit: int = PAGE_LIMIT) -> str:
     """Returns the page ``/metrics`` of *host*. Raises: NoMonitor if there is no answer within the bounds."""
-    until = clock() + timeout
+    until = time.monotonic() + timeout
     try:
-        return _text(_exchange(host, port, lambda: until - clock(), limit))
+        client = socket.create_connection((host, port), timeout=timeout)
+        with Connection(client, {}, read_until=lambda: until, write_until=lambda: until) as connection:
+            connection.sendall(_REQUEST.format(host=Address(host, port)).encode())
+            answer = HTTPResponse(cast(socket.socket, connection), method="GET")
+            answer.begin()
+            page = answer.read(limit + 1)
     except (OSError, HTTPException, ValueError) as error:
         raise NoMonitor(f"the monitor at {host} does not answer: {type(error).__name__}") from error
-
-
-def _exchange(host: str, port: int, left: Callable[[], float], limit: int) -> bytes:
-    """Returns all bytes of the answer. *left*: returns the seconds that are left for it."""
-    answer = bytearray()
-    with socket.create_connection((host, port), timeout=_some(left())) as connection:
-        connection.sendall(_REQUEST.format(host=Address(host, port)).encode())
-        while len(answer) <= limit:
-            connection.settimeout(_some(left()))
-            data = connection.recv(65_536)
-            if not data:
-                return bytes(answer)
-            answer += data
-    raise NoMonitor(f"the metrics page of the monitor at {host} has more than {limit} bytes")
-
-
-def _some(seconds: float) -> float:
-    if seconds <= 0:
-        raise TimeoutError
-    return seconds
-
-
-class _Received:
-    """An answer that has been received, as a socket from which it can be read."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def makefile(self, mode: str) -> io.BytesIO:
-        return io.BytesIO(self._data)
-
-
-def _text(answer: bytes) -> str:
-    response = HTTPResponse(cast(socket.socket, _Received(answer)), method="GET")
-    response.begin()
-    if response.status != 200:
-        raise HTTPException(f"status {response.status}")
-    return response.read().decode(errors="replace")
+    if answer.status != 200 or len(page) > limit or answer.length:  # the last: bytes that are missing
+        raise NoMonitor(f"the monitor at {host} answers with status {answer.status}, or not with a page of at most "
+                        f"{limit} bytes")
+    return page.decode(errors="replace")

@@ -28,6 +28,7 @@ class PluginConfig:
     preconfigured_memory: int = 0
     log_level: str = ""
     disable_core_limit: bool = False
+    compute_by: str = "events"
     numa_topology: bool = False
     aligned: bool = False
     filtered_uuids: tuple[str, ...] = ()

@@ -41,12 +41,14 @@ class DeviceLimit:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerLimits:
     """The limits of a container. *devices*: in the driver's order. *priority*: 0 is the highest. *policy*: when cores
-    are limited, ``default``, ``force`` or ``disable``. *log_level*: ``None`` for the limiter's own."""
+    are limited, ``default``, ``force`` or ``disable``. *log_level*: ``None`` for the limiter's own.
+    *compute_by*: by which launches are charged: ``events``, ``nvml`` or ``off``."""
 
     devices: tuple[DeviceLimit, ...]
     priority: int = 1
     policy: str = "default"
     log_level: int | None = None
+    compute_by: str = "events"
 
 
 def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]], env: Mapping[str, str],
@@ -67,7 +69,7 @@ def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]], 
                                   context_bytes(card)) for card, share in in_order),
         priority=task_priority(env),
         policy=policy.lower() if policy.lower() in _POLICIES else "default",
-        log_level=None if level is None else min(max(level, 0), 9))
+        log_level=None if level is None else min(max(level, 0), 9), compute_by=config.compute_by)
 
 
 def task_priority(env: Mapping[str, str]) -> int:
@@ -79,6 +81,8 @@ def task_priority(env: Mapping[str, str]) -> int:
 def render_limits(limits: ContainerLimits, region: str) -> str:
     """Returns the text of the limits file. *region*: path of the shared region in the container."""
     lines = [FIRST_LINE, f"region {region}", f"priority {limits.priority}", f"policy {limits.policy}"]
+    if limits.compute_by != "events":
+        lines.append(f"compute-by {limits.compute_by}")
     if limits.log_level is not None:
         lines.append(f"log-level {limits.log_level}")
     lines += (f"device {device.uuid} memory={device.memory} cores={device.cores}"

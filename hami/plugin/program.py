@@ -172,15 +172,15 @@ class DevicePluginProgram:
         A plugin that another process has replaced reports ready: the rollout then ends it.
         """
         with self._lock:
-            registrations = [one for one in self._registrations
-                             if one is not self._card_registration or self._inventory.cards()]
-        return "; ".join(one.unready_reason for one in registrations if one.unready_reason)
+            registrations = [registration for registration in self._registrations
+                             if registration is not self._card_registration or self._inventory.cards()]
+        return "; ".join(filter(None, (registration.unready_reason for registration in registrations)))
 
     def hung_reason(self) -> str:
         """Returns which threads have died or hang, and which of the plugin's own servers are silent; empty if none."""
         with self._lock:
             registrations = list(self._registrations)
-        reasons = [problems(tuple(self._tasks)), *(one.hung_reason() for one in registrations)]
+        reasons = [problems(tuple(self._tasks)), *(registration.hung_reason() for registration in registrations)]
         return "; ".join(filter(None, reasons))
 
     def stop(self, *, last: bool) -> None:
@@ -188,7 +188,7 @@ class DevicePluginProgram:
         settings say so, unless another process has replaced this one."""
         self._stopped.set()
         with self._lock:
-            is_replaced = any(one.is_replaced() for one in self._registrations)
+            is_replaced = any(registration.is_replaced() for registration in self._registrations)
             tasks = [task for task in self._tasks if task is not self._events]
         for task in tasks:
             task.stop()

@@ -122,7 +122,8 @@ def _from_section(nvidia: NvidiaConfig) -> dict[str, object]:
         "resource": nvidia.resource_count_name, "split_count": nvidia.device_split_count,
         "memory_scaling": nvidia.device_memory_scaling, "core_scaling": nvidia.device_core_scaling,
         "preconfigured_memory": nvidia.preconfigured_device_memory, "log_level": str(nvidia.lib_cuda_log_level),
-        "disable_core_limit": nvidia.disable_core_limit, "numa_topology": nvidia.enable_numa_topology,
+        "disable_core_limit": nvidia.disable_core_limit, "compute_by": nvidia.compute_by,
+        "numa_topology": nvidia.enable_numa_topology,
         "mig_allowlist": nvidia.mig_profile_allowlist,
     }
 

@@ -180,7 +180,8 @@ def _filter(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tupl
         chosen = next((raw for node, raw in args.nodes if node.name == found.chosen), None)
         return extender.render_simulation(chosen, found.failed), "ok" if chosen else "refused"
     found = node_filter.filter(args.pod, args.names)
-    return extender.render_filter(found.names, found.failed), "refused" if found.failed else "ok"
+    answer = extender.render_filter(found.names, found.failed, unresolvable=found.unresolvable)
+    return answer, "refused" if found.failed or found.unresolvable else "ok"
 
 
 def _preempt(preemption_filter: PreemptionFilter, body: bytes) -> tuple[bytes, str]:

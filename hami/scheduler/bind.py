@@ -83,12 +83,15 @@ class Binder:
     def _bind(self, ref: PodRef, node: str) -> None:
         deadline = self._clock() + self._lock_timeout_s
         reservations = self._cache.reservations
-        if reservations.get(ref.uid) is None:
+        reserved = reservations.get(ref.uid)
+        if reserved is None:
             if self._cache.is_bound(ref.uid, node):
                 return  # a retry of a bind whose answer was lost
             if not self._requests_devices(ref):
                 self._retry_unsent(self._cluster.bind, ref, node, {}, {})
                 return
+        if (reserved is None or reserved.node != node) and self._leadership.leads():
+            self._cache.assume_on(ref, node)
         reservation = reservations.start_binding(ref, node)
         try:
             with self._locks.held(node, reservation.lock_keys, ref, deadline,

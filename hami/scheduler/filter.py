@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hami.errors import MalformedInput, NodeLocked
 from hami.kube.events import EventRecorder
@@ -22,11 +22,16 @@ UNREGISTERED = "node unregistered"
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """The nodes that remain (``None``: none), why the others do not, and the node that was chosen."""
+    """The nodes that remain (``None``: none), why the others do not, and the node that was chosen.
+
+    *unresolvable*: why those nodes do not remain where the end of no pod of lower priority could help. kube-scheduler
+    looks for victims on the others.
+    """
 
     names: list[str] | None
     failed: Mapping[str, str]
     chosen: str | None = None
+    unresolvable: Mapping[str, str] = field(default_factory=dict)
 
 
 class NodeFilter:
@@ -80,7 +85,9 @@ class NodeFilter:
         for text in (*summarize(refusal), f"no available node, {nodes} nodes do not meet", describe(refusal, closest)):
             self._events.record(pod.ref, "Warning", "FilteringFailed", text)
         log.info("no node fits", extra={"pod": pod.ref, "nodes": nodes})
-        return Filtered(None, _failed(refusal))
+        failed = _failed(refusal)
+        return Filtered(None, {name: text for name, text in failed.items() if name in refusal.resolvable},
+                        unresolvable={name: text for name, text in failed.items() if name not in refusal.resolvable})
 
 
 def _failed(refusal: Refusal) -> dict[str, str]:

@@ -15,7 +15,9 @@ from hami.scheduling.topology import best_linked
 from hami.scheduling.usage import peak_charges, total_charge
 from hami.vendors.request import WHOLE
 from hami.vendors.shares import common_share
-from hami.vendors.spec import FitContext, NoCombination, PartitionRule, Rule, SelectDevices
+from hami.vendors.spec import Candidate, FitContext, NoCombination, PartitionRule, Rule, SelectDevices
+
+MAX_LINKED = 64  # devices whose links are compared: each pair is looked at, while other filters wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,9 @@ class Unfit:
 def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
     """Returns the shares of the devices in ``context.usages`` that *request* gets, in the order of picking."""
     usages, vendor = context.usages, context.vendor
-    decision = vendor.decision
-    if decision.check_node is not None and (reason := decision.check_node(request, context)) is not None:
+    check_node, allows_repeats = vendor.decision.check_node, vendor.decision.allows_repeats
+    if check_node is not None and (reason := check_node(request, context)) is not None:
         return Unfit(((reason, 1),), len(usages))
-    allows_repeats = vendor.decision.allows_repeats
     if request.count > len(usages) and (allows_repeats is None or not any(map(allows_repeats, usages))):
         return Unfit.too_few_devices(len(usages))
     scores = [device_score(usage, request, context.weights) for usage in usages]
@@ -61,18 +62,18 @@ def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
     return _first_that_fit(ordered, request, context)
 
 
-def objection(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share] = ()) -> Reason | None:
-    """Returns the reason of the first of the vendor's rules that *usage* fails."""
-    for rule in context.vendor.decision.rules:
+def objection(candidate: Candidate) -> Reason | None:
+    """Returns the reason of the first of the vendor's rules that *candidate* fails."""
+    for rule in candidate.context.vendor.decision.rules:
         if isinstance(rule, Rule):
             reason, fails = _RULES[rule]
-            if fails(usage, request, context, picks):
+            if fails(candidate):
                 return reason
         elif isinstance(rule, PartitionRule):
-            if ((usage.device.is_partitioned or usage.partitions)
-                    and (objected := rule.check(usage, request, context, picks)) is not None):
+            if ((candidate.device.is_partitioned or candidate.usage.partitions)
+                    and (objected := rule.check(candidate)) is not None):
                 return objected
-        elif (objected := rule(usage, request, context, picks)) is not None:
+        elif (objected := rule(candidate)) is not None:
             return objected
     return None
 
@@ -96,8 +97,9 @@ def _first_that_fit(ordered: Sequence[DeviceUsage], request: Request, context: F
     for group in _by_numa(ordered, context):
         dropped, picks = picks, []
         for usage in group:
-            while (reason := objection(usage, request, context, picks)) is None:
-                picks.append(_share(usage, request, context, picks))
+            candidate = Candidate(usage, request, context, picks)
+            while (reason := objection(candidate)) is None:
+                picks.append(_share(candidate))
                 if len(picks) == request.count:
                     return tuple(picks)
                 if allows_repeats is None or not allows_repeats(usage):
@@ -126,7 +128,7 @@ def _selected(select_devices: SelectDevices, ordered: Sequence[DeviceUsage], req
     """Lets the vendor select among all devices that pass."""
     picks, reasons, eligible = list[Share](), Counter[Reason](), list[DeviceUsage]()
     for usage in ordered:
-        if (reason := objection(usage, request, context)) is None:
+        if (reason := objection(Candidate(usage, request, context))) is None:
             eligible.append(usage)
         else:
             reasons[reason] += 1
@@ -137,24 +139,26 @@ def _selected(select_devices: SelectDevices, ordered: Sequence[DeviceUsage], req
         reasons[selected.reason] = selected.count
         return Unfit.of(reasons, 0, len(ordered) if selected.devices is None else selected.devices)
     for usage in selected:
-        if _exceeds_quota(usage, request, context, picks):
+        candidate = Candidate(usage, request, context, picks)
+        if _exceeds_quota(candidate):
             reasons[Reason.QUOTA] += 1
             return Unfit.of(reasons, len(picks), len(ordered))
-        picks.append(_share(usage, request, context, picks))
+        picks.append(_share(candidate))
     return tuple(picks)
 
 
 def _best_linked(ordered: Sequence[DeviceUsage], request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
     """Picks the devices with the best links among all that pass; if their sum exceeds the quota, the first that fit.
 
-    With numa-bind they are on one NUMA node: the first, in the order of trying, that has enough devices.
+    With numa-bind they are on one NUMA node: the first, in the order of trying, that has enough devices. Links are not
+    compared among more than MAX_LINKED devices.
     """
-    passing = [usage for usage in ordered if objection(usage, request, context) is None]
+    passing = [usage for usage in ordered if objection(Candidate(usage, request, context)) is None]
     for group in _by_numa(passing, context):
-        if len(group) >= request.count:
+        if request.count <= len(group) <= MAX_LINKED:
             *others, last = (group[index] for index in best_linked(_links(group), request.count))
-            shares = tuple(_share(usage, request, context, ()) for usage in (*others, last))
-            if not _exceeds_quota(last, request, context, shares[:-1]):
+            shares = tuple(_share(Candidate(usage, request, context)) for usage in (*others, last))
+            if not _exceeds_quota(Candidate(last, request, context, shares[:-1])):
                 return shares
     return _first_that_fit(ordered, request, context)
 
@@ -165,68 +169,68 @@ def _links(group: Sequence[DeviceUsage]) -> NDArray[numpy.int64]:
                         for a in group], dtype=numpy.int64)
 
 
-def _share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
-    return (context.vendor.decision.make_share or common_share)(usage, request, context, picks)
+def _share(candidate: Candidate) -> Share:
+    return (candidate.context.vendor.decision.make_share or common_share)(candidate)
 
 
-def _is_other_type(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
-    selector, device = context.selector, usage.device
+def _is_other_type(candidate: Candidate) -> bool:
+    selector, device = candidate.context.selector, candidate.device
     return not (accepts_mode(selector, device.mode) and accepts_model(selector, device.model))
 
 
-def _is_other_uuid(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
-    selector, uuid = context.selector, usage.device.uuid
+def _is_other_uuid(candidate: Candidate) -> bool:
+    selector, uuid = candidate.context.selector, candidate.device.uuid
     return (selector.use_uuids is not None and uuid not in selector.use_uuids) or uuid in (selector.nouse_uuids or ())
 
 
-def _exceeds_quota(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
-    budget = context.budget
+def _exceeds_quota(candidate: Candidate) -> bool:
+    budget = candidate.context.budget
     if budget.is_unlimited:
         return False
-    containers = [*(shares for _, shares in context.placed_of_vendor),
-                  (*picks, _share(usage, request, context, picks))]
-    charges = peak_charges([*(kind for kind, _ in context.placed), context.kind], containers)
+    containers = [*(shares for _, shares in candidate.context.placed_of_vendor),
+                  (*candidate.picks, _share(candidate))]
+    charges = peak_charges([*(kind for kind, _ in candidate.context.placed), candidate.context.kind], containers)
     return not budget.covers(*total_charge(charges))
 
 
-def _lacks_cores(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
-    free = usage.device.cores - usage.cores_used
-    return free < min(request.cores, WHOLE) and not usage.device.is_partitioned
+def _lacks_cores(candidate: Candidate) -> bool:
+    free = candidate.device.cores - candidate.usage.cores_used
+    return free < min(candidate.request.cores, WHOLE) and not candidate.device.is_partitioned
 
 
-def _is_shared(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
+def _is_shared(candidate: Candidate) -> bool:
     """A request for all cores needs an unused device."""
-    return usage.device.cores == WHOLE and request.cores >= WHOLE and usage.slots_used > 0
+    return candidate.device.cores == WHOLE and candidate.request.cores >= WHOLE and candidate.usage.slots_used > 0
 
 
-def _is_full(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
+def _is_full(candidate: Candidate) -> bool:
     """A request without cores cannot use a device whose cores are all taken."""
-    full = usage.device.cores != 0 and usage.cores_used == usage.device.cores and not usage.device.is_partitioned
-    return full and request.cores == 0
+    device = candidate.device
+    is_full = device.cores != 0 and candidate.usage.cores_used == device.cores and not device.is_partitioned
+    return is_full and candidate.request.cores == 0
 
 
-def _is_another(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> bool:
+def _is_another(candidate: Candidate) -> bool:
     """All containers of a pod share one device, so a container with several devices excludes all others."""
-    return any(share.uuid != usage.device.uuid for kind, shares in context.placed_of_vendor for share in shares
-               if kind is not ContainerKind.INIT)
+    return any(share.uuid != candidate.device.uuid for kind, shares in candidate.context.placed_of_vendor
+               for share in shares if kind is not ContainerKind.INIT)
 
 
-_Fails = Callable[[DeviceUsage, Request, FitContext, Sequence[Share]], bool]
+_Fails = Callable[[Candidate], bool]
 
 _RULES: dict[Rule, tuple[Reason, _Fails]] = {
-    Rule.HEALTH: (Reason.UNHEALTHY, lambda usage, request, context, picks: not usage.device.healthy),
-    Rule.CORDON: (Reason.CORDONED, lambda usage, request, context, picks: usage.device.cordoned),
+    Rule.HEALTH: (Reason.UNHEALTHY, lambda candidate: not candidate.device.healthy),
+    Rule.CORDON: (Reason.CORDONED, lambda candidate: candidate.device.cordoned),
     Rule.TYPE: (Reason.TYPE_MISMATCH, _is_other_type),
     Rule.UUID: (Reason.UUID_MISMATCH, _is_other_uuid),
-    Rule.SLOTS: (Reason.NO_SLOT, lambda usage, request, context, picks: usage.slots_used >= usage.device.slots),
-    Rule.MUTEX: (Reason.NOT_ALONE, lambda usage, request, context, picks: (
-        context.policy.mutex and usage.slots_used > 0)),
+    Rule.SLOTS: (Reason.NO_SLOT, lambda candidate: candidate.usage.slots_used >= candidate.device.slots),
+    Rule.MUTEX: (Reason.NOT_ALONE, lambda candidate: (
+        candidate.context.policy.mutex and candidate.usage.slots_used > 0)),
     Rule.QUOTA: (Reason.QUOTA, _exceeds_quota),
-    Rule.MEMORY: (Reason.NO_MEMORY, lambda usage, request, context, picks: (
-        usage.memory_free_mib < request.memory_on(usage.device))),
+    Rule.MEMORY: (Reason.NO_MEMORY, lambda candidate: candidate.usage.memory_free_mib < candidate.memory_mib),
     Rule.CORES: (Reason.NO_CORES, _lacks_cores),
     Rule.EXCLUSIVE: (Reason.NOT_ALONE, _is_shared),
     Rule.FULL: (Reason.NO_CORES_LEFT, _is_full),
-    Rule.UNUSED: (Reason.NOT_ALONE, lambda usage, request, context, picks: usage.slots_used > 0),
+    Rule.UNUSED: (Reason.NOT_ALONE, lambda candidate: candidate.usage.slots_used > 0),
     Rule.SAME_DEVICE: (Reason.CUSTOM_RULE, _is_another),
 }

@@ -14,7 +14,7 @@ from hami.scheduling.amounts import Amounts, total_amounts, used_amounts
 from hami.scheduling.fit import Unfit, objection
 from hami.scheduling.placement import NodeUsage, placing_steps
 from hami.scheduling.pod_request import PodRequest
-from hami.vendors.spec import Vendor
+from hami.vendors.spec import Candidate, Vendor
 
 MAX_NODES = 50  # nodes that one event names
 CLOSEST_NODES = 3  # nodes whose devices are described
@@ -43,13 +43,15 @@ class Choice:
 class Refusal:
     """No node fits *pod_request*. *groups*: the known nodes by the reasons for which they do not fit.
 
-    *unknown*: names without any devices. *budgets*: those of the namespace that played a part, by vendor.
+    *unknown*: names without any devices. *budgets*: those of the namespace that played a part, by vendor. *resolvable*:
+    the nodes where the end of a pod of lower priority could make room.
     """
 
     pod_request: PodRequest
     groups: tuple[tuple[Unfit, tuple[str, ...]], ...]
     unknown: tuple[str, ...] = ()
     budgets: Mapping[str, Budget] = field(default_factory=dict)
+    resolvable: frozenset[str] = frozenset()
 
     @property
     def nodes(self) -> int:
@@ -141,14 +143,19 @@ def explain_node(name: str, usages: NodeUsage, refusal: Refusal) -> NodeRefusal 
     """Returns why the pod of *refusal* does not fit the node *name* with *usages*; ``None`` if it fits by now."""
     for step in placing_steps(usages, refusal.pod_request, refusal.budgets):
         if isinstance(step.result, Unfit):
-            context, vendor = step.context, step.context.vendor
-            devices = tuple(DeviceRefusal(
-                usage.device, Amounts(step.request.memory_on(usage.device), step.request.cores, 1),
-                (total := total_amounts(usage.device, vendor)) - used_amounts(usage, vendor), total,
-                vendor.resources.has_memory or bool(usage.device.memory_mib), objection(usage, step.request, context))
-                for usage in context.usages)
+            devices = tuple(_device_refusal(Candidate(usage, step.request, step.context))
+                            for usage in step.context.usages)
             return NodeRefusal(name, step.result, step.position, step.request, devices)
     return None
+
+
+def _device_refusal(candidate: Candidate) -> DeviceRefusal:
+    device, vendor = candidate.device, candidate.context.vendor
+    total = total_amounts(device, vendor)
+    return DeviceRefusal(
+        device, Amounts(candidate.memory_mib, candidate.request.cores, 1),
+        total - used_amounts(candidate.usage, vendor), total, vendor.resources.has_memory or bool(device.memory_mib),
+        objection(candidate))
 
 
 def summarize(refusal: Refusal) -> list[str]:

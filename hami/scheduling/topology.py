@@ -28,7 +28,8 @@ def best_linked(links: Array, count: int) -> tuple[int, ...]:
     if math.comb(size, count) <= MAX_COMBINATIONS:
         combinations = numpy.array(list(itertools.combinations(range(size), count)))
     else:
-        combinations = numpy.array([_grow(links + links.T, start, count) for start in range(size)])
+        both_ways = links + links.T
+        combinations = numpy.array([_grow(both_ways, start, count) for start in range(size)])
     pairs = links[combinations[:, :, None], combinations[:, None, :]]
     sums = numpy.triu(pairs, 1).sum(axis=(1, 2))
     return tuple(int(index) for index in combinations[sums.argmax()])

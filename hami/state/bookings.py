@@ -44,7 +44,7 @@ def read_booking(pod: Pod, node: str, vendors: Catalog, most: Mapping[str, int],
             taken = _mentioned_devices(pod, usages(node).get(vendor.key, ()))
         if taken:
             charges.append((vendor.key, taken))
-    return Booking(pod.ref.uid, pod.ref.namespace, node, tuple(charges)), tuple(problems)
+    return Booking(pod.ref.uid, pod.ref.namespace, node, tuple(charges), pod.priority), tuple(problems)
 
 
 def refines(later: Booking, booked: Booking, usages: Callable[[str], NodeUsage]) -> bool:

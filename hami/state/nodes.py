@@ -73,6 +73,10 @@ class NodeRecord:
         return inventory.problem or (self.excess if inventory.devices else None)
 
 
+_Reading = tuple[Sources, tuple[Device, ...], str | None]
+"""The texts of an inventory, the devices that they describe, and why they cannot be read."""
+
+
 class NodeCache:
     """Nodes by name.
 
@@ -102,6 +106,9 @@ class NodeCache:
     def upsert(self, node: Node) -> None:
         """Stores *node* unless a later version is known."""
         version = parse_resource_version(node.resource_version)
+        facts = ({key: text for key, text in node.annotations.items() if key not in self._lock_keys}, node.labels,
+                 node.capacity, node.allocatable)
+        readings = self._read(node, facts)
         with self._lock:
             record = self._records.get(node.name)
             if version < (record.version if record is not None else self._tombstones.get(node.name, 0)):
@@ -119,14 +126,12 @@ class NodeCache:
                 key: record.lock_sightings[key] if before.get(key) == text else self._sightings.make()
                 for key, text in record.locks.items()}
             record.lock_free = parse_lock_free(node.annotations.get(LOCK_FREE))
-            others = {key: text for key, text in node.annotations.items() if key not in self._lock_keys}
-            facts = (others, node.labels, node.capacity, node.allocatable)
             if facts != record.facts:
                 self.changes += 1
                 record.facts = facts
                 for vendor in self._vendors:
-                    if (sources := inventory_sources(vendor, node)) is not None:
-                        self._store_inventory(record, vendor, node, sources)
+                    if (reading := readings.get(vendor.key) or _reading(vendor, node)) is not None:
+                        self._store_inventory(record, vendor, node, reading)
                     elif vendor.key in record.inventories:
                         self._remove_inventory(record, vendor)
                 inventories = record.inventories.items()
@@ -135,6 +140,16 @@ class NodeCache:
                     self._offer(record, self._by_key[key], inventory)
         if before != record.locks:
             self._on_lock_change(node.name)
+
+    def _read(self, node: Node, facts: tuple[Texts, ...]) -> Mapping[str, _Reading]:
+        """Reads the inventories of *node* that have changed, by vendor, before the lock is taken: filters wait for it.
+        """
+        record = self._records.get(node.name)
+        if record is not None and record.facts == facts:
+            return {}
+        inventories = record.inventories if record is not None else {}
+        readings = ((vendor.key, _reading(vendor, node, inventories.get(vendor.key))) for vendor in self._vendors)
+        return {key: reading for key, reading in readings if reading is not None}
 
     def upsert_answer(self, node: Node) -> None:
         """Stores *node*, the answer to a request. Only the watch restores a node that it has removed, since the label
@@ -289,14 +304,14 @@ class NodeCache:
         self._table.set_devices(record.name, vendor.key, ())
         self._on_device_change(record.name)
 
-    def _store_inventory(self, record: NodeRecord, vendor: Vendor, node: Node, sources: Sources) -> None:
+    def _store_inventory(self, record: NodeRecord, vendor: Vendor, node: Node, reading: _Reading) -> None:
+        sources, devices, problem = reading
         known = record.inventories.get(vendor.key)
         allocatable = device_count(node.allocatable.get(vendor.resources.count))
         handshake = node.annotations.get(vendor.annotations.handshake)
         observation = PluginObservation(handshake, sources[0] or "", allocatable)
         liveness = observe(known.liveness if known else None, observation, self._clock(), self._now())
         if known is None or known.sources != sources:
-            devices, problem = devices_on(vendor, node)
             known = record.inventories[vendor.key] = _Inventory(sources, devices, problem, liveness)
         known.liveness = liveness
         known.report_due = bool(vendor.annotations.handshake) and needs_handshake_request(liveness)
@@ -306,3 +321,12 @@ class NodeCache:
             not vendor.annotations.handshake or is_schedulable(inventory.liveness, self._clock()))
         if self._table.set_devices(record.name, vendor.key, inventory.devices if offered else ()):
             self._on_device_change(record.name)
+
+
+def _reading(vendor: Vendor, node: Node, known: _Inventory | None = None) -> _Reading | None:
+    """Reads *vendor*'s inventory of *node*, unless *known* has the same texts. ``None`` if there is none."""
+    if (sources := inventory_sources(vendor, node)) is None:
+        return None
+    if known is not None and known.sources == sources:
+        return sources, known.devices, known.problem
+    return sources, *devices_on(vendor, node)

@@ -161,6 +161,8 @@ class PodCache:
             gone = [uid for uid, record in self._records.items() if uid not in seen and record.seen_at < started]
             for uid in gone:
                 self._bury(uid, not self._records[uid].is_settled)
+            # of pods that came and went unseen, nothing is remembered
+            self._decided = {uid for uid in self._decided if uid in self._records or uid in self._reservations}
             self._sightings.finish_list()
             self._reservations.prune(seen, started)
             self._nodes.clear_foreign_before(started)
@@ -223,6 +225,10 @@ class PodCache:
         with self._lock:
             return list(self._waiting.values())
 
+    def waiting_pod(self, uid: str) -> Pod | None:
+        """Returns the pod if it requests devices and is not bound."""
+        return self._waiting.get(uid)
+
     def awaits_allocation(self, node: str) -> bool:
         """Reports whether a pod that was bound to *node* without a lock still has to be allocated its devices. A device
         plugin that needs the lock could take it for the holder of the lock."""
@@ -284,6 +290,8 @@ class PodCache:
             self._unsettled[uid] = None
         if pod.node_name:
             self._reservations.confirm(uid)
+        else:
+            self._reservations.observe(pod)
 
     def _allocation(self, pod: Pod) -> int:
         """Returns the hash of the annotations that decide what *pod* holds: texts would cost more memory than it."""
@@ -330,7 +338,7 @@ class PodCache:
     def _refine(self, pod: Pod, most: Mapping[str, int]) -> None:
         """Books what the edited annotations of *pod* say in more detail than before; else refuses the edit."""
         uid = pod.ref.uid
-        booked = self._table.bookings.get(uid) or Booking(uid, pod.ref.namespace, pod.node_name, ())
+        booked = self._table.bookings.get(uid) or Booking(uid, pod.ref.namespace, pod.node_name, (), pod.priority)
         bookings = self._after_init.get(uid, (booked, booked))
         later, _ = self._read(pod, most)
         if all(refines(*pair, self._table.usages) for pair in zip(later, bookings)):

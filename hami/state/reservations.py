@@ -12,13 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from hami.codec.objects import parse_resource_version
 from hami.errors import HamiError
 from hami.model import Allocation, DeviceUsage, Pod, PodRef
 from hami.state.binding import add_bind_time, render_annotations, render_labels
 from hami.state.table import Booking, Table
 from hami.vendors.spec import Vendor
 
-RESERVATION_TTL_S = 60.0  # a reservation that is not bound by then is forgotten
+RESERVATION_TTL_S = 900.0  # kube-scheduler shows when it gives up a pod; this is for when it does not
+NOMINATED_TTL_S = 600.0  # after kube-scheduler has said that it binds the pod to the node: a volume may take minutes
+GROUP_TTL_S = 10.0  # of a pod of a group, without such a sign: where the group does not fit, no condition changes
+ANSWER_S = 60.0  # after which a Binding that was sent without an answer is written, or never will be
 
 
 class Rejected(HamiError):
@@ -41,7 +45,8 @@ class Reservation:
     *vendors*: of the devices. *usages*: the node's devices by vendor. *assumed*: the time of day of the decision.
     *lock_free*: the vendors that need no lock, as the node said. *lock_keys*: the annotations of the node locks that
     the bind has to take. *since*: when it was assumed, or its Binding written or last tried, on the monotonic clock.
-    *outcome_unknown*: a Binding was sent without an answer, so it may have been written.
+    *outcome_unknown*: a Binding was sent without an answer, so it may have been written. *nominated*: kube-scheduler
+    has shown that it binds the pod to this node.
     """
 
     pod: Pod
@@ -54,12 +59,20 @@ class Reservation:
     since: float
     stage: BindingStage = BindingStage.ASSUMED
     outcome_unknown: bool = False
+    nominated: bool = False
     _annotations: Mapping[str, str] | None = None
 
     @property
     def ref(self) -> PodRef:
         """The pod's identity."""
         return self.pod.ref
+
+    @property
+    def lifetime_s(self) -> float:
+        """The seconds for which it stands unless it is bound."""
+        if self.nominated:
+            return NOMINATED_TTL_S
+        return GROUP_TTL_S if self.pod.group else RESERVATION_TTL_S
 
     @property
     def lock_keys(self) -> tuple[str, ...]:
@@ -223,11 +236,28 @@ class Reservations:
         with self._lock:
             self._reservations.pop(uid, None)
 
+    def observe(self, pod: Pod) -> None:
+        """Follows what kube-scheduler shows of *pod*, which is not bound: it never tells an extender of a failure.
+
+        The node that it nominates is the one that it binds the pod to. A failure after the filter, or a nomination that
+        is gone, ends the reservation. A bind that has begun goes on.
+        """
+        with self._lock:
+            reservation = self._reservations.get(pod.ref.uid)
+            if reservation is None or reservation.stage is not BindingStage.ASSUMED or reservation.outcome_unknown:
+                return
+            if parse_resource_version(pod.resource_version) <= parse_resource_version(reservation.pod.resource_version):
+                return
+            if pod.nominated_node == reservation.node:
+                reservation.nominated, reservation.since = True, self._clock()
+            elif reservation.nominated or pod.scheduling_failure not in ("", reservation.pod.scheduling_failure):
+                self.forget(pod.ref.uid)
+
     def expire(self) -> list[Reservation]:
         """Forgets and returns the reservations that were not bound in time."""
         with self._lock:
-            expired = [one for one in self._reservations.values()
-                       if not one.outcome_unknown and self._is_overdue(one)]
+            expired = [reservation for reservation in self._reservations.values()
+                       if not reservation.outcome_unknown and self._is_overdue(reservation)]
             for reservation in expired:
                 self.forget(reservation.ref.uid)
             return expired
@@ -240,7 +270,8 @@ class Reservations:
                     self.forget(uid)
 
     def _is_overdue(self, reservation: Reservation) -> bool:
-        return reservation.stage is BindingStage.ASSUMED and self._clock() - reservation.since >= RESERVATION_TTL_S
+        limit_s = ANSWER_S if reservation.outcome_unknown else reservation.lifetime_s
+        return reservation.stage is BindingStage.ASSUMED and self._clock() - reservation.since >= limit_s
 
     def _problem(self, reservation: Reservation) -> str | None:
         if self._lock_free(reservation.node) != reservation.lock_free:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
@@ -81,7 +82,8 @@ class Store:
                 return choice
             everywhere = len(names) >= len(self._table.rows) and self._table.rows.keys() <= set(names)
             self._pending.add(pod, None if everywhere else names, self._state(), self._clock())
-            return self._verdicts.refuse(request, names, quota)
+            refusal = self._verdicts.refuse(request, names, quota)
+            return replace(refusal, resolvable=self._verdicts.with_lower_priority(refusal, pod))
 
     def closest(self, refusal: Refusal, count: int) -> list[NodeRefusal]:
         """Returns the *count* refused nodes that are closest to serving, nearest first, as they are now."""
@@ -125,6 +127,25 @@ class Store:
         return quota_allows(self.vendors, budgets, pod)
 
     # Bind
+
+    def assume_on(self, ref: PodRef, node: str) -> None:
+        """Reserves devices on *node*, to which kube-scheduler binds the pod although they are not reserved there: it
+        tried several nodes, or another process has answered its filter.
+
+        Raises: Rejected if the pod does not fit there; then nothing stays reserved, and kube-scheduler retries the pod.
+        """
+        with self._lock:
+            reservation = self.reservations.find(ref.uid)
+            if reservation is not None and (reservation.outcome_unknown
+                                            or reservation.stage is not BindingStage.ASSUMED):
+                return  # `start_binding` says why it cannot be bound now
+            pod = reservation.pod if reservation is not None else self.pods.waiting_pod(ref.uid)
+            if pod is None or pod.ref != ref:
+                raise Rejected(f"pod {ref} has no reservation: it must be filtered again")
+            answer = self.assume(pod, [node])
+            if not isinstance(answer, Choice):
+                reasons = "; ".join(map(str, answer.unfit.values())) if answer is not None else ""
+                raise Rejected(f"pod {ref} does not fit node {node} any more: {reasons or 'no devices'}")
 
     def is_bound(self, uid: str, node: str) -> bool:
         """Reports whether the pod is known to be bound to *node*."""
@@ -222,7 +243,7 @@ class Store:
                         vendors=tuple(vendor_request.vendor for vendor_request in request.vendor_requests),
                         usages=self._table.usages(choice.node), assumed=self._now(),
                         lock_free=self.nodes.lock_free(choice.node), since=self._clock()),
-            booking_of(pod.ref, request, choice))
+            booking_of(pod, request, choice))
 
 
 def _assume_again(reservation: Reservation, names: Sequence[str]) -> Choice:

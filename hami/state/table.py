@@ -27,18 +27,20 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 _NOTHING = (0, 0, 0)
+NO_POD = 1 << 40  # the lowest priority on a node without pods: above all priorities
 MIN_CAPACITY = 64  # rows and devices for which arrays are made at first
 
 
 # Of bookings, charges and records of pods there is one for each pod: structs are made in a fraction of the time that
 # data classes take, and the garbage collector need not look at them, since they are in no cycle.
 class Booking(msgspec.Struct, frozen=True, gc=False):
-    """The charges of one pod on one node, by vendor."""
+    """The charges of one pod on one node, by vendor. *priority*: the pod's."""
 
     uid: str
     namespace: str
     node: str
     charges: tuple[tuple[str, tuple[Charge, ...]], ...]
+    priority: int = 0
 
 
 @dataclass(slots=True)
@@ -91,7 +93,8 @@ class _Numbers:
 class Table:
     """Nodes, bookings, and the usage that follows from them.
 
-    *versions* and *scores* are arrays with an item for each row.
+    *versions*, *scores* and *priorities* are arrays with an item for each row; the latter has the lowest priority of
+    the pods that hold devices there.
     """
 
     def __init__(self) -> None:
@@ -101,6 +104,7 @@ class Table:
         self.bookings: dict[str, Booking] = {}
         self.versions = numpy.zeros(0, dtype=numpy.int64)
         self.scores = numpy.zeros(0, dtype=numpy.float32)
+        self.priorities = numpy.zeros(0, dtype=numpy.int64)
         self.changes = 0
         self._starts = numpy.zeros(0, dtype=numpy.intp)
         self._lengths = numpy.zeros(0, dtype=numpy.intp)
@@ -261,7 +265,7 @@ class Table:
         self.rows[node], self.names[row] = row, node
         if row >= len(self.versions):
             height = max(MIN_CAPACITY, 2 * row)
-            for name in ("versions", "scores", "_ranks", "_starts", "_lengths"):
+            for name in ("versions", "scores", "priorities", "_ranks", "_starts", "_lengths"):
                 setattr(self, name, _grown(getattr(self, name), height))
         self._is_ranked = False
         return row
@@ -323,6 +327,8 @@ class Table:
         columns = numpy.array(facts, dtype=numpy.int64).T
         self._facts[:, start:start + len(facts)] = columns
         self.scores[entry.row] = score_of_sums(*columns[6:].sum(axis=1).tolist())
+        on_node = self._on_node.get(entry.name, {}).values()
+        self.priorities[entry.row] = min([booking.priority for booking in on_node], default=NO_POD)
         self._bump_version(entry.row)
 
     def _place(self, row: int, length: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from hami.model import Allocation, NodePolicy
+from hami.model import Allocation, NodePolicy, Pod
 from hami.scheduling import columns
 from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import NodeUsage, place_pod
@@ -83,6 +83,14 @@ class Verdicts:
         unknown = tuple(name for name, is_known in zip(names, found.tolist()) if not is_known)
         groups = self._of(request, quota.decided).reasons(rows[found], known, quota)
         return Refusal(request, groups, unknown, dict((*quota.decided, *quota.open)))
+
+    def with_lower_priority(self, refusal: Refusal, pod: Pod) -> frozenset[str]:
+        """Returns the refused nodes on which a pod of lower priority than *pod* holds devices, and the node on which
+        kube-scheduler makes room for *pod*."""
+        names = [name for _, group in refusal.groups for name in group]
+        lower = self._table.priorities[self._rows(names)] < pod.priority
+        return frozenset(name for name, is_lower in zip(names, lower.tolist())
+                         if is_lower or name == pod.nominated_node)
 
     def closest(self, refusal: Refusal, count: int | None = None) -> list[str]:
         """Returns the refused nodes that are closest to serving, at most *count*, nearest first."""

@@ -37,11 +37,12 @@ class Policies:
     device: str = "spread"
 
 
-def booking_of(ref: PodRef, request: PodRequest, choice: Choice) -> Booking:
-    """Returns what the pod holds on the node of *choice*."""
+def booking_of(pod: Pod, request: PodRequest, choice: Choice) -> Booking:
+    """Returns what *pod* holds on the node of *choice*."""
     vendors = [vendor_request.vendor.key for vendor_request in request.vendor_requests]
-    return Booking(ref.uid, ref.namespace, choice.node, tuple(
-        (vendor, peak_charges(request.kinds, shares_of(vendor, choice.placement))) for vendor in vendors))
+    return Booking(pod.ref.uid, pod.ref.namespace, choice.node, tuple(
+        (vendor, peak_charges(request.kinds, shares_of(vendor, choice.placement))) for vendor in vendors),
+        pod.priority)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +160,7 @@ class View:
         """Returns the view in which *pod* holds what *choice* gives it."""
         request = make_pod_request(pod, self.vendors, self.facts.policies.device)
         assert request is not None, "a chosen pod requests devices"
-        return self.what_if(with_=[booking_of(pod.ref, request, choice)])
+        return self.what_if(with_=[booking_of(pod, request, choice)])
 
     def quota_allows(self, namespace: str, pod: Pod) -> bool:
         """Reports whether the quotas of *namespace* have room for the least that *pod* can take."""

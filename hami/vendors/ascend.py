@@ -20,7 +20,7 @@ from hami.vendors.admission import check_amounts
 from hami.vendors.draft import ContainerDraft, PodDraft
 from hami.vendors.select import concentration, grouped, whole_pairs
 from hami.vendors.shares import common_share
-from hami.vendors.spec import AnnotationContext, FitContext, NoCombination, Vendor
+from hami.vendors.spec import AnnotationContext, Candidate, FitContext, NoCombination, Vendor
 
 MODE = "huawei.com/vnpu-mode"
 SOFT = "hami-core"
@@ -73,15 +73,14 @@ class ChipFunctions:
             draft.set_env(VISIBLE, "")
         return is_requested
 
-    def no_room(self, usage: DeviceUsage, request: Request, context: FitContext,
-                picks: Sequence[Share]) -> Reason | None:
+    def no_room(self, candidate: Candidate) -> Reason | None:
         """Rejects a chip without enough free memory for the template."""
-        needed = self._sized(request, context).memory_on(usage.device)
-        return Reason.NO_MEMORY if usage.memory_free_mib < needed else None
+        needed = self._sized(candidate.request, candidate.context).memory_on(candidate.device)
+        return Reason.NO_MEMORY if candidate.usage.memory_free_mib < needed else None
 
-    def make_share(self, usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
+    def make_share(self, candidate: Candidate) -> Share:
         """Returns a share with the memory of the template in hard split."""
-        return common_share(usage, self._sized(request, context), context, picks)
+        return common_share(candidate._replace(request=self._sized(candidate.request, candidate.context)))
 
     def select_devices(self, eligible: Sequence[DeviceUsage], request: Request,
                        context: FitContext) -> Sequence[DeviceUsage] | NoCombination:

@@ -18,7 +18,7 @@ from hami.vendors.draft import ContainerDraft
 from hami.vendors.inventory import capacity_of, counted
 from hami.vendors.resources import Resources
 from hami.vendors.select import aligned_run
-from hami.vendors.spec import AnnotationContext, FitContext, NoCombination, Vendor
+from hami.vendors.spec import AnnotationContext, Candidate, FitContext, NoCombination, Vendor
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"  # label
 IDS, ALLOC_TIME, ALLOCATED = "AWS_NEURON_IDS", "NEURON_ALLOC_TIME", "NEURON_ALLOCATED"
@@ -67,11 +67,11 @@ def parse_request(vendor: str, resources: Resources, container: Container) -> Re
     return Request(vendor=vendor, count=parsed[0], cores=parsed[1]) if parsed is not None else None
 
 
-def too_few_cores(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def too_few_cores(candidate: Candidate) -> Reason | None:
     """Rejects a device with fewer free cores than its part of the request."""
-    total = _total(usage.device)
-    need = min(request.cores, total) if request.cores else total
-    return Reason.NO_CORES if len(_free(usage)) < need else None
+    total = _total(candidate.device)
+    need = min(candidate.request.cores, total) if candidate.request.cores else total
+    return Reason.NO_CORES if len(_free(candidate.usage)) < need else None
 
 
 def select_devices(eligible: Sequence[DeviceUsage], request: Request,
@@ -87,14 +87,14 @@ def select_devices(eligible: Sequence[DeviceUsage], request: Request,
     return aligned_run(eligible, count, step=1 if inferentia else count) or NoCombination(Reason.NUMA)
 
 
-def make_share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
+def make_share(candidate: Candidate) -> Share:
     """Returns a share with the device's first free cores that the container still needs, consecutive if possible."""
-    device = usage.device
-    if not request.cores:
-        return Share(device.uuid, request.vendor, 0, device.cores, (_ALL,))
-    left = request.cores - sum(pick.cores.bit_count() for pick in picks)
-    mask = sum(1 << core for core in _consecutive(_free(usage), left))
-    return Share(device.uuid, request.vendor, 0, mask, _runs(mask))
+    device = candidate.device
+    if not candidate.request.cores:
+        return Share(device.uuid, candidate.request.vendor, 0, device.cores, (_ALL,))
+    left = candidate.request.cores - sum(pick.cores.bit_count() for pick in candidate.picks)
+    mask = sum(1 << core for core in _consecutive(_free(candidate.usage), left))
+    return Share(device.uuid, candidate.request.vendor, 0, mask, _runs(mask))
 
 
 def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:

@@ -6,7 +6,7 @@ Source: HAMi v2.10, pkg/device/enflame/device.go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from hami.codec.drs import GIB, DrsProfile, parse_drs_devices, render_drs_assignments
 from hami.errors import PodRefused
@@ -16,7 +16,7 @@ from hami.vendors.draft import ContainerDraft
 from hami.vendors.request import WHOLE, parse_amounts
 from hami.vendors.resources import Resources
 from hami.vendors.shares import common_share
-from hami.vendors.spec import AnnotationContext, FitContext, Vendor
+from hami.vendors.spec import AnnotationContext, Candidate, FitContext, Vendor
 
 ASSIGNED, ASSIGNED_TIME = "enflame.com/gcu-assigned", "enflame.com/gcu-assigned-time"
 INDEX, ID, MINOR = (f"enflame.com/gcu-assigned-{word}" for word in ("index", "id", "minor"))
@@ -66,37 +66,38 @@ def check_node(request: Request, context: FitContext) -> Reason | None:
     return Reason.MODE if all(_smallest_profile(request, usage.device) is None for usage in context.usages) else None
 
 
-def no_profile(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def no_profile(candidate: Candidate) -> Reason | None:
     """Rejects a device without a profile for *request*."""
-    return Reason.MODE if _smallest_profile(request, usage.device) is None else None
+    return Reason.MODE if _smallest_profile(candidate.request, candidate.device) is None else None
 
 
-def no_slice(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def no_slice(candidate: Candidate) -> Reason | None:
     """Rejects a device without a free slice."""
-    return Reason.NO_SLOT if _slices_used(usage) >= usage.device.slots else None
+    return Reason.NO_SLOT if _slices_used(candidate.usage) >= candidate.device.slots else None
 
 
-def no_memory(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def no_memory(candidate: Candidate) -> Reason | None:
     """Rejects a device with less free memory than the profile has."""
-    return Reason.NO_MEMORY if usage.memory_free_mib < make_share(usage, request, context, picks).memory_mib else None
+    return Reason.NO_MEMORY if candidate.usage.memory_free_mib < make_share(candidate).memory_mib else None
 
 
-def too_few_slices(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def too_few_slices(candidate: Candidate) -> Reason | None:
     """Rejects a device with fewer free slices than the profile has.
 
     Percentages are rounded up, so six sixths would exceed a device; slices are compared instead.
     """
-    profile = _smallest_profile(request, usage.device)
-    free = usage.device.slots - _slices_used(usage)
+    profile = _smallest_profile(candidate.request, candidate.device)
+    free = candidate.device.slots - _slices_used(candidate.usage)
     return Reason.NO_CORES if profile is not None and free < profile.slices else None
 
 
-def make_share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
+def make_share(candidate: Candidate) -> Share:
     """Returns a share with the memory of the profile and its percentage of the device, rounded up."""
-    profile = _smallest_profile(request, usage.device)
+    profile = _smallest_profile(candidate.request, candidate.device)
     if profile is None:
-        return common_share(usage, request, context, picks)
-    return Share(usage.device.uuid, request.vendor, profile.memory_gb * GIB, _percent(profile, usage.device))
+        return common_share(candidate)
+    device = candidate.device
+    return Share(device.uuid, candidate.request.vendor, profile.memory_gb * GIB, _percent(profile, device))
 
 
 def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:

@@ -14,7 +14,7 @@ from hami.vendors.draft import ContainerDraft
 from hami.vendors.request import WHOLE, common_request
 from hami.vendors.resources import Resources
 from hami.vendors.select import WING, on_wings, positions_of
-from hami.vendors.spec import FitContext, NoCombination, Vendor
+from hami.vendors.spec import Candidate, FitContext, NoCombination, Vendor
 
 CARD_MIB = 98304
 _SLICES_MIB = (CARD_MIB // 4, CARD_MIB // 2, CARD_MIB)
@@ -27,9 +27,9 @@ def registered(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
                              for device in devices)
 
 
-def whole_card(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
+def whole_card(candidate: Candidate) -> Share:
     """Returns a share with all memory and cores of the card."""
-    return Share(usage.device.uuid, request.vendor, usage.device.memory_mib, usage.device.cores)
+    return Share(candidate.device.uuid, candidate.request.vendor, candidate.device.memory_mib, candidate.device.cores)
 
 
 def choose_cards(eligible: Sequence[DeviceUsage], request: Request,
@@ -47,9 +47,11 @@ def choose_slices(eligible: Sequence[DeviceUsage], request: Request,
     return on_wings(eligible, request.count, context.usages) or NoCombination(Reason.NUMA)
 
 
-def other_slices(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def other_slices(candidate: Candidate) -> Reason | None:
     """Rejects a card with slices of another size: all slices of a card are equal."""
-    return None if usage.memory_used_mib == usage.slots_used * request.memory_mib else Reason.CUSTOM_RULE
+    usage = candidate.usage
+    is_same = usage.memory_used_mib == usage.slots_used * candidate.request.memory_mib
+    return None if is_same else Reason.CUSTOM_RULE
 
 
 def round_memory(draft: ContainerDraft) -> None:

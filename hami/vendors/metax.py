@@ -20,7 +20,7 @@ from hami.model import Allocation, Device, DeviceUsage, Node, NodePolicy, Pod, R
 from hami.vendors.draft import ContainerDraft
 from hami.vendors.inventory import counted
 from hami.vendors.request import WHOLE
-from hami.vendors.spec import AnnotationContext, FitContext, Vendor
+from hami.vendors.spec import AnnotationContext, Candidate, FitContext, Vendor
 
 LOSSES, SCORES = "metax-tech.com/gpu.topology.losses", "metax-tech.com/gpu.topology.scores"
 CARDS = "metax-tech.com/node-gpu-devices"
@@ -81,40 +81,42 @@ def class_and_quality(draft: ContainerDraft) -> None:
         _check_word(QOS, quality, QUALITIES)
 
 
-def unhealthy(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def unhealthy(candidate: Candidate) -> Reason | None:
     """The common rule with MetaX's own reason."""
-    return None if usage.device.healthy else Reason.SGPU_UNHEALTHY
+    return None if candidate.device.healthy else Reason.SGPU_UNHEALTHY
 
 
-def other_class(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def other_class(candidate: Candidate) -> Reason | None:
     """Pods with and without a class do not share a card, and an offline pod does not join online pods."""
-    online, offline = _classes(usage)
-    own = context.annotation(APP_CLASS)
-    fits = usage.slots_used == 0 or ((own in CLASSES) == (online + offline > 0) and not (online and own == OFFLINE))
+    online, offline = _classes(candidate.usage)
+    own = candidate.context.annotation(APP_CLASS)
+    is_same = (own in CLASSES) == (online + offline > 0) and not (online and own == OFFLINE)
+    fits = candidate.usage.slots_used == 0 or is_same
     return None if fits else Reason.APP_CLASS
 
 
-def other_quality(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def other_quality(candidate: Candidate) -> Reason | None:
     """A card has one quality of service: that of its pods, or else the one that the node agent reports.
 
     It may change while the card is unused, and does not matter for a pod that takes the whole card.
     """
-    if usage.slots_used == 0 or request.cores == WHOLE or context.annotation(APP_CLASS) == ONLINE:
+    is_online = candidate.context.annotation(APP_CLASS) == ONLINE
+    if candidate.usage.slots_used == 0 or candidate.request.cores == WHOLE or is_online:
         return None
-    card = {word for word in _words(usage) if word in QUALITIES} or {usage.device.info.get("qos", "")}
-    return None if card <= {"", context.annotation(QOS) or BEST_EFFORT} else Reason.QOS
+    card = {word for word in _words(candidate.usage) if word in QUALITIES} or {candidate.device.info.get("qos", "")}
+    return None if card <= {"", candidate.context.annotation(QOS) or BEST_EFFORT} else Reason.QOS
 
 
-def too_few_cores(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def too_few_cores(candidate: Candidate) -> Reason | None:
     """The common rules for cores, except for online pods. Requests above one card are not reduced to it."""
-    device, free = usage.device, usage.device.cores - usage.cores_used
-    if not context.vendor.resources.takes_cores(context.annotation):
+    device, free = candidate.device, candidate.device.cores - candidate.usage.cores_used
+    if not candidate.context.vendor.resources.takes_cores(candidate.context.annotation):
         return None
-    if free < request.cores:
+    if free < candidate.request.cores:
         return Reason.NO_CORES
-    if device.cores == request.cores == WHOLE and usage.slots_used > 0:
+    if device.cores == candidate.request.cores == WHOLE and candidate.usage.slots_used > 0:
         return Reason.NOT_ALONE
-    return Reason.NO_CORES_LEFT if device.cores and free == 0 and request.cores == 0 else None
+    return Reason.NO_CORES_LEFT if device.cores and free == 0 and candidate.request.cores == 0 else None
 
 
 def select_devices(eligible: Sequence[DeviceUsage], request: Request, context: FitContext) -> Sequence[DeviceUsage]:
@@ -127,15 +129,16 @@ def select_devices(eligible: Sequence[DeviceUsage], request: Request, context: F
     return eligible[:request.count]
 
 
-def make_share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share], *,
+def make_share(candidate: Candidate, *,
                topology_aware: bool) -> Share:
     """Returns a share, without cores for online pods.
 
     *topology_aware*: pods request linked cards unless their annotation says otherwise.
     """
-    cores = request.cores if context.vendor.resources.takes_cores(context.annotation) else 0
-    return Share(usage.device.uuid, request.vendor, request.memory_on(usage.device), cores,
-                 co_tenants=(_co_tenant(context.annotation, topology_aware),))
+    context = candidate.context
+    cores = candidate.request.cores if context.vendor.resources.takes_cores(context.annotation) else 0
+    return Share(candidate.device.uuid, candidate.request.vendor, candidate.memory_mib, cores,
+                 co_tenants=(_co_tenant(candidate.context.annotation, topology_aware),))
 
 
 def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:

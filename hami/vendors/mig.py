@@ -5,15 +5,15 @@ Source: HAMi v2.10, pkg/device/nvidia (CustomFilterRule, AddResourceUsage), docs
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hami.codec.keys import MIG_ALLOCATIONS
 from hami.codec.mig import MigAllocation, cards_without_places, parse_mig_allocations, render_mig_allocations
 from hami.errors import MalformedInput
-from hami.model import Allocation, DeviceUsage, MigProfile, Partition, Pod, Reason, Request, Share
+from hami.model import Allocation, DeviceUsage, MigProfile, Partition, Pod, Reason, Share
 from hami.vendors.shares import common_share
-from hami.vendors.spec import AnnotationContext, FitContext, Vendor
+from hami.vendors.spec import AnnotationContext, Candidate, Vendor
 
 MODE = "mig"
 _FROM_THE_TOP = ("1g.", "3g.")  # profiles whose placements are tried from the highest start down
@@ -24,25 +24,25 @@ def in_mig_mode(usage: DeviceUsage) -> bool:
     return usage.device.mode == MODE
 
 
-def unaccounted(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def unaccounted(candidate: Candidate) -> Reason | None:
     """Rejects a card with unknown usage: shares without a placement in MIG mode, or placements in another mode."""
-    if in_mig_mode(usage):
-        return Reason.UNHEALTHY if len(usage.partitions) < usage.slots_used else None
-    return Reason.UNHEALTHY if usage.partitions else None
+    if in_mig_mode(candidate.usage):
+        return Reason.UNHEALTHY if len(candidate.usage.partitions) < candidate.usage.slots_used else None
+    return Reason.UNHEALTHY if candidate.usage.partitions else None
 
 
-def no_placement(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def no_placement(candidate: Candidate) -> Reason | None:
     """Rejects a card in MIG mode without a large enough profile that has a free placement."""
-    return Reason.MIG_TOPOLOGY if in_mig_mode(usage) and _instance(usage, request, picks) is None else None
+    return Reason.MIG_TOPOLOGY if in_mig_mode(candidate.usage) and _instance(candidate) is None else None
 
 
-def make_share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
+def make_share(candidate: Candidate) -> Share:
     """Returns a share with an instance and its placement in MIG mode, else with the requested amounts."""
-    instance = _instance(usage, request, picks) if in_mig_mode(usage) else None
+    instance = _instance(candidate) if in_mig_mode(candidate.usage) else None
     if instance is None:
-        return common_share(usage, request, context, picks)
+        return common_share(candidate)
     profile, partition = instance
-    return Share(usage.device.uuid, request.vendor, profile.memory_mib, profile.cores, (partition,))
+    return Share(candidate.device.uuid, candidate.request.vendor, profile.memory_mib, profile.cores, (partition,))
 
 
 def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
@@ -82,16 +82,16 @@ def read_shares(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
     return tuple(map(tuple, completed))
 
 
-def _instance(usage: DeviceUsage, request: Request, picks: Sequence[Share]) -> tuple[MigProfile, Partition] | None:
-    """Returns the smallest profile for *request* that has a free placement on the card, and that placement.
+def _instance(candidate: Candidate) -> tuple[MigProfile, Partition] | None:
+    """Returns the smallest profile for the request that has a free placement on the card, and that placement.
 
     The largest profile is the whole card, even if it has less memory than the card outside MIG mode.
     """
-    held = [*usage.partitions, *(partition for share in picks if share.uuid == usage.device.uuid
-                                 for partition in share.partitions)]
-    profiles = sorted(usage.device.mig_profiles, key=lambda profile: (profile.memory_mib, profile.slices))
-    need = request.memory_on(usage.device)
-    if profiles and not request.memory_mib:
+    device, need = candidate.device, candidate.memory_mib
+    held = [*candidate.usage.partitions, *(partition for share in candidate.picks if share.uuid == device.uuid
+                                           for partition in share.partitions)]
+    profiles = sorted(device.mig_profiles, key=lambda profile: (profile.memory_mib, profile.slices))
+    if profiles and not candidate.request.memory_mib:
         need = min(need, profiles[-1].memory_mib)
     for profile in profiles:
         if profile.memory_mib < need:

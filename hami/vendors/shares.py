@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from hami.codec.allocation import parse_shares
-from hami.model import Allocation, DeviceUsage, Pod, Reason, Request, Share
+from hami.model import Allocation, Pod, Reason, Share
 from hami.vendors.request import WHOLE
-from hami.vendors.spec import FitContext, Vendor, read_with
+from hami.vendors.spec import Candidate, Vendor, read_with
 
 
-def common_share(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
+def common_share(candidate: Candidate) -> Share:
     """Returns a share with the requested memory and cores, at most all cores."""
-    return Share(usage.device.uuid, request.vendor, request.memory_on(usage.device), min(request.cores, WHOLE))
+    request = candidate.request
+    return Share(candidate.device.uuid, request.vendor, candidate.memory_mib, min(request.cores, WHOLE))
 
 
-def nothing_but_the_device(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
+def nothing_but_the_device(candidate: Candidate) -> Share:
     """Returns a share without amounts, for vendors whose node agents count devices only."""
-    return Share(usage.device.uuid, request.vendor, 0, 0)
+    return Share(candidate.device.uuid, candidate.request.vendor, 0, 0)
 
 
-def compute_units(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Share:
+def compute_units(candidate: Candidate) -> Share:
     """Returns a share with cores in compute units, whose number depends on the model: at least one, at most all.
 
     A request without cores gets all compute units with the whole memory, and none otherwise.
     Source: HAMi v2.10, pkg/device/amd/device.go, Fit; docs/develop/amd-vgpu.md.
     """
-    device, memory = usage.device, request.memory_on(usage.device)
-    if request.cores:
-        units = min(max(device.cores * request.cores // WHOLE, 1), device.cores)
+    device, memory = candidate.device, candidate.memory_mib
+    if candidate.request.cores:
+        units = min(max(device.cores * candidate.request.cores // WHOLE, 1), device.cores)
     else:
         units = device.cores if memory >= device.memory_mib else 0
-    return Share(device.uuid, request.vendor, memory, units)
+    return Share(device.uuid, candidate.request.vendor, memory, units)
 
 
-def too_few_units(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def too_few_units(candidate: Candidate) -> Reason | None:
     """Rejects a device that has too few free compute units, or none at all."""
-    units = compute_units(usage, request, context, picks).cores
-    missing = usage.device.cores - usage.cores_used < units or (request.cores > 0 and units == 0)
-    return Reason.NO_CORES if missing else None
+    units = compute_units(candidate).cores
+    free = candidate.device.cores - candidate.usage.cores_used
+    return Reason.NO_CORES if free < units or (candidate.request.cores > 0 and units == 0) else None
 
 
 def read_allocation(pod: Pod, vendor: Vendor, limit: int) -> Allocation:

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from hami.codec.keys import NODE_LOCK
 from hami.codec.policies import parse_list
@@ -173,6 +173,25 @@ class AnnotationContext:
         return str(int(self.now.timestamp()) * 10**9 + self.now.microsecond * 1000)
 
 
+class Candidate(NamedTuple):
+    """A device that may serve a request. *picks*: the container's shares of the devices picked before."""
+
+    usage: DeviceUsage
+    request: Request
+    context: FitContext
+    picks: Sequence[Share] = ()
+
+    @property
+    def device(self) -> Device:
+        """The device, without its usage."""
+        return self.usage.device
+
+    @property
+    def memory_mib(self) -> int:
+        """The memory in MiB that the request needs of the device."""
+        return self.request.memory_on(self.usage.device)
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionRule:
     """A check that only devices in parts can fail: those that are partitioned, or of which pods hold partitions."""
@@ -181,7 +200,7 @@ class PartitionRule:
 
 
 Inventory = Callable[["Vendor", Node], "tuple[Device, ...] | None"]
-CheckDevice = Callable[[DeviceUsage, Request, FitContext, Sequence[Share]], "Reason | None"]
+CheckDevice = Callable[[Candidate], "Reason | None"]
 SelectDevices = Callable[[Sequence[DeviceUsage], Request, FitContext], "Sequence[DeviceUsage] | NoCombination"]
 
 
@@ -237,7 +256,7 @@ class Decision:
     # Selects among the devices that pass (at least the requested number, in the order of trying). Default: the first.
     select_devices: SelectDevices | None = None
     # Returns the share of a device, given the container's earlier shares. Default: the requested amounts.
-    make_share: Callable[[DeviceUsage, Request, FitContext, Sequence[Share]], Share] | None = None
+    make_share: Callable[[Candidate], Share] | None = None
     # Returns the score of a placement on a node, given its devices before. It is added to the node's score; higher is
     # better.
     node_score: Callable[[Sequence[DeviceUsage], Allocation, NodePolicy], float] | None = None

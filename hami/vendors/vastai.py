@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hami.model import Allocation, DeviceUsage, NodePolicy, Reason, Request, Share
+from hami.model import Allocation, DeviceUsage, NodePolicy, Reason, Request
 from hami.vendors.select import concentration, grouped
-from hami.vendors.spec import FitContext
+from hami.vendors.spec import Candidate, FitContext
 
 
-def card_in_use(usage: DeviceUsage, request: Request, context: FitContext, picks: Sequence[Share]) -> Reason | None:
+def card_in_use(candidate: Candidate) -> Reason | None:
     """Rejects a die under ``mutex`` if another die of the same physical card is in use."""
-    if not context.policy.mutex or not _in_die_mode(context.usages) or (card := _card(usage)) is None:
+    context = candidate.context
+    if not context.policy.mutex or not _in_die_mode(context.usages) or (card := _card(candidate.usage)) is None:
         return None
-    return Reason.NOT_ALONE if any(other.slots_used > 0 and _card(other) == card for other in context.usages) else None
+    is_shared = any(other.slots_used > 0 and _card(other) == card for other in context.usages)
+    return Reason.NOT_ALONE if is_shared else None
 
 
 def select_devices(eligible: Sequence[DeviceUsage], request: Request, context: FitContext) -> Sequence[DeviceUsage]:

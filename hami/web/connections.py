@@ -72,22 +72,25 @@ class Connection(io.RawIOBase):
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         """Returns at least one byte. Raises: OSError, also at the end: gunicorn takes a short body for a whole one."""
+        if data := self._receive(size):
+            return data
+        raise ConnectionResetError(errno.ECONNRESET, "the client has ended the connection")
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads once, for `makefile`. Returns 0 at the end. Raises: OSError."""
+        data = self._receive(len(buffer))
+        buffer[:len(data)] = data
+        return len(data)
+
+    def _receive(self, size: int) -> bytes:
         if self.is_ending:
             raise ConnectionResetError(errno.ECONNRESET, "the connection is being ended")
         with self._deadline(is_answer=False):
             if self._tls is not None and not isinstance(self._socket, ssl.SSLSocket):
                 self._socket = self._tls().wrap_socket(self._socket, server_side=True, do_handshake_on_connect=False)
             data = self._socket.recv(min(size, PIECE))
-        if not data:
-            raise ConnectionResetError(errno.ECONNRESET, "the client has ended the connection")
         self.is_silent = False
         return data
-
-    def readinto(self, buffer: Any) -> int:
-        """Reads once, for `makefile`."""
-        data = self.recv(len(buffer))
-        buffer[:len(data)] = data
-        return len(data)
 
     def sendall(self, data: bytes) -> None:
         """Sends *data*. Raises: OSError."""
@@ -144,7 +147,7 @@ class Connection(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def makefile(self, mode: str, size: int) -> io.BufferedReader:
+    def makefile(self, mode: str, size: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
         return io.BufferedReader(self)
 
     def setblocking(self, flag: bool) -> None:

@@ -4,8 +4,6 @@
 #include "process.h"
 #include "shares.h"
 
-#include <time.h>
-
 enum { TRIES = 3 };
 
 static uint64_t own(const struct vgpu_process *process, int d)
@@ -146,8 +144,7 @@ __attribute__((noinline, cold)) static int insist(const struct request *asked)
         vgpu_region_reap(process->region, process->config.region);
         if (admit(process, asked))
             return CUDA_OK;
-        struct timespec pause = {0, 20000L << i};
-        nanosleep(&pause, NULL);
+        vgpu_pause(20000L << i);
     }
     return CUDA_OUT_OF_MEMORY;
 }

@@ -24,12 +24,6 @@ _Thread_local uint32_t vgpu_launch_count __attribute__((tls_model("initial-exec"
 
 static struct vgpu_estimate estimates[ESTIMATES];
 
-static void wait_for(uint64_t nanoseconds)
-{
-    struct timespec time = {0, (long)nanoseconds};
-    nanosleep(&time, NULL);
-}
-
 /* Tells the monitor that the container is active. It counts the word down, so this is written rarely. */
 static void note_activity(struct region *region)
 {
@@ -48,7 +42,7 @@ static void wait_while_blocked(struct vgpu_process *process)
         uint64_t beat = atomic_load(&process->compute->heartbeat), now = vgpu_now();
         if (beat && (beat > now || now - beat > HEARTBEAT))
             return;
-        wait_for(5000000);
+        vgpu_pause(5000000);
         vgpu_timing_poll();
     }
 }
@@ -140,7 +134,7 @@ static void wait_for_credit(struct vgpu_process *process, struct vgpu_bucket *bu
             continue;
         begun = begun ? begun : now;
         uint64_t most = open ? SHORT_SLICE : SLICE;
-        wait_for(wait < most ? wait : most);
+        vgpu_pause((long)(wait < most ? wait : most));
         open = vgpu_timing_poll();
     }
     if (begun)

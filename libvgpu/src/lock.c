@@ -4,6 +4,7 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 int vgpu_keep_thread(void)
@@ -16,6 +17,14 @@ int vgpu_keep_thread(void)
 void vgpu_release_thread(int state)
 {
     pthread_setcancelstate(state, &(int){0});
+}
+
+void vgpu_pause(long nanoseconds)
+{
+    struct timespec time = {0, nanoseconds};
+    int state = vgpu_keep_thread();
+    nanosleep(&time, NULL);
+    vgpu_release_thread(state);
 }
 
 bool vgpu_trylock(struct vgpu_lock *lock)

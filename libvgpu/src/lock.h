@@ -15,6 +15,8 @@ struct vgpu_lock {
 int vgpu_keep_thread(void);
 void vgpu_release_thread(int state);
 
+void vgpu_pause(long nanoseconds); /* less than a second */
+
 void vgpu_lock(struct vgpu_lock *lock);
 bool vgpu_trylock(struct vgpu_lock *lock);
 void vgpu_unlock(struct vgpu_lock *lock);

@@ -53,12 +53,6 @@ void vgpu_region_forked(void)
     fork_child(); /* of a raw clone, which runs no handlers */
 }
 
-static void pause_ms(int milliseconds)
-{
-    struct timespec time = {0, milliseconds * 1000000L};
-    nanosleep(&time, NULL);
-}
-
 static void leave_section(void)
 {
     int state = kept;
@@ -84,7 +78,7 @@ int vgpu_file_lock(const char *path, int milliseconds)
             file = -1;
             break;
         }
-        pause_ms(1);
+        vgpu_pause(1000000);
     }
     leave_section();
     return file;

@@ -380,6 +380,14 @@ def test_a_failure_is_logged_once_and_retried(world, caplog):
     assert replica.served() == served(world.data)
 
 
+def test_a_server_that_is_too_busy_is_left_alone_as_long_as_it_asks(world):
+    replica = world.replica()
+    world.fake.fail("secret", ClusterError("too many requests", 429, 20.0), times=2)
+    assert replica.step() == 20.0
+    replica.prepare(replica.waits.append)
+    assert replica.waits == [20.0]
+
+
 def test_a_conflict_is_not_logged_as_a_failure(world, caplog):
     replica = world.replica()
     world.fake.fail("write_secret", Conflict("exists", 409))

@@ -203,3 +203,21 @@ def test_what_the_cluster_says_about_a_pod():
     assert observed.condition("Ready") == PodCondition("Ready", "True", last_transition_time="2026-08-21T10:00:00Z")
     assert observed.condition("PodScheduled") is None
     assert parse_observed_pod(b"{}").conditions == ()
+
+
+@pytest.mark.parametrize("wire, fields", [
+    ({"spec": {"priority": 7}}, {"priority": 7}),
+    ({"status": {"nominatedNodeName": "n1"}}, {"nominated_node": "n1"}),
+    ({"spec": {"schedulingGroup": {"podGroupName": "g"}}}, {"group": "g"}),
+    ({"metadata": {"labels": {"scheduling.x-k8s.io/pod-group": "g"}}}, {"group": "g"}),
+    ({"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                                 "message": "0/1 nodes", "lastTransitionTime": "t"}]}},
+     {"scheduling_failure": "t Unschedulable 0/1 nodes"}),
+    ({"status": {"conditions": [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "False"}]}}, {}),
+    ({"spec": {"nodeName": "n"}, "status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}}, {}),
+    ({"spec": {"priority": None, "schedulingGroup": None}, "status": {"conditions": None}}, {}),
+])
+def test_what_kube_scheduler_shows_of_a_pod(wire, fields):
+    pod = parse_pod(json.dumps(wire).encode())
+    assert {name: getattr(pod, name) for name in ("priority", "nominated_node", "group", "scheduling_failure")} == {
+        "priority": 0, "nominated_node": "", "group": "", "scheduling_failure": ""} | fields

@@ -308,8 +308,8 @@ def graphs():
     change(-MODULE, "cuModuleUnload", module)
 
 
-for part in (entry, primary_context, contexts, limits_of_a_context, events, memory, pools, physical_memory, multicast, foreign_memory, arrays,
-             information, modules, launches, captures, graphs):
+for part in (entry, primary_context, contexts, limits_of_a_context, events, memory, pools, physical_memory, multicast,
+             foreign_memory, arrays, information, modules, launches, captures, graphs):
     part()
 assert charged() == CONTEXT
 print(*sorted(called))

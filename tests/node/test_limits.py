@@ -44,6 +44,7 @@ def test_cores_without_a_limit_are_one_hundred_percent(cores, percent):
 @pytest.mark.parametrize("config, env, found", [
     param({}, {}, {}, id="nothing"),
     param({"log_level": "1"}, {}, {"log_level": 1}, id="log level of the node"),
+    param({"compute_by": "nvml"}, {}, {"compute_by": "nvml"}, id="what launches are charged by"),
     param({"log_level": "1"}, {"LIBCUDA_LOG_LEVEL": "4"}, {"log_level": 4}, id="log level of the pod"),
     param({}, {"LIBCUDA_LOG_LEVEL": "40"}, {"log_level": 9}, id="highest log level"),
     param({}, {"LIBCUDA_LOG_LEVEL": "much"}, {}, id="no log level"),

@@ -114,7 +114,7 @@ def test_lower_case_keys_and_trailing_data_are_accepted(web):
 def test_a_filter_without_a_fitting_node_returns_the_reasons(web):
     big = json.loads(json.dumps(POD).replace('"1000"', '"9000"'))
     assert web.post("/filter", {"Pod": big, "NodeNames": ["n1", "n2"]}) == EMPTY | {
-        "FailedNodes": {"n1": "1/1 CardInsufficientMemory", "n2": "node unregistered"}}
+        "FailedAndUnresolvableNodes": {"n1": "1/1 CardInsufficientMemory", "n2": "node unregistered"}}
     assert web.observed == [("filter", "refused")]
 
 
@@ -169,7 +169,7 @@ def test_a_replica_that_does_not_lead_vetoes(web, caplog):
     ("/filter", {"Pod": {"spec": POD["spec"]}, "NodeNames": ["n1"]}, "without uid"),
     ("/bind", {}, 'pod "" not found'), ("/bind", BIND | {"PodName": 1}, "PodName"), ("/bind", b"\xff\xfe", "body"),
     ("/bind", BIND | {"PodName": "../../x"}, "has no reservation"),
-    ("/bind", BIND, "has no reservation"), ("/bind", BIND | {"PodUID": "other"}, 'pod "pod1" not found')])
+    ("/bind", BIND | {"PodUID": "other"}, 'pod "pod1" not found')])
 def test_errors_are_in_the_body(web, path, body, text):
     answer = web.post(path, body)
     assert text in answer["Error"]

@@ -98,7 +98,7 @@ def test_an_unknown_node_is_an_error_and_drops_the_reservation():
 @pytest.mark.parametrize(("asked", "on", "error", "message"), [
     (pod(gpus(), name="unknown"), "n1", NotFound, 'pod "unknown" not found'),
     (pod(gpus(), uid="another"), "n1", NotFound, 'pod "pod1" not found'),
-    (ASKED, "n2", Rejected, "is reserved on node n1, not on n2")])
+    (ASKED, "n2", Rejected, "does not fit node n2 any more: no devices")])
 def test_a_bind_of_a_pod_that_was_not_filtered_is_refused(asked, on, error, message):
     scheduler = ready()
     with pytest.raises(error, match=message):
@@ -106,10 +106,38 @@ def test_a_bind_of_a_pod_that_was_not_filtered_is_refused(asked, on, error, mess
     assert scheduler.fake.calls_of("bind", "annotate_node") == []
 
 
-def test_a_bind_without_a_reservation_is_refused():
+def test_a_bind_on_another_node_than_the_reserved_one_decides_there_again():
+    """kube-scheduler tries several nodes for a pod of a group, and the last filter is not always the one that counts."""
+    scheduler = replica(cards("n1", {}), cards("n2", {}), pods=[ASKED])
+    assert scheduler.filter(ASKED, ["n1"]) == "n1"
+    bind(scheduler, ASKED, "n2")
+    scheduler.watch()
+    assert scheduler.fake.pods["default", "pod1"].node_name == "n2"
+    assert not scheduler.cache.view().bookings_on("n1") and len(scheduler.cache.view().bookings_on("n2")) == 1
+
+
+def test_a_bind_without_a_reservation_decides_on_its_node():
     scheduler = replica(cards("n1", {}), pods=[ASKED])
+    bind(scheduler)
+    scheduler.watch()
+    assert len(scheduler.cache.view().bookings_on("n1")) == 1
+
+
+def test_a_bind_on_a_node_that_has_filled_up_keeps_nothing():
+    scheduler = replica(cards("n1", {}), cards("n2", {}), pods=[
+        ASKED, holding("full", "n2", "GPU-n2-0,NVIDIA,46068,100:;")])
+    assert scheduler.filter(ASKED, ["n1"]) == "n1"
+    with pytest.raises(Rejected, match="does not fit node n2 any more: 1/1 CardInsufficientMemory"):
+        bind(scheduler, ASKED, "n2")
+    assert scheduler.cache.reservations.unbound() == 0 and not scheduler.cache.view().bookings_on("n1")
+    assert scheduler.filter(ASKED) == "n1"
+
+
+def test_a_replica_that_does_not_lead_decides_nothing_at_a_bind():
+    scheduler = replica(cards("n1", {}), pods=[ASKED], leads=False)
     with pytest.raises(Rejected, match="has no reservation"):
         bind(scheduler)
+    assert scheduler.cache.reservations.unbound() == 0
 
 
 def test_a_second_bind_while_the_first_waits_is_refused():

@@ -42,8 +42,8 @@ def test_filter_says_why_no_node_fits():
     scheduler = full_node()
     found = scheduler.node_filter.filter(pod(gpus(1, memory=3000, cores=30)), ["n1"])
     assert found.names is None and found.chosen is None
-    assert found.failed == {"n1": "1/4 CardInsufficientCore, 1/4 CardInsufficientMemory, 1/4 CardNotHealth, "
-                                  "1/4 CardTimeSlicingExhausted"}
+    assert found.unresolvable == {"n1": "1/4 CardInsufficientCore, 1/4 CardInsufficientMemory, 1/4 CardNotHealth, "
+                                        "1/4 CardTimeSlicingExhausted"}
     assert [message for _, message in scheduler.events[:5]] == [
         "1 nodes CardInsufficientCore(n1)", "1 nodes CardInsufficientMemory(n1)", "1 nodes CardNotHealth(n1)",
         "1 nodes CardTimeSlicingExhausted(n1)", "no available node, 1 nodes do not meet"]
@@ -57,12 +57,12 @@ def test_filter_says_why_no_node_fits():
     (3, "", "NodeInsufficientDevice")])
 def test_too_few_devices_are_a_reason_of_the_node(count, taken, text):
     scheduler = replica(cards("n1", {}, {}), pods=[holding("a", "n1", taken)])
-    assert scheduler.node_filter.filter(pod(gpus(count, memory=3000, cores=0)), ["n1"]).failed == {"n1": text}
+    assert scheduler.node_filter.filter(pod(gpus(count, memory=3000, cores=0)), ["n1"]).unresolvable == {"n1": text}
 
 
 def test_unknown_nodes_are_named():
     scheduler = replica()
-    assert scheduler.node_filter.filter(pod(gpus()), ["n9"]).failed == {"n9": "node unregistered"}
+    assert scheduler.node_filter.filter(pod(gpus()), ["n9"]).unresolvable == {"n9": "node unregistered"}
     assert scheduler.events[0] == ("FilteringFailed", "no available node, 1 nodes do not meet")
 
 
@@ -70,13 +70,29 @@ def test_unknown_nodes_are_named():
 def test_a_pod_that_requests_no_device_fits_every_node(names):
     scheduler = replica(cards("n1", {}))
     found = scheduler.node_filter.filter(pod(gpus(0)), names)
-    assert (found.names, found.failed) == (names, {}) and scheduler.events == []
+    assert (found.names, found.failed, found.unresolvable) == (names, {}, {}) and scheduler.events == []
 
 
 @pytest.mark.parametrize("names", [None, []])
 def test_a_filter_without_nodes_fails_no_node(names):
     found = replica(cards("n1", {})).node_filter.filter(pod(gpus()), names)
-    assert (found.names, found.failed) == (None, {})
+    assert (found.names, found.failed, found.unresolvable) == (None, {}, {})
+
+
+@pytest.mark.parametrize(("priority", "nominated", "failed"), [
+    (0, "", []), (100, "", []), (101, "", ["low"]), (1001, "", ["high", "low"]), (0, "high", ["high"]),
+    (101, "idle", ["low", "idle"]), (1001, "gone", ["high", "low"])])
+def test_kube_scheduler_looks_for_victims_only_where_pods_of_lower_priority_hold_devices(priority, nominated, failed):
+    """On the node that it has nominated it must not give up: the victims there may not have ended yet."""
+    scheduler = replica(
+        cards("high", {}), cards("low", {}, {}), cards("idle", {"healthy": False}),
+        pods=[holding("a", "high", "GPU-high-0,NVIDIA,46068,100:;", priority=1000),
+              holding("b", "low", "GPU-low-0,NVIDIA,46068,100:;", priority=100),
+              holding("c", "low", "GPU-low-1,NVIDIA,46068,100:;", priority=1000)])
+    asked = pod(gpus(1, memory=3000), name="asked", priority=priority, nominated_node=nominated)
+    found = scheduler.node_filter.filter(asked, ["high", "low", "idle", "stranger"])
+    assert sorted(found.failed) == sorted(failed)
+    assert sorted(found.unresolvable) == sorted({"high", "low", "idle", "stranger"} - set(failed))
 
 
 def test_weights_that_cannot_be_read_are_an_error_and_an_event():

@@ -175,11 +175,14 @@ def test_a_verb_waits_for_the_leadership_and_requests_it(monkeypatch):
 def test_a_verb_goes_on_as_soon_as_the_replica_acts(role, monkeypatch):
     """It is told so, and does not look again and again."""
     monkeypatch.setattr("hami.scheduler.leadership.REQUEST_S", 60.0)
-    answers = []
+    answers, gate = [], threading.Event()
+    role.catch_up = lambda: gate.wait(20)
     verb = threading.Thread(target=lambda: answers.append(role.acting.wait_until_leading(60.0)), daemon=True)
     verb.start()
     eventually(lambda: role.election.needed > 1, "the verb waits", interval=0.001)
     role.lead()
+    eventually(lambda: role.election.needed > 2, "the verb has been told of the term and waits again", interval=0.001)
+    gate.set()
     verb.join(20)
     assert answers == [True]
 

@@ -11,7 +11,7 @@ from pytest import param
 from hami.model import Budget, Reason, Selector
 from hami.scheduling.fit import Unfit, accepts_model, fit, objection
 from hami.scheduling.usage import charge_shares
-from hami.vendors.spec import Decision, Resources, Rule, Vendor
+from hami.vendors.spec import Candidate, Decision, Resources, Rule, Vendor
 from tests.builders import container, gpus, pod_request, request, share, usage
 from tests.scheduling.seeds import some_budget, some_pod_request, some_usages
 
@@ -67,7 +67,7 @@ RULES = [  # a device that breaks several rules: the reason is that of the first
 
 @pytest.mark.parametrize("device, asked, annotations, reason", RULES)
 def test_rules_in_the_order_users_see(device, asked, annotations, reason):
-    assert objection(device, asked, context([device], annotations=annotations)) is reason
+    assert objection(Candidate(device, asked, context([device], annotations=annotations))) is reason
 
 
 @pytest.mark.parametrize("selector, accepted", [
@@ -197,7 +197,7 @@ def test_quota_counts_all_devices_that_topology_takes(left, uuids):
 def test_quota_counts_containers_placed_before():
     first = ((gpus().kind, (share("GPU-9", 3000, 0),)),)
     asked = pod_request(MODEST).fit_context("NVIDIA", placed=first, budget=Budget(5000))
-    assert objection(usage(), ASKED, asked) is Reason.QUOTA
+    assert objection(Candidate(usage(), ASKED, asked)) is Reason.QUOTA
 
 
 @given(rng=randoms(use_true_random=True))

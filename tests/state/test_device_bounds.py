@@ -58,6 +58,7 @@ def devices(number):
     param({"register": array("{}", 40_000)}, "40000 devices, expected at most 256", id="empty, shorter"),
     param({"register": array('{"more":1}', 10_000)}, "10000 devices, expected at most 256", id="unknown keys"),
     param({"register": "a,1,1,1,m,0,true:" * 7_000}, "7000 devices, expected at most 256", id="text form"),
+    param({"register": '[{"id":"a","migProfiles":%s}]' % array('{"name":"a"}', 65)}, "migProfiles: expected", id="65 profiles"),
     param({"register": '[{"id":"a","migProfiles":%s}]' % array('{"name":"a"}', 18_000)}, "characters, expected",
           id="MIG profiles"),
     param({"register": '[{"id":"a"}]', PAIR_SCORES: array('{"uuid":"a"}', 18_000)}, f"{PAIR_SCORES}: ",

@@ -328,3 +328,13 @@ def test_a_pod_without_devices_is_not_recorded():
     cache = SmallStore()
     cache.pods.upsert(pod(gpus(0)))
     assert cache.pods.all() == []
+
+
+def test_pods_whose_coming_and_going_a_list_swallowed_are_forgotten():
+    cache = SmallStore()
+    for number in range(5):
+        cache.assume(pod(gpus(9), name=f"p{number}"), ["n1"])
+    cache.pods.upsert(pod(gpus(1), name="kept"))
+    cache.assume(pod(gpus(1), name="kept"), ["n1"])
+    cache.pods.prune({"uid-kept"}, cache.time())
+    assert cache.pods._decided == {"uid-kept"}

@@ -9,7 +9,7 @@ from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.errors import MalformedInput
 from hami.model import Partition
 from hami.scheduling.refusal import Refusal
-from hami.state.reservations import RESERVATION_TTL_S, Rejected
+from hami.state.reservations import GROUP_TTL_S, NOMINATED_TTL_S, RESERVATION_TTL_S, Rejected
 from tests.builders import INIT, NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod, quota
 from tests.state.caches import BOUND, SmallStore, bound_to
 
@@ -123,6 +123,58 @@ def test_a_reservation_that_is_not_bound_expires(waited, stands):
     cache.time.seconds += waited
     assert [r.ref.name for r in cache.expire()] == ([] if stands else ["pod1"])
     assert cache.free() is not stands
+
+
+@pytest.mark.parametrize(("group", "nominated", "lifetime"), [
+    ("", "", RESERVATION_TTL_S), ("gang", "", GROUP_TTL_S), ("gang", "n1", NOMINATED_TTL_S),
+    ("", "n1", NOMINATED_TTL_S)])
+def test_a_reservation_lives_as_kube_scheduler_s_decision_does(group, nominated, lifetime):
+    """A volume may take minutes after kube-scheduler has said where the pod goes; a group may not fit without a word."""
+    cache, asked = SmallStore(), replace(ASKS, group=group, resource_version="5")
+    cache.place(asked)
+    cache.time.seconds += 5
+    if nominated:
+        cache.pods.upsert(replace(asked, nominated_node=nominated, resource_version="6"))
+    else:
+        lifetime -= 5
+    cache.time.seconds += lifetime - 1
+    assert cache.expire() == [] and not cache.free()
+    cache.time.seconds += 1
+    assert len(cache.expire()) == 1 and cache.free()
+
+
+@pytest.mark.parametrize(("news", "stands"), [
+    ([{"scheduling_failure": "now: a volume"}], False),
+    ([{"scheduling_failure": "before"}], True),  # nothing new: another part of the pod has changed
+    ([{"labels": {"a": "b"}}], True),
+    ([{"nominated_node": "n1"}, {"nominated_node": ""}], False),
+    ([{"nominated_node": "n1"}, {"nominated_node": "n2"}], False),
+    ([{"nominated_node": "n2"}], True),  # an earlier preemption: the filter may have chosen better
+    ([{"nominated_node": "n1"}, {"nominated_node": "n1", "scheduling_failure": "before"}], True),
+], ids=["failed", "failed before", "label", "nomination gone", "nominated elsewhere", "nominated before", "unchanged"])
+def test_a_reservation_ends_when_kube_scheduler_gives_up_the_pod(news, stands):
+    cache, asked = SmallStore(), replace(ASKS, scheduling_failure="before", resource_version="5")
+    cache.pods.upsert(asked)
+    cache.place(asked)
+    for version, changes in enumerate(news, start=6):
+        cache.pods.upsert(replace(asked, **changes, resource_version=str(version)))
+    assert (cache.reservations.get("uid-pod1") is not None) is stands and cache.free() is not stands
+
+
+def test_what_the_pod_showed_before_its_filter_does_not_end_the_reservation():
+    """The watch may be later than kube-scheduler."""
+    cache, asked = SmallStore(), replace(ASKS, scheduling_failure="before", resource_version="5")
+    cache.place(asked)
+    cache.pods.upsert(replace(asked, scheduling_failure="long before", resource_version="4"))
+    assert not cache.free()
+
+
+def test_a_failure_does_not_end_a_bind_that_has_begun():
+    cache, asked = SmallStore(), replace(ASKS, resource_version="5")
+    cache.place(asked)
+    cache.reservations.start_binding(asked.ref, "n1")
+    cache.pods.upsert(replace(asked, scheduling_failure="now", resource_version="6"))
+    assert not cache.free()
 
 
 def test_a_reservation_does_not_expire_during_the_bind():

@@ -11,6 +11,7 @@ from hami.errors import MalformedInput
 from hami.model import Device, Node, Partition, Reason
 from hami.vendors import aws
 from hami.vendors.catalog import vendors
+from hami.vendors.spec import Candidate
 from tests.builders import container, device_usage, pod
 from tests.vendors.placing import cache_of, place_pod
 from tests.vendors.rows_aws import CORES, COUNT, NEURON, device
@@ -139,5 +140,5 @@ def test_the_cores_of_a_device_are_those_of_its_own_node():
 
 def test_what_a_request_needs_is_the_cores_of_the_device_at_most():
     asked = aws.parse_request(NEURON.key, NEURON.resources, container({CORES: "4"}))
-    assert aws.too_few_cores(device(), asked, None, ()) is None
-    assert aws.too_few_cores(device(0, Partition(0)), asked, None, ()) is Reason.NO_CORES
+    assert aws.too_few_cores(Candidate(device(), asked, None)) is None
+    assert aws.too_few_cores(Candidate(device(0, Partition(0)), asked, None)) is Reason.NO_CORES

@@ -13,7 +13,7 @@ from hami.scheduling.refusal import Choice
 from hami.state.table import Table
 from hami.state.verdicts import Verdicts
 from hami.vendors.catalog import vendors
-from hami.vendors.spec import Catalog
+from hami.vendors.spec import Candidate, Catalog
 from tests.builders import booking_of, container, pod_request
 from tests.state.decisions import decide
 from tests.vendors.chart import CHART, given, on_node
@@ -117,7 +117,8 @@ def taken(cores=60, annotations=None, aware=False, uuids=("a",)):
     vendor = aware_vendor(aware)
     asked = pod_request(container(given(SGPU, 1, 4, cores)), annotations=annotations, vendors=(vendor,))
     (request,) = asked.containers[0].requests
-    return tuple(vendor.decision.make_share(sgpu(uuid), request, asked.fit_context("Metax-SGPU"), ()) for uuid in uuids)
+    context = asked.fit_context("Metax-SGPU")
+    return tuple(vendor.decision.make_share(Candidate(sgpu(uuid), request, context)) for uuid in uuids)
 
 
 def aware_vendor(aware):

@@ -13,6 +13,7 @@ from hami.model import DeviceUsage, MigProfile, Partition
 from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
 from hami.vendors import mig
+from hami.vendors.spec import Candidate
 from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod
 from tests.vendors.placing import cache_of, place_pod
 
@@ -114,7 +115,7 @@ def test_a_share_of_a_cut_card_without_any_place_closes_the_card():
     cache = cache_of(node("n1", card()))
     cache.pods.upsert(bound(ONE, places=""))
     assert place_pod(cache, "next", gpus(memory=4864)) is None
-    assert mig.unaccounted(usage_of(cache), None, None, ()) is not None
+    assert mig.unaccounted(Candidate(usage_of(cache), None, None)) is not None
 
 
 def test_a_place_on_a_card_that_is_not_cut_closes_the_card():

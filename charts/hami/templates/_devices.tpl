@@ -119,6 +119,7 @@
   (list "devicePlugin.runtimeClassName" "nvidia" "runtimeClassName")
   (list "devices.nvidia.gpuCorePolicy" "nvidia" "gpuCorePolicy")
   (list "devices.nvidia.libCudaLogLevel" "nvidia" "libCudaLogLevel")
+  (list "devices.nvidia.computeBy" "nvidia" "computeBy")
   (list "devices.ascend.hamiVnpuCore" "vnpus" "hamiVnpuCore")
 -}}
 {{- $value := $v -}}

@@ -1,0 +1,153 @@
+"""``python -m e2e.gpu``: the steps, each a process of its own with a limit of time. One that fails is recorded, and the
+next one runs; after each, the results are written as JSON and printed as a table, so that a run that is cut off loses
+one step.
+
+``--pack`` builds what they need, on a machine with a compiler and a network. ``--fake`` runs them on the fake driver.
+``--slot a`` runs the steps of one slot, ``--only a1,b2`` these steps. One slot of nine minutes answers most:
+``--only a1,a2,a3,a6,b2,b3,b4``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from e2e.gpu import compute, holds, interplay
+from e2e.gpu.builds import FOLDER, pack
+from e2e.gpu.card import Card, Skipped, Way
+from tests.libvgpu.rig import ROOT, Unavailable
+from tests.libvgpu.wheels import WheelMissing
+
+__all__ = ["STEPS", "Step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A question. *seconds*: after which it is given up."""
+
+    name: str
+    seconds: int
+    run: Callable[[Card], dict[str, Any]]
+
+    @property
+    def title(self) -> str:
+        """What it finds out, in a few words."""
+        told = self.run.func.__doc__ if isinstance(self.run, partial) else self.run.__doc__
+        return re.split(r"[.:;,]", " ".join((told or "").split()))[0]
+
+
+STEPS = {step.name: step for step in (
+    Step("a1", 20, holds.record), Step("a2", 20, holds.resolution), Step("a3", 30, holds.capture_matrix),
+    Step("a4", 120, holds.suite), Step("a5", 60, holds.granularity), Step("a6", 150, holds.truth),
+    Step("a7", 45, holds.kills), Step("a8", 75, holds.neighbor),
+    Step("b1", 60, compute.costs), Step("b2", 60, compute.events), Step("b3", 110, compute.lazy),
+    Step("b4", 150, compute.accuracy), Step("b5", 60, compute.tenants), Step("b6", 30, compute.autotune),
+    Step("c1", 30, interplay.captures), Step("c2", 20, interplay.deep_binding), Step("c3", 20, interplay.no_nvml),
+    Step("c4", 30, interplay.own_pids), Step("c5", 90, interplay.tools), Step("c6", 120, interplay.starts),
+    Step("c7", 120, interplay.churn),
+    Step("d1", 110, partial(compute.lazy, way=Way.HAMI_CORE)),
+    Step("d2", 150, partial(compute.accuracy, limits=(30,), way=Way.HAMI_CORE)),
+    Step("d3", 60, partial(compute.tenants, way=Way.HAMI_CORE)),
+)}
+"""Slot d is HAMi-core, for comparison: after ``--pack --hami-core`` with a library of theirs."""
+
+
+def in_process(step: Step, is_fake: bool, folder: Path) -> dict[str, Any]:
+    """Runs a step in a process of its own; returns what it has found, or why it has not."""
+    path = folder / f"{step.name}.json"
+    path.unlink(missing_ok=True)
+    words = [sys.executable, "-m", "e2e.gpu", "--step", step.name, "--out", str(folder)] + ["--fake"] * is_fake
+    begun = time.monotonic()
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=step.seconds, check=False)
+        found = json.loads(path.read_text()) if path.exists() else {
+            "error": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
+    except subprocess.TimeoutExpired:
+        found = {"error": f"not done in {step.seconds} s"}
+    path.unlink(missing_ok=True)
+    return {"step": step.name, "title": step.title, "took_s": round(time.monotonic() - begun, 1), **found}
+
+
+def here(step: Step, is_fake: bool, folder: Path) -> int:
+    """Runs a step in this process, and writes what it has found."""
+    try:
+        found = step.run(Card(is_fake=is_fake))
+    except Skipped as error:
+        found = {"skipped": str(error)}
+    except Exception as error:  # whatever it is, the next step runs
+        found = {"error": f"{type(error).__name__}: {error}"}
+    (folder / f"{step.name}.json").write_text(json.dumps(found))
+    return 0
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """One word, and a reason if there is one."""
+    for word in ("error", "skipped"):
+        if word in result:
+            return f"{word}: {result[word]}"
+    return {True: "good", False: "NOT GOOD"}.get(result.get("good", ""), "recorded")
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """All results so far."""
+    lines = []
+    for one in results:
+        lines.append(f"{one['step']}  {one['took_s']:6.1f} s  {one['title']}\n    {verdict(one)}")
+        rows = [one["columns"], *one["rows"]] if "columns" in one else []
+        lines += ["    " + "  ".join(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row)
+                  for row in rows]
+    return "\n".join(lines)
+
+
+def chosen(slot: str, only: str) -> list[Step]:
+    """The steps that were asked for. Raises: SystemExit for a name that there is not."""
+    if not only:
+        return [step for step in STEPS.values() if step.name.startswith(slot)]
+    if unknown := [name for name in only.split(",") if name not in STEPS]:
+        raise SystemExit(f"no such step: {', '.join(unknown)}")
+    return [STEPS[name] for name in only.split(",")]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m e2e.gpu", description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--pack", action="store_true", help="build what the steps need, and end")
+    parser.add_argument("--hami-core", type=Path, help="with --pack: a library of HAMi-core to compare with")
+    parser.add_argument("--fake", action="store_true", help="run on the fake driver")
+    parser.add_argument("--slot", default="", choices=["", "a", "b", "c", "d"], help="steps of one slot")
+    parser.add_argument("--only", default="", metavar="STEP,...", help="these steps")
+    parser.add_argument("--out", type=Path, default=os.environ.get("OUT") or ROOT / "benchmarks" / "results" / "gpu",
+                        help="folder of the results; default: $OUT, or benchmarks/results/gpu")
+    parser.add_argument("--step", choices=list(STEPS), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.step:
+        return here(STEPS[given.step], given.fake, given.out)
+    try:
+        if given.pack or (given.fake and not (FOLDER / "libvgpu.so").exists()):
+            print("\n".join(pack(hami_core=given.hami_core)))
+        if given.pack:
+            return 0
+    except (Unavailable, WheelMissing) as error:
+        raise SystemExit(str(error)) from error
+    results: list[dict[str, Any]] = []
+    path = given.out / f"{'fake' if given.fake else 'gpu'}-{given.slot or given.only.replace(',', '-') or 'all'}.json"
+    for step in chosen(given.slot, given.only):
+        results.append(in_process(step, given.fake, given.out))
+        path.write_text(json.dumps(results, indent=1) + "\n")
+        print(table(results[-1:]), flush=True)
+    print(f"results: {path}")
+    return 1 if given.fake and any("error" in one for one in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
