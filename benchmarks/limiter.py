@@ -8,13 +8,16 @@ fake driver of the same kind, in another run.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
 from benchmarks.processes import Run
 from benchmarks.rows import Row, ratio
+from hami.monitor.feedback import Contender, decide
 from tests.libvgpu.rig import MIB, REGION_SOURCES, Builds, Client, Rig, Unavailable, make_release, rig
 from tests.libvgpu.shares import SETTLE_S, Tenant, measured_shares, sampled
 from tests.libvgpu.wheels import WheelMissing
@@ -24,6 +27,7 @@ __all__ = ["limiter_rows"]
 GROUP = "limiter"
 LIMIT = 2048 * MIB
 ROUNDS = 30
+PAIRS = 200
 POINTS = (10, 11, 12, 13, 14, 20, 21, 24, 25, 26, 27, 28, 40, 41, 43, 44, 50, 51, 52, 60, 61)
 REAP_POINTS = (22, 30, 31)
 """Points that a process reaches when it clears up after another one that was killed."""
@@ -42,8 +46,9 @@ def limiter_rows(run: Run) -> Iterator[Row]:
     except Unavailable as error:
         run.say(f"limiter: {error}")
         return
-    for rows in (cost_rows, overshoot_rows, recovery_rows, random_kill_rows, broken_rows, start_rows, simulated_rows,
-                 compute_rows, size_rows):
+    for rows in (cost_rows, pool_rows, reset_rows, overshoot_rows, recovery_rows, random_kill_rows, broken_rows,
+                 start_rows, driver_memory_rows, simulated_rows, compute_rows, loading_rows, pattern_rows,
+                 second_gpu_rows, lonely_tenant_rows, elastic_rows, size_rows):
         run.say(f"limiter: {rows.__name__.removesuffix('_rows')}")
         yield from rows(builds)
 
@@ -86,7 +91,62 @@ def cost_rows(builds: Builds) -> Iterator[Row]:
         del others
 
 
+def pool_rows(builds: Builds) -> Iterator[Row]:
+    """Driver calls of an asynchronous allocation and release beyond the program's own, from a pool with room."""
+    calls = []
+    for preload in (False, True):
+        with rig(builds) as container:
+            container.limit({"memory": LIMIT})
+            log = container.folder / "log"
+            client = container.client(preload=preload, FAKE_CUDA_LOG=str(log)).start()
+            for command in ("defaultpool 0 0", "keep 0", f"pairs async 3 {MIB} 0"):
+                assert client.do(command) == 0
+            before = log.read_text().count("call ")
+            assert client.do(f"pairs async {PAIRS} {MIB} 0") == 0
+            calls.append((log.read_text().count("call ") - before) / PAIRS)
+    more = calls[1] - calls[0]
+    yield Row(group=GROUP, what="asynchronous alloc + free, room in the pool", measured=f"{more:.2f} driver calls more",
+              target="0, but for a look now and then", met=more < 0.1, figures={"calls": calls})
+
+
+def reset_rows(builds: Builds) -> Iterator[Row]:
+    took = []
+    for preload in (False, True):
+        with rig(builds) as container:
+            container.limit({"memory": LIMIT})
+            client = container.client(preload=preload, FAKE_CUDA_FAST="1").start()
+            assert client.do("allocs 100000 512") == 100_000
+            begun = time.monotonic()
+            assert client.do("reset 0") == 0
+            took.append(time.monotonic() - begun)
+    yield Row(group=GROUP, what="device reset with 100,000 allocations", target="at most 0.2 s", met=took[1] <= 0.2,
+              measured=f"{took[1]:.3f} s ({took[0]:.3f} s without)", figures={"seconds": took})
+
+
 # -- memory
+
+
+def driver_memory_rows(builds: Builds) -> Iterator[Row]:
+    """Beside a neighbor that takes 6.4 GB a second, up to 8 GiB, and gives them back."""
+    with rig(builds) as container:
+        container.limit({"memory": LIMIT, "context": 400 * MIB})
+        neighbor = container.client(preload=False).start()
+        neighbor.send(f"neighbor {64 * MIB} {8192 * MIB} 10000 60000")
+        counted = []
+        for _ in range(5):
+            client = container.client(FAKE_CUDA_CTX_MIB="400", FAKE_CUDA_CTX_US="200000").start()
+            counted.append(container.region.total() / MIB)
+            assert client.do("release 0") == 0
+            client.kill()
+        off = max(abs(one - 400) for one in counted) / 400
+        client = container.client(FAKE_CUDA_LAZY="1").start()
+        before = container.region.total()
+        assert client.do("modules 1000") == 0
+        modules = (container.region.total() - before) / MIB
+    yield Row(group=GROUP, what="context of 400 MiB beside a neighbor at 6.4 GB/s", met=off <= 0.05,
+              measured=f"{min(counted):.0f} to {max(counted):.0f} MiB", target="within 5 %", figures={"mib": counted})
+    yield Row(group=GROUP, what="1,000 empty modules beside it", measured=f"{modules:.0f} MiB", target="at most 16 MiB",
+              met=modules <= 16, figures={"mib": modules})
 
 
 def overshoot_rows(builds: Builds) -> Iterator[Row]:
@@ -287,6 +347,134 @@ def compute_rows(builds: Builds) -> Iterator[Row]:
     off = max(abs(found[0] - 30) for found in four.values())
     yield Row(group=GROUP, what="4 processes of one container, 30 %, real time", measured=shares(four), met=off <= 3,
               target="within 3 points", figures=four)
+
+
+def loading_rows(builds: Builds) -> Iterator[Row]:
+    """200 kernels whose code is loaded at the first launch, 5 ms each, in 20 rounds."""
+    lazy = {"FAKE_CUDA_LAZY_US": "5000"}
+    with rig(builds) as container:
+        bare = float(container.client(preload=False, **lazy).start().do("many busy_10 200 20")[1]) / 1000
+    took = {}
+    for cores in (30, 90):
+        with rig(builds) as container:
+            container.limit({"memory": LIMIT, "cores": cores})
+            took[cores] = float(container.client(**lazy).start().do("many busy_10 200 20")[1]) / 1000
+    yield Row(group=GROUP, what="200 kernels that load for 5 ms, limit 30 and 90",
+              measured=f"{took[30]:.2f} and {took[90]:.2f} s ({bare:.2f} s without)",
+              target="at most 1.2 × without ÷ limit", figures={"seconds": took, "bare_seconds": bare},
+              met=all(seconds <= 1.2 * bare / cores * 100 for cores, seconds in took.items()))
+
+
+def pattern_rows(builds: Builds) -> Iterator[Row]:
+    """Launches of one kernel, of which one in so many takes 2 ms and the others 0.1 ms."""
+    program = builds.program("simulate", "control.c")
+    means = {}
+    for period in range(2, 34):
+        for samples in (0, 1):
+            done = subprocess.run([program, str(period), "1", "1", str(samples), "132", "30"], capture_output=True,
+                                  text=True, check=True)
+            means[f"{period}, {'monitor' if samples else 'none'}"] = float(done.stdout.split()[0])
+    real = {}
+    for period in (2, 4, 8, 16, 33):
+        with rig(builds) as container:
+            container.limit({"memory": LIMIT, "cores": 30})
+            client = container.client().start()
+            client.do(f"load period_{period}_2000_100 1000")
+            client.send(f"load period_{period}_2000_100 7000")
+            time.sleep(0.5)
+            real[period], = measured_shares([Tenant(container.region, container.machine)], 5)
+            client.answer()
+    every = [*means.values(), *real.values()]
+    yield Row(group=GROUP, what="patterns of launches of period 2 to 33, limit 30", target="30 ± 2",
+              measured=f"{min(means.values()):.1f} to {max(means.values()):.1f} simulated; "
+                       f"{min(real.values()):.1f} to {max(real.values()):.1f} in real time",
+              met=all(abs(mean - 30) <= 2 for mean in every), figures={"simulated": means, "real": real})
+
+
+def second_gpu_rows(builds: Builds) -> Iterator[Row]:
+    with rig(builds) as container:
+        container.limit(*({"memory": LIMIT, "cores": 30},) * 2)
+        client = container.client(FAKE_CUDA_DEVICES="2").start()
+        client.do("many busy_1000 200 2")
+        assert client.do("ctx 1") == 0
+        client.do("load busy_2000 1000")
+        client.send("load busy_2000 7000")
+        share, = measured_shares([Tenant(container.region, container.machine, 1)], 5)
+        client.answer()
+    yield Row(group=GROUP, what="second GPU of a process after 200 open measurements, limit 30", target="30 ± 2",
+              measured=f"{share:.1f}", met=abs(share - 30) <= 2, figures={"share": share})
+
+
+def lonely_tenant_rows(builds: Builds) -> Iterator[Row]:
+    """Two containers, and no monitor: events also measure the time of the other one."""
+    found = {}
+    for limits in ((30, 70), (50, 50)):
+        with rig(builds) as one, rig(builds) as other:
+            other.state = one.state
+            clients = []
+            for container, cores in zip((one, other), limits, strict=True):
+                container.limit({"memory": LIMIT, "cores": cores})
+                clients.append(container.client().start())
+            for client in clients:
+                client.send("load medium 9000")
+            time.sleep(2)
+            found["/".join(map(str, limits))] = measured_shares(
+                [Tenant(container.region, container.machine) for container in (one, other)], 6)
+            for client in clients:
+                client.answer()
+    off = max(abs(share - int(due)) for name, both in found.items()
+              for share, due in zip(both, name.split("/"), strict=True))
+    yield Row(group=GROUP, what="two tenants without a monitor, real time", measured=shares(found), met=off <= 3,
+              target="within 3 points", figures=found)
+
+
+@contextlib.contextmanager
+def deciding(tenants: Sequence[Tenant]) -> Iterator[None]:
+    """The rounds of a node monitor: who shares the card, and whose limit counts."""
+    done = threading.Event()
+
+    def run() -> None:
+        shared_at = dict.fromkeys(range(len(tenants)), -math.inf)
+        before = [sum(tenant.busy().values()) for tenant in tenants]
+        while not done.wait(0.9):
+            spent = [sum(tenant.busy().values()) for tenant in tenants]
+            verdicts = decide([Contender(key=number, priority=1, cards=frozenset({"card"}), shared_at=at,
+                                         is_active=spent[number] > before[number])
+                               for number, at in shared_at.items()], time.monotonic())
+            before = spent
+            for number, verdict in verdicts.items():
+                shared_at[number] = verdict.shared_at
+                tenants[number].region.write(2_008_900, int(verdict.is_limited))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def elastic_rows(builds: Builds) -> Iterator[Row]:
+    """A floor of 30 % and a ceiling of 100 %, with a monitor."""
+    with rig(builds) as one, rig(builds) as other:
+        other.state = one.state
+        clients = []
+        for container in (one, other):
+            container.limit({"memory": LIMIT, "cores": 30, "cores-most": 100})
+            clients.append(container.client().start())
+            clients[-1].do("launch plain idle 1")
+        tenants = [Tenant(container.region, container.machine) for container in (one, other)]
+        with deciding(tenants), sampled(tenants):
+            clients[0].send("load busy_2000 60000")
+            time.sleep(2)
+            alone, _ = measured_shares(tenants, 3)
+            clients[1].send("load busy_2000 60000")
+            time.sleep(2)
+            both = measured_shares(tenants, 4)
+    yield Row(group=GROUP, what="elastic, floor 30: alone; each 2 s after a neighbor has started", target="≥ 95; ≥ 28",
+              measured=f"{alone:.1f}; {both[0]:.1f} and {both[1]:.1f}", met=alone >= 95 and min(both) >= 28,
+              figures={"alone": alone, "both": both})
 
 
 # -- the library

@@ -3,6 +3,7 @@
 #include "compute.h"
 #include "process.h"
 #include "shares.h"
+#include "slots.h"
 
 enum { TRIES = 3 };
 

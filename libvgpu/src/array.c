@@ -70,7 +70,7 @@ static uint64_t least(const struct vgpu_array *array)
 {
     uint64_t cells = vgpu_multiply(array->width, array->height ? array->height : 1);
     cells = vgpu_multiply(cells, array->depth ? array->depth : 1);
-    return vgpu_round(vgpu_multiply(cells, element_bits(array)) / 8, 512);
+    return vgpu_round(vgpu_multiply(cells, element_bits(array)) / 8, VGPU_GRANULE);
 }
 
 /* Asks the driver about such an array without memory; 0 if it does not say (before CUDA 11.6). */

@@ -184,7 +184,7 @@ int cuCtxSetLimit(uint32_t limit, uint64_t value)
     struct vgpu_entry entry = limit_of(context, limit);
     if (!entry.second && REAL(cuCtxGetLimit)(&usual, limit) == CUDA_OK)
         entry.second = usual; /* part of the context */
-    uint64_t before = entry.size, after = vgpu_round(vgpu_less(value, entry.second), 512);
+    uint64_t before = entry.size, after = vgpu_round(vgpu_less(value, entry.second), VGPU_GRANULE);
     int result = vgpu_charge(d, vgpu_less(after, before), PART_CONTEXT);
     if (result != CUDA_OK)
         return result;

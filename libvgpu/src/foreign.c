@@ -7,8 +7,6 @@
 #include "resolve.h"
 #include "tag.h"
 
-enum { GRANULE = 512 };
-
 int cuIpcGetMemHandle(void *handle, uint64_t address)
 {
     int result = REAL(cuIpcGetMemHandle)(handle, address);
@@ -48,7 +46,7 @@ static int charge(uint64_t address, bool pooled, uint64_t name)
     int d = vgpu_index_of((int)ordinal);
     if (d < 0)
         return CUDA_OK;
-    size = vgpu_round(size, GRANULE);
+    size = vgpu_round(size, VGPU_GRANULE);
     VGPU_POINT(77);
     int result = vgpu_reserve_import(d, 0, size, PART_IMPORTED, &share);
     if (result != CUDA_OK)
@@ -183,7 +181,7 @@ int cuImportExternalMemory(void *memory, void *description)
     uint64_t context;
     if (!memory || !given || !vgpu_current(&d, &context))
         return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : REAL(cuImportExternalMemory)(memory, description);
-    uint64_t size = vgpu_round(given->size, GRANULE);
+    uint64_t size = vgpu_round(given->size, VGPU_GRANULE);
     struct vgpu_share share = {.name = given->type == EXTERNAL_FILE ? vgpu_tag_of((int)given->handle[0]) : 0};
     int result = vgpu_reserve_import(d, 0, size, PART_DATA, &share);
     if (result != CUDA_OK)

@@ -93,7 +93,7 @@ static void needed_by(void *node, uint64_t bytes[VGPU_DEVICES], int depth)
         return;
     int index = given.node.location == LOCATION_DEVICE ? vgpu_index_of((int)given.node.id) : -1;
     if (index >= 0)
-        bytes[index] = vgpu_add(bytes[index], vgpu_round(given.node.bytes, 512));
+        bytes[index] = vgpu_add(bytes[index], vgpu_round(given.node.bytes, VGPU_GRANULE));
 }
 
 /* Bytes that the allocation nodes of a graph, and of graphs in it, take on each device. */

@@ -339,7 +339,7 @@ static int allocate_by_itself(const struct request *asked, struct vgpu_entry ent
 /* While the pool has room, the driver is asked nothing but what the program asks. */
 static int allocate(const struct request *asked)
 {
-    uint64_t handle = (uint64_t)(uintptr_t)asked->pool, size = vgpu_round(asked->bytes, 512);
+    uint64_t handle = (uint64_t)(uintptr_t)asked->pool, size = vgpu_round(asked->bytes, VGPU_GRANULE);
     int device = -1;
     if (asked->address && handle && vgpu_open() && vgpu_capturing(asked->stream, is_per_thread(asked)) != CAPTURING)
         device = pool_device(asked->pool); /* captured, it is memory of a graph */

@@ -5,6 +5,7 @@
 
 #include "compute.h"
 #include "log.h"
+#include "slots.h"
 
 #include <sched.h>
 #include <string.h>

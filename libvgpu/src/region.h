@@ -88,14 +88,8 @@ struct region *vgpu_region_open(const char *path, const struct vgpu_config *conf
 /* A region of this process only. */
 struct region *vgpu_region_private(const struct vgpu_config *config);
 
-/* A slot for this process, counters zero; -1 if all are taken by processes that live. */
-int vgpu_slot_claim(struct region *region, const char *path);
-
-/* Gives the slot back. Counters must be zero before, or the process must be gone. */
-void vgpu_slot_release(struct region *region, struct region_slot *slot);
-
-/* Frees the slots of processes that are gone. Skipped if another process does so just now. Returns how many. */
-int vgpu_region_reap(struct region *region, const char *path);
+/* Slots from here on have never been used. */
+int vgpu_region_used(struct region *region);
 
 /* A lock on the file that dies with its holder; -1 if it is not to be had within `milliseconds`. */
 int vgpu_file_lock(const char *path, int milliseconds);

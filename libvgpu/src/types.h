@@ -35,6 +35,9 @@ enum {
 /* Devices of the shared region, and CUDA device numbers that are told apart. */
 enum { VGPU_DEVICES = 16, VGPU_ORDINALS = 64 };
 
+/* Bytes of which the driver hands out whole numbers. */
+enum { VGPU_GRANULE = 512 };
+
 /* CUipcMemHandle, as it is passed by value. Pointers into pools and fabric handles have that size, too. */
 struct vgpu_structure {
     char bytes[64];

@@ -26,7 +26,7 @@ MIB = 1 << 20
 TARGETS = ("x86_64", "aarch64")
 """Architectures of the release."""
 REGION_SOURCES = ("account.c", "lock.c", "region.c", "liveness.c", "log.c", "control.c", "compute.c", "shares.c",
-                  "table.c")
+                  "slots.c", "table.c")
 """Sources of the library that a program needs to open a region."""
 SANITIZERS = {"asan": "address,undefined", "tsan": "thread"}
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0:handle_segv=0:abort_on_error=0",

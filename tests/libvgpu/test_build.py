@@ -98,6 +98,17 @@ def test_release_holds_its_limits(builds, release, tmp_path):
         rig.close()
 
 
+def test_no_file_of_the_library_needs_itself():
+    """What a file includes has files of its own beside it: none of them leads back to it."""
+    sources = {path.stem: path.read_text() for path in sorted((SOURCE / "src").glob("*.c"))}
+    headers = {path.stem: path.read_text() for path in sorted((SOURCE / "src").glob("*.h"))}
+    needs = {name: set(re.findall(r'#include "(\w+)[.]h"', sources.get(name, "") + headers.get(name, ""))) - {name}
+             for name in sources | headers}
+    while ends := {name for name, others in needs.items() if not others & needs.keys()}:
+        needs = {name: others for name, others in needs.items() if name not in ends}
+    assert needs == {}
+
+
 # -- the same under sanitizers
 
 

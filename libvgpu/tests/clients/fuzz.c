@@ -6,6 +6,7 @@
 #include "account.h"
 #include "compute.h"
 #include "process.h"
+#include "slots.h"
 
 #include <stdio.h>
 #include <stdlib.h>
