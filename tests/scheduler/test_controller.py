@@ -7,6 +7,7 @@ import pytest
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict
 from hami.scheduler.settings import Settings
+from hami.state.reservations import RESERVATION_TTL_S
 from hami.state.sighting import OBSERVED_S
 from tests.builders import NVIDIA, device_usage, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
@@ -191,7 +192,7 @@ def test_a_pod_that_cannot_be_written_does_not_stop_the_others(error):
 def test_a_reservation_expires():
     made = world(pod(gpus()), leads=True)
     made.filter(pod(gpus()))
-    made.clock.seconds += 60
+    made.clock.seconds += RESERVATION_TTL_S
     made.controller.step()
     assert made.cache.reservations.unbound() == 0
 
@@ -211,7 +212,7 @@ def test_an_unknown_outcome_is_resolved(became):
     made.leadership.leading = False  # every replica looks after its own
     made.controller.step()
     assert made.cache.reservations.unbound() == 1
-    made.clock.seconds += 60
+    made.clock.seconds += RESERVATION_TTL_S
     made.controller.step()
     assert made.cache.reservations.unbound() == 0
     assert device_usage(made.cache)["n1"][0].slots_used == (1 if became == "bound" else 0)

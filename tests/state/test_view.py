@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 from hypothesis import given
 from hypothesis.strategies import integers
 
@@ -79,7 +80,7 @@ def test_a_view_with_changes_is_that_of_a_changed_cluster(seed):
 
 def replace_node(booking, rng):
     """What the pod would hold on another node, in part of devices that are not there."""
-    return type(booking)(booking.uid, booking.namespace, rng.choice(NAMES), booking.charges, booking.scope)
+    return msgspec.structs.replace(booking, node=rng.choice(NAMES))
 
 
 @given(seed=integers(0, 2**32))
