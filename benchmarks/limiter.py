@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.processes import Run
 from benchmarks.rows import Row, ratio
-from hami.monitor.feedback import Contender, decide
+from hami.monitor.feedback import FeedbackCandidate, decide
 from tests.libvgpu.rig import MIB, REGION_SOURCES, Builds, Client, Rig, Unavailable, make_release, rig
 from tests.libvgpu.shares import SETTLE_S, Tenant, measured_shares, sampled
 from tests.libvgpu.wheels import WheelMissing
@@ -438,8 +438,8 @@ def deciding(tenants: Sequence[Tenant]) -> Iterator[None]:
         before = [sum(tenant.busy().values()) for tenant in tenants]
         while not done.wait(0.9):
             spent = [sum(tenant.busy().values()) for tenant in tenants]
-            verdicts = decide([Contender(key=number, priority=1, cards=frozenset({"card"}), shared_at=at,
-                                         is_active=spent[number] > before[number])
+            verdicts = decide([FeedbackCandidate(key=number, priority=1, cards=frozenset({"card"}), shared_at=at,
+                                                 is_active=spent[number] > before[number])
                                for number, at in shared_at.items()], time.monotonic())
             before = spent
             for number, verdict in verdicts.items():

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hami.monitor.feedback import Contender, decide
+from hami.monitor.feedback import FeedbackCandidate, decide
 from tests.libvgpu import rig as rigs
 from tests.libvgpu.rig import MIB
 from tests.libvgpu.shares import SETTLE_S, Tenant, measured_shares, sampled, wrong_shares
@@ -265,9 +265,9 @@ def deciding(tenants):
         before = [sum(tenant.busy().values()) for tenant in tenants]
         while not done.wait(0.9):
             spent = [sum(tenant.busy().values()) for tenant in tenants]
-            verdicts = decide([Contender(key=number, priority=1, cards=frozenset({"card"}), shared_at=shared_at[number],
-                                         is_active=spent[number] > before[number]) for number in shared_at],
-                              time.monotonic())
+            verdicts = decide([FeedbackCandidate(key=number, priority=1, cards=frozenset({"card"}), shared_at=at,
+                                                 is_active=spent[number] > before[number])
+                               for number, at in shared_at.items()], time.monotonic())
             before = spent
             for number, verdict in verdicts.items():
                 shared_at[number] = verdict.shared_at
