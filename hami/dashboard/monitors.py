@@ -102,9 +102,9 @@ def read_page(host: str, port: int, *, timeout: float = TIMEOUT_S, limit: int = 
         client = socket.create_connection((host, port), timeout=timeout)
         with Connection(client, {}, read_until=lambda: until, write_until=lambda: until) as connection:
             connection.sendall(_REQUEST.format(host=Address(host, port)).encode())
-            answer = HTTPResponse(cast(socket.socket, connection), method="GET")
-            answer.begin()
-            page = answer.read(limit + 1)
+            with HTTPResponse(cast(socket.socket, connection), method="GET") as answer:
+                answer.begin()
+                page = answer.read(limit + 1)
     except (OSError, HTTPException, ValueError) as error:
         raise NoMonitor(f"the monitor at {host} does not answer: {type(error).__name__}") from error
     if answer.status != 200 or len(page) > limit or answer.length:  # the last: bytes that are missing
