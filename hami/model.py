@@ -214,6 +214,11 @@ class Request:
     cores: int = 0
     slices: int = 0
 
+    @property
+    def device_cores(self) -> int:
+        """The percent that the request needs of one device: at most all of it."""
+        return min(self.cores, 100)
+
     def memory_on(self, device: Device) -> int:
         """The memory in MiB that the request needs on *device*. MiB take precedence over a percentage (truncated)."""
         if self.memory_mib > 0:

@@ -102,7 +102,7 @@ def distances(columns: DeviceColumns, request: Request, context: FitContext) -> 
     facts, owner = columns.facts[:, own], columns.owner[own]
     codes = _first_reasons(columns, request, context)[own]
     short = (_share(_memory(facts, request) - (facts[_MEMORY] - facts[_MEMORY_USED]), facts[_MEMORY])
-             + _share(min(request.cores, WHOLE) - (facts[_CORES] - facts[_CORES_USED]), facts[_CORES]))
+             + _share(request.device_cores - (facts[_CORES] - facts[_CORES_USED]), facts[_CORES]))
     of_code = numpy.full(_OTHER, OTHER_RULE)
     of_code[[_CODE[reason] for reason in AMOUNTS]], of_code[_SERVES] = 1.0, 0.0
     device = of_code[codes]
@@ -187,7 +187,7 @@ def _over_quota(columns: DeviceColumns, request: Request, context: FitContext) -
 
 def _lacks_cores(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
     facts = columns.facts
-    short = facts[_CORES] - facts[_CORES_USED] < min(request.cores, WHOLE)
+    short = facts[_CORES] - facts[_CORES_USED] < request.device_cores
     return numpy.asarray(short & (facts[_IN_PARTS] == 0))
 
 

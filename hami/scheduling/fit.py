@@ -195,7 +195,7 @@ def _exceeds_quota(candidate: Candidate) -> bool:
 
 def _lacks_cores(candidate: Candidate) -> bool:
     free = candidate.device.cores - candidate.usage.cores_used
-    return free < min(candidate.request.cores, WHOLE) and not candidate.device.is_partitioned
+    return free < candidate.request.device_cores and not candidate.device.is_partitioned
 
 
 def _is_shared(candidate: Candidate) -> bool:

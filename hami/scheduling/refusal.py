@@ -153,7 +153,7 @@ def _device_refusal(candidate: Candidate) -> DeviceRefusal:
     device, vendor = candidate.device, candidate.context.vendor
     total = total_amounts(device, vendor)
     return DeviceRefusal(
-        device, Amounts(candidate.memory_mib, candidate.request.cores, 1),
+        device, Amounts(candidate.memory_mib, candidate.request.device_cores, 1),
         total - used_amounts(candidate.usage, vendor), total, vendor.resources.has_memory or bool(device.memory_mib),
         objection(candidate))
 

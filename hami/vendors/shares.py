@@ -11,7 +11,7 @@ from hami.vendors.spec import Candidate, Vendor, read_with
 def common_share(candidate: Candidate) -> Share:
     """Returns a share with the requested memory and cores, at most all cores."""
     request = candidate.request
-    return Share(candidate.device.uuid, request.vendor, candidate.memory_mib, min(request.cores, WHOLE))
+    return Share(candidate.device.uuid, request.vendor, candidate.memory_mib, request.device_cores)
 
 
 def nothing_but_the_device(candidate: Candidate) -> Share:

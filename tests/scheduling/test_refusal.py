@@ -65,6 +65,14 @@ def test_no_node_has_such_devices():
         "requests 1 × NVIDIA with 3000 MiB, 30 cores. no node offers such devices")
 
 
+def test_a_request_beyond_all_cores_lacks_what_a_whole_device_lacks():
+    """A share has 100 percent at most, so no more can be short."""
+    asked = pod_request(gpus(1, 10, 150))
+    node = explain_node("node1", {"NVIDIA": [usage("a", 1, 0, 60)]}, Refusal(asked, ()))
+    (device,) = node.closest_devices
+    assert (device.requested.cores, device.short.cores, device.reason) == (100, 60, Reason.NO_CORES)
+
+
 def test_a_percentage():
     assert described(pod_request(gpus(2, cores=0, percent=50)), {}).startswith(
         "requests 2 × NVIDIA with 50 % memory, 0 cores. ")
