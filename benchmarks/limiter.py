@@ -8,18 +8,15 @@ fake driver of the same kind, in another run.
 from __future__ import annotations
 
 import contextlib
-import math
 import random
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Sequence
 
 from benchmarks.processes import Run
 from benchmarks.rows import Row, ratio
-from hami.monitor.feedback import FeedbackCandidate, decide
 from tests.libvgpu.rig import MIB, REGION_SOURCES, Builds, Client, Rig, Unavailable, make_release, rig
-from tests.libvgpu.shares import SETTLE_S, Tenant, measured_shares, sampled
+from tests.libvgpu.shares import SETTLE_S, Tenant, deciding, measured_shares, sampled
 from tests.libvgpu.wheels import WheelMissing
 
 __all__ = ["limiter_rows"]
@@ -426,33 +423,6 @@ def lonely_tenant_rows(builds: Builds) -> Iterator[Row]:
               for share, due in zip(both, name.split("/"), strict=True))
     yield Row(group=GROUP, what="two tenants without a monitor, real time", measured=shares(found), met=off <= 3,
               target="within 3 points", figures=found)
-
-
-@contextlib.contextmanager
-def deciding(tenants: Sequence[Tenant]) -> Iterator[None]:
-    """The rounds of a node monitor: who shares the card, and whose limit counts."""
-    done = threading.Event()
-
-    def run() -> None:
-        shared_at = dict.fromkeys(range(len(tenants)), -math.inf)
-        before = [sum(tenant.busy().values()) for tenant in tenants]
-        while not done.wait(0.9):
-            spent = [sum(tenant.busy().values()) for tenant in tenants]
-            verdicts = decide([FeedbackCandidate(key=number, priority=1, cards=frozenset({"card"}), shared_at=at,
-                                                 is_active=spent[number] > before[number])
-                               for number, at in shared_at.items()], time.monotonic())
-            before = spent
-            for number, verdict in verdicts.items():
-                shared_at[number] = verdict.shared_at
-                tenants[number].region.write(2_008_900, int(verdict.is_limited))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def elastic_rows(builds: Builds) -> Iterator[Row]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from hami.monitor.feedback import FeedbackCandidate, decide
 from tests.libvgpu.layout import Machine, Region
 
-__all__ = ["SETTLE_S", "Tenant", "measured_shares", "sampled", "wrong_shares"]
+__all__ = ["SETTLE_S", "Tenant", "deciding", "measured_shares", "sampled", "wrong_shares"]
 
 SAMPLE_S = 1 / 6
 """Seconds between two samples of utilization: the shortest that NVML documents."""
 SETTLE_S = 3.0
 """Seconds until the compute limit has settled."""
+ROUND_S = 0.9
+"""Seconds between two rounds of a monitor that decides whose limit counts."""
 NAP_S = 0.002
 """Seconds for which a thread sleeps that watches its CPU."""
 LATE_S = 0.01
@@ -41,11 +45,21 @@ class Tenant:
 
 
 @contextlib.contextmanager
-def sampled(tenants: Sequence[Tenant]) -> Iterator[None]:
-    """Writes utilization into the regions as a node monitor does: percent of the time since the last sample."""
+def _beside(rounds: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Runs *rounds* in a thread until the block ends: then the event is set."""
     done = threading.Event()
+    thread = threading.Thread(target=rounds, args=(done,))
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
-    def write() -> None:
+
+def sampled(tenants: Sequence[Tenant]) -> contextlib.AbstractContextManager[None]:
+    """Writes utilization into the regions as a node monitor does: percent of the time since the last sample."""
+    def write(done: threading.Event) -> None:
         before, then = [tenant.busy() for tenant in tenants], time.monotonic()
         while not done.wait(SAMPLE_S):
             spent, now = [tenant.busy() for tenant in tenants], time.monotonic()
@@ -54,13 +68,25 @@ def sampled(tenants: Sequence[Tenant]) -> Iterator[None]:
                 tenant.region.sample(0, percent, time.monotonic_ns())
             before, then = spent, now
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    return _beside(write)
+
+
+def deciding(tenants: Sequence[Tenant]) -> contextlib.AbstractContextManager[None]:
+    """Decides as a node monitor does, round by round, who is alone on the card and whose limit counts."""
+    def run(done: threading.Event) -> None:
+        shared_at = dict.fromkeys(range(len(tenants)), -math.inf)
+        before = [sum(tenant.busy().values()) for tenant in tenants]
+        while not done.wait(ROUND_S):
+            spent = [sum(tenant.busy().values()) for tenant in tenants]
+            verdicts = decide([FeedbackCandidate(key=number, priority=1, cards=frozenset({"card"}), shared_at=at,
+                                                 is_active=spent[number] > before[number])
+                               for number, at in shared_at.items()], time.monotonic())
+            before = spent
+            for number, verdict in verdicts.items():
+                shared_at[number] = verdict.shared_at
+                tenants[number].region.write(2_008_900, int(verdict.is_limited))
+
+    return _beside(run)
 
 
 class Withheld:

@@ -1,17 +1,13 @@
 """Launches on a busy clock: limits that hold in real time, on every way to launch; what never waits."""
 
-import contextlib
-import math
 import os
-import threading
 import time
 
 import pytest
 
-from hami.monitor.feedback import FeedbackCandidate, decide
 from tests.libvgpu import rig as rigs
 from tests.libvgpu.rig import MIB
-from tests.libvgpu.shares import SETTLE_S, Tenant, measured_shares, sampled, wrong_shares
+from tests.libvgpu.shares import SETTLE_S, Tenant, deciding, measured_shares, sampled, wrong_shares
 
 LIMIT = {"memory": 2048 * MIB}
 pytestmark = pytest.mark.real_time
@@ -253,33 +249,6 @@ def test_limits_that_change_count_from_the_next_launch_on(rig):
     rig.limit(LIMIT | {"cores": 20}, compute_by="off")
     time.sleep(1.1)
     assert launches(rig, client) < 0.5
-
-
-@contextlib.contextmanager
-def deciding(tenants):
-    """The node monitor: who is alone, round by round."""
-    done = threading.Event()
-
-    def run():
-        shared_at = {number: -math.inf for number in range(len(tenants))}
-        before = [sum(tenant.busy().values()) for tenant in tenants]
-        while not done.wait(0.9):
-            spent = [sum(tenant.busy().values()) for tenant in tenants]
-            verdicts = decide([FeedbackCandidate(key=number, priority=1, cards=frozenset({"card"}), shared_at=at,
-                                                 is_active=spent[number] > before[number])
-                               for number, at in shared_at.items()], time.monotonic())
-            before = spent
-            for number, verdict in verdicts.items():
-                shared_at[number] = verdict.shared_at
-                tenants[number].region.write(2_008_900, int(verdict.is_limited))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def test_container_alone_has_the_card_and_gives_it_back_within_two_seconds(builds):

@@ -17,6 +17,14 @@ class Mirror:
         self.inventories = {}
         self.bookings = {}
 
+    @classmethod
+    def filled(cls, rng, count):
+        """One of *count* nodes with random devices."""
+        mirror = cls([f"n{number}" for number in range(count)])
+        for name in mirror.names:
+            mirror.set_devices(rng, name, "NVIDIA")
+        return mirror
+
     def fresh(self):
         """A table that was told only the outcome."""
         table = Table()

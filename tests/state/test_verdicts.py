@@ -175,9 +175,7 @@ def test_what_is_remembered_and_skipped_never_changes_the_answer(rng):
 @given(rng=randoms(use_true_random=True))
 def test_columns_exclude_only_nodes_that_do_not_fit(rng):
     """Nodes that they do not exclude mostly fit, so what else could be excluded is little."""
-    mirror = Mirror([f"n{number}" for number in range(8)])
-    for name in mirror.names:
-        mirror.set_devices(rng, name, "NVIDIA")
+    mirror = Mirror.filled(rng, 8)
     for _ in range(10):
         mirror.change(rng)
     table, asked = mirror.table, some_pod_request(rng, rng.choice((1, 4)))
@@ -210,9 +208,7 @@ def may_serve(table, asked, rows):
 @given(rng=randoms(use_true_random=True))
 def test_the_closest_nodes_lack_the_least(rng):
     """The order is that of the devices as they are described: the columns only find it sooner."""
-    mirror = Mirror([f"n{number}" for number in range(6)])
-    for name in mirror.names:
-        mirror.set_devices(rng, name, "NVIDIA")
+    mirror = Mirror.filled(rng, 6)
     asked, verdicts = some_pod_request(rng, 1), Verdicts(mirror.table)
     refusal = verdicts.refuse(asked, mirror.names)
     distances = []
@@ -239,9 +235,7 @@ def test_a_thousand_refused_nodes_are_explained_without_looking_at_each():
 @given(rng=randoms(use_true_random=True))
 def test_a_quota_that_is_no_part_of_the_request_has_the_same_effect(rng):
     """Bounds decide first, and each placement where they do not."""
-    mirror = Mirror([f"n{number}" for number in range(6)])
-    for name in mirror.names:
-        mirror.set_devices(rng, name, "NVIDIA")
+    mirror = Mirror.filled(rng, 6)
     for _ in range(6):
         mirror.change(rng)
     asked, budgets = some_pod_request(rng, rng.choice((1, 3))), {"NVIDIA": some_budget(rng)}
