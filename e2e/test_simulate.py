@@ -1,6 +1,7 @@
 """``hami simulate`` says what the real scheduler does next, in random small worlds."""
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -52,11 +53,10 @@ class World:
         count = self._chance.choice((1, 2, 2, 3))
         return [self._pod(f"{self.name}-{round}-{number}", is_last=number == count - 1) for number in range(count)]
 
-    def create(self, pods):
-        """Creates *pods* in this order; some of them may be denied."""
-        for item in pods:
-            with contextlib.suppress(ApiError):
-                self.sandbox.create(item)
+    def create(self, item):
+        """Creates a pod, which may be denied."""
+        with contextlib.suppress(ApiError):
+            self.sandbox.create(item)
 
     def _cards(self):
         count, kind = self._chance.randrange(1, 5), self._chance.random()
@@ -139,6 +139,16 @@ def is_refused(item):
                for one in item["status"].get("conditions") or ())
 
 
+def decide(kube, worlds, pods):
+    """Creates *pods*, those of each world one after the other. A pod whose scheduling fails for a moment is retried,
+    and the next one would otherwise overtake it."""
+    with ThreadPoolExecutor(4) as pool:
+        for wave in itertools.zip_longest(*pods):
+            created = [(world, item) for world, item in zip(worlds, wave) if item is not None]
+            list(pool.map(lambda pair: pair[0].create(pair[1]), created))
+            settle(kube)
+
+
 def places(kube):
     """Maps each pod of the worlds, all of which are bound, to its node and devices."""
     return {item["metadata"]["name"]: (item["spec"]["nodeName"], cards(item))
@@ -149,6 +159,13 @@ def cards(item):
     """Returns the indexes of the pod's devices, which are the ends of their UUIDs."""
     shares = [share for shares in audit.parse(item["metadata"]["annotations"][ALLOCATED]) for share in shares]
     return {share.uuid.partition("[")[0].rpartition("-")[2] for share in shares}
+
+
+def story(kube, name, found, expected):
+    """Returns what was simulated for the pod, and what happened to it."""
+    events = kube.list("Event", fieldSelector=f"involvedObject.name={name}")
+    return "\n  ".join([f"{name}: expected {expected}, found {found}",
+                        *(f"{event['reason']}: {event['message']}" for event in events)])
 
 
 def simulated(kubeconfig, pods):
@@ -166,10 +183,9 @@ def test_a_simulation_agrees_with_the_scheduler(local, worlds):
     for round in range(2):
         pods = [world.some_pods(round) for world in worlds]
         expected = before | simulated(local.kubeconfig, [item for each in pods for item in each])
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(World.create, worlds, pods))
-        settle(kube)
+        decide(kube, worlds, pods)
         found = places(kube)
-        assert found == expected
+        wrong = {name for name, _ in found.items() ^ expected.items()}
+        assert not wrong, "\n".join(story(kube, name, found.get(name), expected.get(name)) for name in sorted(wrong))
         assert len(found) > len(before)
         before = found
