@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 
 from hami.errors import MalformedInput
 from hami.model import Share
@@ -69,7 +70,8 @@ def _share(field: str, part: str) -> Share:
     if len(fields) < 4:
         raise MalformedInput(
             field, part, "pod annotation format error, missing fields, do not use nodeName in task spec")
-    return Share(fields[0], fields[1], _amount(field, "memory", fields[2]), _amount(field, "core", fields[3]))
+    memory, cores = _amount(field, "memory", fields[2]), _amount(field, "core", fields[3])
+    return Share(sys.intern(fields[0]), sys.intern(fields[1]), memory, cores)
 
 
 def _amount(field: str, name: str, text: str) -> int:

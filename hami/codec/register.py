@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ from msgspec import Meta
 
 from hami.codec.documents import convert, decode
 from hami.errors import MalformedInput
-from hami.model import Device, MigProfile, Partition
+from hami.model import NOTHING, Device, MigProfile, Partition
 from hami.quantity import INT32_MAX, parse_integer
 
 Amount = Annotated[int, Meta(ge=0, le=INT32_MAX, description=f"an integer from 0 to {INT32_MAX}")]
@@ -51,9 +52,10 @@ def parse_devices_json(field: str, text: str, vendor: str) -> tuple[Device, ...]
     except (msgspec.MsgspecError, RecursionError):
         entries = _tolerant(field, text)
     return tuple(Device(
-        uuid=entry.id, vendor=vendor, model=entry.type, slots=entry.count, memory_mib=entry.devmem,
-        cores=entry.devcore, index=entry.index, numa=entry.numa, mode=entry.mode or DEFAULT_MODE, healthy=entry.health,
-        mig_profiles=tuple(_mig_profile(profile) for profile in entry.mig_profiles), info=entry.custominfo,
+        uuid=sys.intern(entry.id), vendor=vendor, model=sys.intern(entry.type), slots=entry.count,
+        memory_mib=entry.devmem, cores=entry.devcore, index=entry.index, numa=entry.numa,
+        mode=sys.intern(entry.mode or DEFAULT_MODE), healthy=entry.health,
+        mig_profiles=tuple(_mig_profile(profile) for profile in entry.mig_profiles), info=entry.custominfo or NOTHING,
     ) for entry in entries)
 
 

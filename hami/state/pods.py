@@ -7,6 +7,7 @@ pods it believes what they carry when they are first seen bound. Later edits of 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -269,8 +270,9 @@ class PodCache:
         vendors = () if pod.node_name else tuple(vendor.key for vendor in self._vendors.allocated_in(annotations))
         record = self._records[uid] = PodRecord(
             ref=pod.ref, version=version, node=pod.node_name, scheduler_name=pod.scheduler_name,
-            assigned_node=annotations.get(ASSIGNED_NODE, ""), label=pod.labels.get(ASSIGNED_NODE), phase=pod.phase,
-            bind_phase=annotations.get(BIND_PHASE, ""), allocating=is_allocating(pod, self._vendors),
+            assigned_node=sys.intern(annotations.get(ASSIGNED_NODE, "")),
+            label=_interned(pod.labels.get(ASSIGNED_NODE)), phase=pod.phase,
+            bind_phase=sys.intern(annotations.get(BIND_PHASE, "")), allocating=is_allocating(pod, self._vendors),
             assigned_at=assigned_time, assigned=assigned, bound_at=bound_time, bound=bound,
             most_shares=most, terminated=is_terminated, seen_at=self._clock(), vendors=vendors,
             problems=problems, allocation=allocation,
@@ -424,6 +426,10 @@ class PodCache:
         if self._uids.get((record.ref.namespace, record.ref.name)) == uid:
             del self._uids[record.ref.namespace, record.ref.name]
         self._unbook(uid)
+
+
+def _interned(text: str | None) -> str | None:
+    return None if text is None else sys.intern(text)
 
 
 def _shown(record: PodRecord) -> tuple[str, str, tuple[str, ...]]:

@@ -8,6 +8,7 @@ the process has watched it for a while.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import datetime
 
@@ -15,6 +16,9 @@ import msgspec
 
 OBSERVED_S = 10.0
 """Seconds for which something is watched before its own time counts against it: an allocation that is alive goes on."""
+
+SAME_S = 0.01
+"""Seconds within which sightings are the same. Ages that are compared with them are a thousand times as long."""
 
 
 class Sighting(msgspec.Struct, frozen=True, gc=False):
@@ -41,11 +45,17 @@ class Sightings:
         self._clock = clock
         self._now = now
         self._has_listed = False
+        self._last = Sighting(-math.inf)
 
     def finish_list(self) -> None:
         """Records that the first list is complete: what is seen from then on is new."""
         self._has_listed = True
+        self._last = Sighting(-math.inf)
 
     def make(self) -> Sighting:
-        """Returns the sighting of what is seen for the first time."""
-        return Sighting(self._clock(), None if self._has_listed else self._now().timestamp())
+        """Returns the sighting of what is seen for the first time. What is seen within SAME_S has the same one: a list
+        brings a hundred thousand objects."""
+        clock = self._clock()
+        if clock - self._last.at >= SAME_S:
+            self._last = Sighting(clock, None if self._has_listed else self._now().timestamp())
+        return self._last
