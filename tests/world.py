@@ -182,8 +182,7 @@ class Replica:
         self.leadership = leadership(self) if leadership else FakeLeadership(leads, clock())
         self.events, self.metrics = Journal(), RecordedMetrics()
         self.lock_states = LockStates(self.metrics.lock_wait)
-        self.cache = Store(vendors, policies or Policies(), clock=clock, now=clock.now,
-                           on_lock_change=self.lock_states.wake_node)
+        self.cache = Store(vendors, policies or Policies(), clock=clock, now=clock.now)
         self.locks = NodeLocks(
             self.cluster, self.cache, self.lock_states, self.events, settings.node_lock_timeout,
             leading_since=self.leadership.since, clock=clock, now=clock.now)
@@ -201,7 +200,7 @@ class Replica:
     def relist(self):
         """Lists everything, as a reflector does at first and after it has missed events."""
         started = self.clock()
-        for kind, sink, things in (("nodes", self.cache.nodes, self.fake.nodes),
+        for kind, sink, things in (("nodes", self.locks.watched, self.fake.nodes),
                                    ("pods", self.cache.pods, self.fake.pods)):
             for thing in things.values():
                 sink.upsert(thing)
@@ -217,7 +216,7 @@ class Replica:
     def deliver(self, kind, news):
         """Delivers changes and advances the watch by as many."""
         for verb, thing in news:
-            getattr(getattr(self.cache, kind), verb)(thing)
+            getattr(self.locks.watched if kind == "nodes" else self.cache.pods, verb)(thing)
         self.cursors[kind] += len(news)
 
     def filter(self, pod, names=None):

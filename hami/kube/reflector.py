@@ -44,15 +44,15 @@ STOP_S = 0.5
 
 
 class Sink(Protocol[In]):
-    """Receives the objects, in the reflector's thread. Calls may be repeated."""
+    """Receives the objects, in the reflector's thread. Calls may be repeated; what they return is ignored."""
 
-    def upsert(self, item: In) -> None:
+    def upsert(self, item: In) -> object:
         """Takes *item*, which exists in this state."""
 
-    def remove(self, item: In) -> None:
+    def remove(self, item: In) -> object:
         """Takes *item*, which has been deleted, in its last state."""
 
-    def prune(self, seen: set[str], started: float) -> None:
+    def prune(self, seen: set[str], started: float) -> object:
         """Ends a list. An object whose key is not in *seen* did not exist at *started* (by the clock) or has gone
         since."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from hami.runtime.clock import utc_now
 from hami.scheduler.settings import Settings
@@ -12,9 +11,9 @@ from hami.state.view import Policies
 from hami.vendors.entry_points import catalog
 
 
-def cluster_cache(settings: Settings, *, on_lock_change: Callable[[str], None] = lambda node: None) -> Store:
+def cluster_cache(settings: Settings) -> Store:
     """Returns the cache that *settings* describe, still empty. Raises: HamiError for a faulty vendor."""
     return Store(
         catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar),
         Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy), clock=time.monotonic, now=utc_now,
-        on_lock_change=on_lock_change, foreign_reservations=settings.foreign_reservations)
+        foreign_reservations=settings.foreign_reservations)

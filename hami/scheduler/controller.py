@@ -102,7 +102,7 @@ class Controller(Task):
             return
         with contextlib.suppress(NotFound):
             answer = self._cluster.annotate_node(node, {ROOM: render_micro_time(self._now())})
-            self._cache.nodes.upsert_unwatched(answer)
+            self._locks.watched.upsert_unwatched(answer)
             log.info("kube-scheduler reminded of a pending pod", extra={"node": node})
 
     def _request_reports(self) -> None:
@@ -115,7 +115,7 @@ class Controller(Task):
                 request = {vendor.annotations.handshake: render_request(self._now())}
                 answer = self._cluster.annotate_node(node, request, str(current[1]))
                 self.handshakes_requested += 1
-                self._cache.nodes.upsert(answer)
+                self._locks.watched.upsert(answer)
 
     def _reconcile_pods(self) -> None:
         for record in self.each(self._cache.pods.unsettled()):

@@ -6,9 +6,12 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
+
+from hami.model import Node
+from hami.state.nodes import NodeCache
 
 T = TypeVar("T")
 
@@ -73,7 +76,7 @@ class LockStates:
     """The states of all locks, and the queues for them.
 
     *on_wait* is called with the seconds that a bind has waited for a lock. *_mutex* guards the states, the queues and
-    the places. It may be taken while the cache's lock is held; nothing is called while it is held.
+    the places; nothing is called while it is held.
     """
 
     def __init__(self, on_wait: Callable[[float], None], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -121,10 +124,10 @@ class LockStates:
             if is_unused:
                 self._leave(state, waiter, "")
 
-    def wake_node(self, node: str) -> None:
-        """Makes the binds that work on the locks of *node* look at them again."""
+    def wake(self, nodes: Iterable[str]) -> None:
+        """Makes the binds that work on the locks of *nodes* look at them again."""
         with self._mutex:
-            for state in self._states.get(node, {}).values():
+            for state in (state for node in nodes for state in self._states.get(node, {}).values()):
                 for waiter in state.queue[:1]:
                     waiter.news.set()
 
@@ -167,3 +170,35 @@ class LockStates:
                 state.places[uid] = waiter.number, self._clock()
             for successor in state.queue[:1]:
                 successor.news.set()
+
+
+class WatchedNodes:
+    """The nodes of the store, as the scheduler changes them: binds that wait for a lock look at each change of it."""
+
+    def __init__(self, nodes: NodeCache, states: LockStates) -> None:
+        self._nodes = nodes
+        self._states = states
+
+    def upsert(self, node: Node) -> None:
+        """As :meth:`NodeCache.upsert`."""
+        self._states.wake(self._nodes.upsert(node))
+
+    def upsert_answer(self, node: Node) -> None:
+        """As :meth:`NodeCache.upsert_answer`."""
+        self._states.wake(self._nodes.upsert_answer(node))
+
+    def upsert_unwatched(self, node: Node) -> None:
+        """As :meth:`NodeCache.upsert_unwatched`."""
+        self._states.wake(self._nodes.upsert_unwatched(node))
+
+    def remove(self, node: Node) -> None:
+        """As :meth:`NodeCache.remove`."""
+        self._states.wake(self._nodes.remove(node))
+
+    def prune(self, seen: set[str], started: float) -> None:
+        """As :meth:`NodeCache.prune`."""
+        self._states.wake(self._nodes.prune(seen, started))
+
+    def reset(self) -> None:
+        """As :meth:`NodeCache.reset`."""
+        self._nodes.reset()

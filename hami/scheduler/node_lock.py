@@ -29,7 +29,7 @@ from hami.model import PodRef
 from hami.scheduler.lock_judgement import (
     GoneHolder, Judgement, Keep, LockFacts, NoHolder, PodHolder, Replace, Revoke, judge,
 )
-from hami.scheduler.lock_states import LockId, LockState, LockStates, Waiter
+from hami.scheduler.lock_states import LockId, LockState, LockStates, Waiter, WatchedNodes
 from hami.state.binding import failed_allocation
 from hami.state.pods import PodRecord
 from hami.state.store import Store
@@ -62,6 +62,8 @@ class NodeLocks:
                  now: Callable[[], datetime]) -> None:
         self._cluster = cluster
         self._nodes = cache.nodes
+        self.watched = WatchedNodes(cache.nodes, states)
+        """The nodes, for whoever changes them: binds that wait for a lock must learn of it."""
         self._pods = cache.pods
         self._states = states
         self._events = events
@@ -165,7 +167,7 @@ class NodeLocks:
                 state.record_leftover(releasable)  # it may have been written all the same
                 raise
             state.record_written(ours, ref.uid, again=again)
-            self._nodes.upsert_answer(answer)
+            self.watched.upsert_answer(answer)
             return releasable
         return None
 
@@ -188,14 +190,14 @@ class NodeLocks:
     def _read(self, lock: LockId) -> tuple[str | None, int]:
         """Reads the node from the API server. Returns as :meth:`NodeCache.lock_of`. Raises: ClusterError."""
         if (node := self._cluster.node(lock.node)) is not None:
-            self._nodes.upsert_unwatched(node)
+            self.watched.upsert_unwatched(node)
             if (current := self._nodes.lock_of(*lock)) is not None:
                 return current
         raise NotFound(f'node "{lock.node}" not found', 404)
 
     def _remove(self, lock: LockId, version: int) -> None:
         """Removes the lock if the node is still at *version*. Raises: ClusterError."""
-        self._nodes.upsert_answer(self._cluster.annotate_node(lock.node, {lock.key: None}, str(version)))
+        self.watched.upsert_answer(self._cluster.annotate_node(lock.node, {lock.key: None}, str(version)))
 
     def _judge(self, lock: LockId, text: str, state: LockState) -> Judgement:
         """Judges the lock *text*: by the cache, and if it need not be kept, by what the API server says, since the

@@ -26,7 +26,7 @@ from hami.scheduler.cluster_metrics import families
 from hami.scheduler.controller import Controller
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.leadership import Leadership
-from hami.scheduler.lock_states import LockStates
+from hami.scheduler.lock_states import LockStates, WatchedNodes
 from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.preempt import PreemptionFilter
@@ -59,9 +59,9 @@ class SchedulerProgram:
         api = Api.connect(timeout=settings.request_timeout)
         self._cluster = Cluster(api)
         self._lock_states = LockStates(self._metrics.lock_wait)
-        self._cache = cluster_cache(settings, on_lock_change=self._lock_states.wake_node)
-        self._watches = Watches(api, nodes=self._cache.nodes, pods=self._cache.pods, quotas=self._cache.quotas,
-                                node_selector=settings.node_selector)
+        self._cache = cluster_cache(settings)
+        self._watches = Watches(api, nodes=WatchedNodes(self._cache.nodes, self._lock_states), pods=self._cache.pods,
+                                quotas=self._cache.quotas, node_selector=settings.node_selector)
         self._elector = AlwaysLeader() if not settings.leader_elect else Election(
             self._cluster, _candidate(settings, self._cache))
         catch_up = partial(self._watches.catch_up, relist=settings.leader_elect)

@@ -1,4 +1,4 @@
-"""Reads a pod's booking from its annotations, and compares it with an earlier one.
+"""Bookings of pods: read from their annotations, compared with what they held before, and kept in the table.
 
 What cannot be read counts as taken, so no device is given out twice. What the pod's specification does not request
 does not count, whatever the annotations say.
@@ -13,31 +13,123 @@ import msgspec
 
 from hami.codec.keys import is_scheduler_owned
 from hami.errors import MalformedInput
-from hami.model import DeviceUsage, Pod
+from hami.model import ContainerKind, DeviceUsage, Pod, PodRef
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.usage import Charge, peak_charges
-from hami.state.table import Booking
+from hami.state.binding import assigned_node
+from hami.state.table import Booking, Table
 from hami.vendors.mig import in_mig_mode
+from hami.vendors.request import most_shares
 from hami.vendors.shares import read_allocation
 from hami.vendors.spec import Catalog
 
 
-def read_booking(pod: Pod, node: str, vendors: Catalog, most: Mapping[str, int],
+class PodBookings:
+    """The bookings of pods that their annotations show, in *table*. Not thread-safe: its owner holds a lock.
+
+    A pod with init containers has two: one until they have finished, and one after.
+    """
+
+    def __init__(self, vendors: Catalog, table: Table) -> None:
+        self._vendors = vendors
+        self._table = table
+        self._after_init: dict[str, tuple[Booking, Booking]] = {}  # of the pods whose two bookings differ
+        self._unreadable: dict[str, Pod] = {}  # pods whose annotations cannot be read completely
+
+    def believe(self, pod: Pod, limits: Mapping[str, int]) -> tuple[str, ...]:
+        """Books what the annotations of *pod* say. *limits*: as for `read_booking`. Returns why parts of them cannot be
+        read."""
+        bookings, problems = self._read(pod, limits)
+        self._hold(bookings, pod.init_done)
+        if problems:
+            self._unreadable[pod.ref.uid] = pod
+        else:
+            self._unreadable.pop(pod.ref.uid, None)
+        return problems
+
+    def follow(self, pod: Pod) -> None:
+        """Books what *pod* holds by now: after its init containers, and for the quotas that select it."""
+        uid = pod.ref.uid
+        booked = self._table.bookings.get(uid)
+        bookings = self._after_init.get(uid) or ((booked, booked) if booked is not None else None)
+        if bookings is not None:
+            first, then = [msgspec.structs.replace(booking, scope=pod.scope) for booking in bookings]
+            self._hold((first, then), pod.init_done)
+
+    def refine(self, pod: Pod, limits: Mapping[str, int]) -> bool:
+        """Books what the edited annotations of *pod* say if that is what they said before, in more detail. Reports
+        whether it is."""
+        uid = pod.ref.uid
+        booked = (self._table.bookings.get(uid)
+                  or Booking(uid, pod.ref.namespace, pod.node_name, (), pod.priority, pod.scope))
+        later, _ = self._read(pod, limits)
+        is_finer = all(refines(*pair, self._table.usages)
+                       for pair in zip(later, self._after_init.get(uid, (booked, booked))))
+        if is_finer:
+            self._hold(later, pod.init_done)
+        return is_finer
+
+    def reread(self, node: str) -> None:
+        """Reads unreadable annotations again, since the devices of *node* have changed and they may name new ones."""
+        for pod in [pod for pod in self._unreadable.values() if assigned_node(pod) == node]:
+            self.believe(pod, most_shares(self._vendors, pod.containers))
+
+    def forget(self, uid: str) -> bool:
+        """Forgets what the annotations of the pod said; its booking stays. Reports whether they were unreadable."""
+        self._after_init.pop(uid, None)
+        return self._unreadable.pop(uid, None) is not None
+
+    def unbook(self, uid: str) -> None:
+        """Removes the booking of the pod."""
+        self._table.unbook(uid)
+
+    def on_node(self, node: str) -> tuple[Booking, ...]:
+        """Returns the bookings on *node*, also those of reservations."""
+        return self._table.bookings_on(node)
+
+    def unreadable(self) -> list[PodRef]:
+        """Returns the pods whose annotations cannot be read completely."""
+        return [pod.ref for pod in self._unreadable.values()]
+
+    def _read(self, pod: Pod, limits: Mapping[str, int]) -> tuple[tuple[Booking, Booking], tuple[str, ...]]:
+        """Returns the bookings of *pod* until and after its init containers, and why parts of them cannot be read."""
+        node, usages = assigned_node(pod), self._table.usages
+        if not any([container.kind is ContainerKind.INIT for container in pod.containers]):
+            booking, problems = read_booking(pod, node, self._vendors, limits, usages)
+            return (booking, booking), problems
+        first, problems = read_booking(replace(pod, init_done=False), node, self._vendors, limits, usages)
+        then, _ = read_booking(replace(pod, init_done=True), node, self._vendors, limits, usages)
+        return (first, then), problems
+
+    def _hold(self, bookings: tuple[Booking, Booking], init_done: bool) -> None:
+        """Books one of the *bookings* of a pod until and after its init containers, and remembers both."""
+        booking = bookings[init_done]
+        if booking.charges:
+            self._table.book(booking)
+        else:
+            self._table.unbook(booking.uid)
+        if bookings[0] != bookings[1]:
+            self._after_init[booking.uid] = bookings
+        else:
+            self._after_init.pop(booking.uid, None)
+
+
+def read_booking(pod: Pod, node: str, vendors: Catalog, limits: Mapping[str, int],
                  usages: Callable[[str], NodeUsage]) -> tuple[Booking, tuple[str, ...]]:
     """Returns the booking of *pod* on *node*, and the problems with annotations that cannot be read.
 
     If an annotation cannot be read or contradicts another, every device of the node (from *usages*) that the
     scheduler-owned annotations mention counts as fully used: an idle device is better than one allocated twice.
-    Vendors that the pod does not request are left out, and shares beyond *most*, the most that its request allows.
+    Vendors that the pod does not request are left out, and shares beyond *limits*, the most that its request allows.
     """
     kinds = [container.kind for container in pod.containers]
     charges: list[tuple[str, tuple[Charge, ...]]] = []
     problems: list[str] = []
     for vendor in vendors.allocated_in(pod.annotations):
-        if vendor.key not in most:
+        if vendor.key not in limits:
             continue
         try:
-            shares = read_allocation(pod, vendor, most[vendor.key])
+            shares = read_allocation(pod, vendor, limits[vendor.key])
             taken = peak_charges(kinds, shares, init_done=pod.init_done)
         except MalformedInput as error:
             problems.append(str(error))

@@ -12,6 +12,7 @@ from hami.codec.keys import LOCK_FREE, NODE_LOCK
 from hami.codec.objects import parse_resource_version
 from hami.codec.states import parse_lock_free
 from hami.model import Device, Node
+from hami.state.bookings import PodBookings
 from hami.state.inventories import Sources, device_count, devices_on, excess_of, inventory_sources
 from hami.state.liveness import PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe
 from hami.state.sighting import Sighting, Sightings
@@ -80,31 +81,28 @@ _Reading = tuple[Sources, tuple[Device, ...], str | None]
 class NodeCache:
     """Nodes by name.
 
-    *lock* is the cache's: it guards the records and *table*, and is never held across I/O. *on_lock_change* is called
-    with the name of each node whose locks have changed, without the lock; *on_device_change* with that of each node
-    whose devices have changed, under the lock.
+    *lock* is the store's: it guards the records, *table* and *bookings*, and is never held across I/O. Changes return
+    the names of the nodes whose locks have changed: binds may wait for these.
     """
 
-    def __init__(self, vendors: Iterable[Vendor], lock: threading.RLock, table: Table, *, clock: Callable[[], float],
-                 now: Callable[[], datetime], on_lock_change: Callable[[str], None],
-                 on_device_change: Callable[[str], None]) -> None:
+    def __init__(self, vendors: Iterable[Vendor], lock: threading.RLock, table: Table, bookings: PodBookings, *,
+                 clock: Callable[[], float], now: Callable[[], datetime]) -> None:
         self._vendors = tuple(vendors)
         self._by_key = {vendor.key: vendor for vendor in self._vendors}
         self._lock = lock
         self._table = table
+        self._bookings = bookings
         self._lock_keys = tuple(sorted({NODE_LOCK, *(vendor.annotations.lock for vendor in self._vendors)} - {""}))
         self._clock = clock
         self._now = now
-        self._on_lock_change = on_lock_change
-        self._on_device_change = on_device_change
         self._records: dict[str, NodeRecord] = {}
         self._tombstones: OrderedDict[str, int] = OrderedDict()  # deleted nodes and their last versions
         self._sightings = Sightings(clock, now)
         self.changes = 0
         """How often nodes have changed, but for their locks."""
 
-    def upsert(self, node: Node) -> None:
-        """Stores *node* unless a later version is known."""
+    def upsert(self, node: Node) -> list[str]:
+        """Stores *node* unless a later version is known. Returns the changed locks' node."""
         version = parse_resource_version(node.resource_version)
         facts = ({key: text for key, text in node.annotations.items() if key not in self._lock_keys}, node.labels,
                  node.capacity, node.allocatable)
@@ -112,7 +110,7 @@ class NodeCache:
         with self._lock:
             record = self._records.get(node.name)
             if version < (record.version if record is not None else self._tombstones.get(node.name, 0)):
-                return
+                return []
             if record is None:
                 record = self._records[node.name] = NodeRecord(node.name, version, ForeignMark(self._clock()))
             record.version = version
@@ -138,8 +136,7 @@ class NodeCache:
                 record.excess = excess_of({key: len(inventory.devices) for key, inventory in inventories})
                 for key, inventory in inventories:
                     self._offer(record, self._by_key[key], inventory)
-        if before != record.locks:
-            self._on_lock_change(node.name)
+            return [node.name] if before != record.locks else []
 
     def _read(self, node: Node, facts: tuple[Texts, ...]) -> Mapping[str, _Reading]:
         """Reads the inventories of *node* that have changed, by vendor, before the lock is taken: filters wait for it.
@@ -151,37 +148,36 @@ class NodeCache:
         readings = ((vendor.key, _reading(vendor, node, inventories.get(vendor.key))) for vendor in self._vendors)
         return {key: reading for key, reading in readings if reading is not None}
 
-    def upsert_answer(self, node: Node) -> None:
+    def upsert_answer(self, node: Node) -> list[str]:
         """Stores *node*, the answer to a request. Only the watch restores a node that it has removed, since the label
         selector may exclude it."""
         with self._lock:
             removed = node.name not in self._records and node.name in self._tombstones
-        if not removed:
-            self.upsert(node)
+        return [] if removed else self.upsert(node)
 
-    def upsert_unwatched(self, node: Node) -> None:
+    def upsert_unwatched(self, node: Node) -> list[str]:
         """Stores *node*, which was read ahead of the watch: a lock may have come and gone in between."""
-        self.upsert_answer(node)
+        changed = self.upsert_answer(node)
         self.mark_foreign(node.name)
+        return changed
 
-    def remove(self, node: Node) -> None:
+    def remove(self, node: Node) -> list[str]:
         """Removes *node*, which was deleted or no longer matches the selector; a late version of it is ignored."""
         with self._lock:
             self._tombstones[node.name] = parse_resource_version(node.resource_version)
             self._tombstones.move_to_end(node.name)
             if len(self._tombstones) > TOMBSTONES:
                 self._tombstones.popitem(last=False)
-        self._remove_record(node.name)
+            return self._remove_records([node.name])
 
-    def prune(self, seen: set[str], started: float) -> None:
+    def prune(self, seen: set[str], started: float) -> list[str]:
         """Removes nodes that are not in a complete list (*seen*). Events may have been missed, so all are foreign."""
         with self._lock:
             self._sightings.finish_list()
             gone = [name for name in self._records if name not in seen]
             for record in self._records.values():
                 record.foreign = ForeignMark(self._clock())
-        for name in gone:
-            self._remove_record(name)
+            return self._remove_records(gone)
 
     def reset(self) -> None:
         """Accepts every version of each node from now on, deleted ones included."""
@@ -291,18 +287,17 @@ class NodeCache:
             for key, inventory in record.inventories.items():
                 yield record, self._by_key[key], inventory
 
-    def _remove_record(self, name: str) -> None:
-        with self._lock:
-            if self._records.pop(name, None) is None:
-                return
+    def _remove_records(self, names: Iterable[str]) -> list[str]:
+        gone = [name for name in names if self._records.pop(name, None) is not None]
+        for name in gone:
             self.changes += 1
             self._table.remove_node(name)
-        self._on_lock_change(name)
+        return gone
 
     def _remove_inventory(self, record: NodeRecord, vendor: Vendor) -> None:
         del record.inventories[vendor.key]
         self._table.set_devices(record.name, vendor.key, ())
-        self._on_device_change(record.name)
+        self._bookings.reread(record.name)
 
     def _store_inventory(self, record: NodeRecord, vendor: Vendor, node: Node, reading: _Reading) -> None:
         sources, devices, problem = reading
@@ -320,7 +315,7 @@ class NodeCache:
         offered = record.excess is None and (
             not vendor.annotations.handshake or is_schedulable(inventory.liveness, self._clock()))
         if self._table.set_devices(record.name, vendor.key, inventory.devices if offered else ()):
-            self._on_device_change(record.name)
+            self._bookings.reread(record.name)
 
 
 def _reading(vendor: Vendor, node: Node, known: _Inventory | None = None) -> _Reading | None:

@@ -20,13 +20,12 @@ from hami.codec.allocation import LONGEST_CACHED, parse_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.codec.objects import parse_resource_version
 from hami.errors import MalformedInput
-from hami.model import ContainerKind, Pod, PodRef
-from hami.state.binding import assigned_at, assigned_node, awaits_allocation, bound_at, expected_label, is_allocating
-from hami.state.bookings import read_booking, refines
+from hami.model import Pod, PodRef
+from hami.state.binding import assigned_at, awaits_allocation, bound_at, expected_label, is_allocating
+from hami.state.bookings import PodBookings
 from hami.state.nodes import NodeCache
 from hami.state.reservations import BindingStage, Reservations
 from hami.state.sighting import Sighting, Sightings
-from hami.state.table import Booking, Table
 from hami.vendors.request import most_shares
 from hami.vendors.spec import Catalog
 
@@ -88,18 +87,18 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
 class PodCache:
     """Pods by uid.
 
-    What they hold is booked in *table*. *lock* is the cache's: it guards the records, the table and the reservations,
-    and is never held across I/O; only single look-ups do without it.
+    *lock* is the store's: it guards the records, *bookings* and *reservations*, and is never held across I/O; only
+    single look-ups do without it.
     *foreign_reservations*: what another scheduler has written on an unbound pod counts for some time, unless the pod
     has a reservation of this process.
     """
 
-    def __init__(self, vendors: Catalog, lock: threading.RLock, table: Table, reservations: Reservations,
-                 nodes: NodeCache, *, foreign_reservations: bool, clock: Callable[[], float],
-                 now: Callable[[], datetime]) -> None:
+    def __init__(self, vendors: Catalog, lock: threading.RLock, bookings: PodBookings,
+                 reservations: Reservations, nodes: NodeCache, *, foreign_reservations: bool,
+                 clock: Callable[[], float], now: Callable[[], datetime]) -> None:
         self._vendors = vendors
         self._lock = lock
-        self._table = table
+        self._bookings = bookings
         self._reservations = reservations
         self._nodes = nodes
         self._foreign_reservations = foreign_reservations
@@ -111,9 +110,6 @@ class PodCache:
         self._decided: set[str] = set()  # pods that this process has filtered
         self._unsettled: dict[str, None] = {}  # in the order in which they came
         self._waiting: dict[str, Pod] = {}  # those that request devices and are not bound
-        self._unreadable: dict[str, Pod] = {}  # those whose annotations cannot be read completely
-        # bookings until and after the init containers, of pods for which they differ
-        self._after_init: dict[str, tuple[Booking, Booking]] = {}
         self._edited: dict[PodRef, None] = {}  # pods with edits that no one has taken yet
         self._allocation_keys = frozenset(
             key for keys in (vendor.annotations for vendor in vendors) if keys.allocated
@@ -234,7 +230,7 @@ class PodCache:
         """Reports whether a pod that was bound to *node* without a lock still has to be allocated its devices. A device
         plugin that needs the lock could take it for the holder of the lock."""
         with self._lock:
-            for booking in self._table.bookings_on(node):
+            for booking in self._bookings.on_node(node):
                 reservation = self._reservations.find(booking.uid)
                 if (reservation is not None and reservation.stage is BindingStage.FINISHED and reservation.lock_free
                         and not reservation.lock_keys):
@@ -246,18 +242,13 @@ class PodCache:
     def unreadable(self) -> list[PodRef]:
         """Returns pods that hold devices and whose annotations cannot be read."""
         with self._lock:
-            return [pod.ref for pod in self._unreadable.values()]
+            return self._bookings.unreadable()
 
     def take_edited(self) -> list[PodRef]:
         """Returns the pods of which edits have been refused since the last call."""
         with self._lock:
             edited, self._edited = self._edited, {}
             return list(edited)
-
-    def rebook(self, node: str) -> None:
-        """Reads unreadable annotations again, since the devices of *node* have changed and they may name new ones."""
-        for pod in [pod for pod in self._unreadable.values() if assigned_node(pod) == node]:
-            self._believe(pod, most_shares(self._vendors, pod.containers))
 
     def _store(self, pod: Pod, version: int, most: Mapping[str, int]) -> None:
         uid, annotations = pod.ref.uid, pod.annotations
@@ -310,7 +301,7 @@ class PodCache:
         if pod.node_name and most:
             return self._book_bound(pod, most, allocation)
         if most and self._is_foreign_reservation(pod, assigned):
-            return self._believe(pod, most)
+            return self._bookings.believe(pod, most)
         self._unbook(uid)
         return ()
 
@@ -319,23 +310,15 @@ class PodCache:
         known = self._records.get(pod.ref.uid)
         if known is not None and known.node and not known.terminated:
             believed, problems = known.allocation, known.problems
-            self._follow_pod(pod)
+            self._bookings.follow(pod)
         else:
             written = self._as_written(pod)
             believed = allocation if written is pod else self._allocation(written)
-            problems = self._believe(written, most)
-        if allocation != believed:
-            self._refine(pod, most)
+            problems = self._bookings.believe(written, most)
+        if allocation != believed and not self._bookings.refine(pod, most):
+            self.edits_refused += 1
+            self._edited[pod.ref] = None
         return problems
-
-    def _follow_pod(self, pod: Pod) -> None:
-        """Books what *pod* holds by now: after its init containers, and for the quotas that select it."""
-        uid = pod.ref.uid
-        booked = self._table.bookings.get(uid)
-        bookings = self._after_init.get(uid) or ((booked, booked) if booked is not None else None)
-        if bookings is not None:
-            first, then = [msgspec.structs.replace(booking, scope=pod.scope) for booking in bookings]
-            self._hold((first, then), pod.init_done)
 
     def _as_written(self, pod: Pod) -> Pod:
         """Returns *pod* with the annotations of its Binding if this process has written it, else as it is."""
@@ -345,58 +328,11 @@ class PodCache:
             return pod
         return replace(pod, annotations={**pod.annotations, **reservation.annotations})
 
-    def _refine(self, pod: Pod, most: Mapping[str, int]) -> None:
-        """Books what the edited annotations of *pod* say in more detail than before; else refuses the edit."""
-        uid = pod.ref.uid
-        booked = (self._table.bookings.get(uid)
-                  or Booking(uid, pod.ref.namespace, pod.node_name, (), pod.priority, pod.scope))
-        bookings = self._after_init.get(uid, (booked, booked))
-        later, _ = self._read(pod, most)
-        if all(refines(*pair, self._table.usages) for pair in zip(later, bookings)):
-            self._hold(later, pod.init_done)
-        else:
-            self.edits_refused += 1
-            self._edited[pod.ref] = None
-
-    def _believe(self, pod: Pod, most: Mapping[str, int]) -> tuple[str, ...]:
-        """Books what the annotations of *pod* say. Returns why parts of them cannot be read."""
-        uid = pod.ref.uid
-        bookings, problems = self._read(pod, most)
-        self._hold(bookings, pod.init_done)
-        if problems:
-            self._unreadable[uid] = pod
-        else:
-            self._unreadable.pop(uid, None)
-        return problems
-
-    def _read(self, pod: Pod, most: Mapping[str, int]) -> tuple[tuple[Booking, Booking], tuple[str, ...]]:
-        """Returns the bookings of *pod* until and after its init containers, and why parts of them cannot be read."""
-        node, usages = assigned_node(pod), self._table.usages
-        if not any([container.kind is ContainerKind.INIT for container in pod.containers]):
-            booking, problems = read_booking(pod, node, self._vendors, most, usages)
-            return (booking, booking), problems
-        first, problems = read_booking(replace(pod, init_done=False), node, self._vendors, most, usages)
-        then, _ = read_booking(replace(pod, init_done=True), node, self._vendors, most, usages)
-        return (first, then), problems
-
-    def _hold(self, bookings: tuple[Booking, Booking], init_done: bool) -> None:
-        """Books one of the *bookings* of a pod until and after its init containers, and remembers both."""
-        booking = bookings[init_done]
-        if booking.charges:
-            self._table.book(booking)
-        else:
-            self._table.unbook(booking.uid)
-        if bookings[0] != bookings[1]:
-            self._after_init[booking.uid] = bookings
-        else:
-            self._after_init.pop(booking.uid, None)
-
     def _unbook(self, uid: str) -> None:
         """Removes what the pod's annotations have booked, and their problems. A reservation's booking stays."""
-        self._after_init.pop(uid, None)
         if uid not in self._reservations:
-            self._table.unbook(uid)
-        if self._unreadable.pop(uid, None) is not None and (record := self._records.get(uid)) is not None:
+            self._bookings.unbook(uid)
+        if self._bookings.forget(uid) and (record := self._records.get(uid)) is not None:
             self._records[uid] = msgspec.structs.replace(record, problems=())
 
     def _is_foreign_reservation(self, pod: Pod, assigned: Sighting) -> bool:

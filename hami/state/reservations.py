@@ -16,6 +16,7 @@ from hami.codec.objects import parse_resource_version
 from hami.errors import HamiError
 from hami.model import Allocation, DeviceUsage, Pod, PodRef
 from hami.state.binding import add_bind_time, render_annotations, render_labels
+from hami.state.nodes import NodeCache
 from hami.state.table import Booking, Table
 from hami.vendors.spec import Vendor
 
@@ -97,15 +98,14 @@ class Reservation:
 class Reservations:
     """Reservations by pod uid; their devices are booked in *table*.
 
-    *lock* is the store's: it guards the reservations and the table; only single look-ups do without it. *lock_free*
-    returns the vendors that need no lock on a node now.
+    *lock* is the store's: it guards the reservations and the table; only single look-ups do without it.
     """
 
-    def __init__(self, table: Table, lock: threading.RLock, lock_free: Callable[[str], frozenset[str]], *,
-                 clock: Callable[[], float], now: Callable[[], datetime]) -> None:
+    def __init__(self, table: Table, lock: threading.RLock, nodes: NodeCache, *, clock: Callable[[], float],
+                 now: Callable[[], datetime]) -> None:
         self._table = table
         self._lock = lock
-        self._lock_free = lock_free
+        self._nodes = nodes
         self._clock = clock
         self._now = now
         self._reservations: dict[str, Reservation] = {}
@@ -274,7 +274,7 @@ class Reservations:
         return reservation.stage is BindingStage.ASSUMED and self._clock() - reservation.since >= limit_s
 
     def _problem(self, reservation: Reservation) -> str | None:
-        if self._lock_free(reservation.node) != reservation.lock_free:
+        if self._nodes.lock_free(reservation.node) != reservation.lock_free:
             return f"the device plugins of node {reservation.node} that need no lock have changed"
         usage = {(vendor, one.device.uuid): one
                  for vendor, devices in self._table.usages(reservation.node).items() for one in devices}

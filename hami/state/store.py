@@ -16,6 +16,7 @@ from hami.model import Budget, NodePolicy, Pod, PodRef, PodScope
 from hami.scheduling.pod_request import PodRequest, make_pod_request, node_policy_of
 from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota, quota_allows
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal, explain_node
+from hami.state.bookings import PodBookings
 from hami.state.nodes import NodeCache
 from hami.state.pending import PendingPod, PendingPods
 from hami.state.pods import PodCache
@@ -33,12 +34,10 @@ PENDING_REQUESTS = 5  # different requests of pending pods that are tried at onc
 class Store:
     """Nodes, pods, quotas and reservations. *clock* is monotonic, *now* is the time of day in UTC.
 
-    *on_lock_change* is called with the name of each node whose locks have changed. *foreign_reservations*: what another
-    scheduler has written on an unbound pod counts for some time.
+    *foreign_reservations*: what another scheduler has written on an unbound pod counts for some time.
     """
 
     def __init__(self, vendors: Catalog, policies: Policies, *, clock: Callable[[], float], now: Callable[[], datetime],
-                 on_lock_change: Callable[[str], None] = lambda node: None,
                  foreign_reservations: bool = False) -> None:
         self.vendors = vendors
         self.policies = policies
@@ -48,10 +47,10 @@ class Store:
         self._table = Table()
         self._verdicts = Verdicts(self._table)
         self._pending = PendingPods()
-        self.nodes = NodeCache(vendors, self._lock, self._table, clock=clock, now=now, on_lock_change=on_lock_change,
-                               on_device_change=lambda node: self.pods.rebook(node))
-        self.reservations = Reservations(self._table, self._lock, self.nodes.lock_free, clock=clock, now=now)
-        self.pods = PodCache(vendors, self._lock, self._table, self.reservations, self.nodes,
+        bookings = PodBookings(vendors, self._table)
+        self.nodes = NodeCache(vendors, self._lock, self._table, bookings, clock=clock, now=now)
+        self.reservations = Reservations(self._table, self._lock, self.nodes, clock=clock, now=now)
+        self.pods = PodCache(vendors, self._lock, bookings, self.reservations, self.nodes,
                              foreign_reservations=foreign_reservations, clock=clock, now=now)
         self.quotas = QuotaCache(self._lock)
 

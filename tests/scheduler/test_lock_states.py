@@ -65,7 +65,7 @@ def test_a_place_is_kept_for_a_while():
 def test_the_next_in_the_queue_is_woken_when_the_first_leaves_and_the_first_when_the_node_changes():
     queue = Queue()
     queue.join(*"abc")
-    queue.states.wake_node("n1")
+    queue.states.wake(["n1"])
     assert [queue.waiters[name].news.is_set() for name in "abc"] == [True, False, False]
     queue.leave("b")
     assert not queue.waiters["c"].news.is_set()
@@ -91,8 +91,8 @@ def test_twenty_thousand_nodes_that_come_and_go_leave_nothing():
             state.record_written("text", f"uid{number}", again=False)
         with states.unused(lock):
             pass
-        states.wake_node(lock.node)
-        states.wake_node(f"never locked {number}")
+        states.wake([lock.node])
+        states.wake([f"never locked {number}"])
     states.forget_unused(lambda lock: None)
     assert states._states == {}
 

@@ -9,6 +9,7 @@ from pytest import param
 from hami.codec.register import MAX_DEVICES, render_devices_json
 from hami.model import Device, Node
 from hami.scheduler.cluster_metrics import families
+from hami.state.bookings import PodBookings
 from hami.state.nodes import NodeCache
 from hami.state.store import Store
 from hami.state.table import Table
@@ -67,8 +68,7 @@ def devices(number):
 ])
 def test_a_node_at_the_limit_of_the_api_server_leaves_the_columns_narrow(evil, problem):
     table, clock = Table(), Clock()
-    nodes = NodeCache(CHART, threading.RLock(), table, clock=clock, now=clock.now, on_lock_change=lambda node: None,
-                      on_device_change=lambda node: None)
+    nodes = NodeCache(CHART, threading.RLock(), table, PodBookings(CHART, table), clock=clock, now=clock.now)
     texts = {NVIDIA.annotations.register if key == "register" else key: text for key, text in evil.items()}
     for one in [*HONEST[:150], Node(name="evil", annotations=texts), *HONEST[150:]]:
         nodes.upsert(one)

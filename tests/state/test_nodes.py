@@ -126,13 +126,10 @@ def test_the_lock_of_a_node_and_its_version():
     (lambda cache: cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="6")), True),
     (lambda cache: cache.nodes.upsert(locked(LOCK, "6")), False),
     (lambda cache: cache.nodes.remove(node("n1")), True)], ids=["other", "freed", "same", "node gone"])
-def test_a_changed_lock_calls_the_listener(change, called):
-    news = []
-    cache = SmallStore(on_lock_change=news.append)
-    cache.nodes.upsert(locked(LOCK))
-    news.clear()
-    change(cache)
-    assert news == (["n1"] if called else [])
+def test_a_change_returns_the_nodes_whose_locks_have_changed(change, called):
+    cache = SmallStore()
+    assert cache.nodes.upsert(locked(LOCK)) == ["n1"]
+    assert change(cache) == (["n1"] if called else [])
 
 
 def test_a_lock_of_another_process_makes_a_node_foreign():
