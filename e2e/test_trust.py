@@ -309,6 +309,51 @@ def test_a_device_plugin_can_do_its_work(sandbox: Sandbox, stolen: Kube, running
 # -- the token of the scheduler
 
 
+@pytest.fixture
+def scheduler_token(sandbox: Sandbox) -> Iterator[Kube]:
+    """The token of the account of extender and kube-scheduler, with its role and nothing else."""
+    client = sandbox.kube.with_token(sandbox.kube.token("hami-scheduler", SYSTEM))
+    yield client
+    client.close()
+
+
+@pytest.mark.installation
+def test_a_stolen_token_of_the_scheduler_changes_no_specification(sandbox: Sandbox, scheduler_token: Kube,
+                                                                  running: str) -> None:
+    """With it, images of system pods could be replaced, and nodes be tainted or made control planes."""
+    token, image = scheduler_token, {"spec": {"containers": [{"name": "main", "image": "evil:1"}]}}
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "0"}
+    foreign = ({"metadata": {"labels": {"app": "x"}}}, annotated({"example.com/x": "1"}),
+               {"metadata": {"finalizers": ["example.com/stay"]}}, {"metadata": {"ownerReferences": [owner]}})
+    with placed(sandbox.kube, f"system-{sandbox.namespace}", of(sandbox, "n1")) as other:
+        for namespace, name in ((SYSTEM, other["metadata"]["name"]), (sandbox.namespace, running)):
+            path = path_of("Pod", namespace, name)
+            assert refused(lambda path=path: token.call(
+                "PATCH", path, image, content_type="application/strategic-merge-patch+json")) == "hami-allocations"
+            for patch in (*foreign, {"spec": {"activeDeadlineSeconds": 1}}):
+                assert refused(lambda patch=patch, path=path: token.call(
+                    "PATCH", path, patch, content_type="application/merge-patch+json")) == "hami-allocations"
+    taints = [{"key": "k", "effect": "NoExecute"}]
+    for patch in (*foreign, {"spec": {"unschedulable": True}}, {"spec": {"taints": taints}},
+                  {"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}):
+        assert refused(lambda patch=patch: token.merge_patch("Node", of(sandbox, "n0"), patch)) == "hami-registrations"
+
+
+@pytest.mark.installation
+def test_the_account_of_the_scheduler_can_do_its_work(sandbox: Sandbox, scheduler_token: Kube, running: str) -> None:
+    for values in ({PHASE: "failed", TO_ALLOCATE: ""}, {"huawei.com/Ascend910A": "x"}, {TIME: "1"}):
+        scheduler_token.merge_patch("Pod", running, annotated(values), sandbox.namespace)
+    for labels in ({NODE: "n0"}, {"hami.io/scheduler-role": "leader"}):
+        scheduler_token.merge_patch("Pod", running, {"metadata": {"labels": labels}}, sandbox.namespace)
+    for values in ({MUTEX: "x"}, {MUTEX: None}, {"hami.io/node-handshake": "Requesting_2026.11.24 12:00:00"},
+                   {"hami.io/room-for-waiting-pods": "2026-11-24T12:00:00.000000Z"}):
+        scheduler_token.merge_patch("Node", of(sandbox, "n0"), annotated(values))
+    condition = {"type": "PodScheduled", "status": "True", "reason": "Test"}  # as kube-scheduler
+    scheduler_token.call("PATCH", path_of("Pod", sandbox.namespace, running) + "/status",
+                         {"status": {"conditions": [condition]}},
+                         content_type="application/strategic-merge-patch+json")
+
+
 @contextlib.contextmanager
 def configured(kube: Kube, name: str) -> Iterator[Object]:
     """Creates a configuration with the shipped webhooks, which no request reaches."""

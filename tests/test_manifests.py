@@ -22,7 +22,7 @@ CONTAINERS = {"extender": BASE / "deployment.yaml", "device-plugin": BASE / "dev
 RIGHTS = {"device-plugin": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]},
           "monitor": {"drop": ["ALL"], "add": ["KILL"]}}
 CATALOG = vendors(chart_config(), ascend=True, iluvatar=True)
-KEYS = "device-plugin-or-key-of-hami"
+KEYS = "account-or-key-of-hami"
 RESOURCES = {resource for vendor in CATALOG for resource in vendor.resources.names}
 # nodes offer these as resources, so kube-scheduler and the kubelet account for them, as in upstream's chart
 NATIVE = {resource for vendor in CATALOG if vendor.key in ("MLU", "Mthreads") for resource in vendor.resources.names

@@ -38,17 +38,7 @@ DEVICE_PLUGIN = "request.userInfo.username.matches('^system:serviceaccount:[^:]+
 """CEL: the account of a device plugin, in any namespace, also with a prefix or suffix of an overlay."""
 SCHEDULER = "request.userInfo.username.matches('^system:serviceaccount:[^:]+:[^:]*hami-scheduler[^:]*$')"
 """CEL: the account of a scheduler, likewise."""
-_CONFINED = f"""\
-oldObject != null
-&& object.spec == oldObject.spec
-&& object.?status == oldObject.?status
-&& object.metadata.?labels.orValue({{}}) == oldObject.metadata.?labels.orValue({{}})
-&& object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([])
-&& object.metadata.?ownerReferences.orValue([]) == oldObject.metadata.?ownerReferences.orValue([])
-&& [[oldObject.metadata.?annotations.orValue({{}}), object.metadata.?annotations.orValue({{}})]].all(pair,
-  pair[0] == pair[1] || pair.all(keys, keys.size() <= {MAX_KEYS} && keys.all(k, k.startsWith('hami.io/')
-    || (k in pair[0] && k in pair[1] && pair[0][k] == pair[1][k]))))"""
-# CEL: nothing but annotations of HAMi changes
+_HAMI = "k.startsWith('hami.io/')"
 
 
 def generated_files(catalog: Catalog, folder: Path = BASE) -> dict[Path, str]:
@@ -85,7 +75,9 @@ def render_policies(catalog: Catalog) -> str:
         device_plugin=DEVICE_PLUGIN,
         scheduler=SCHEDULER,
         token_node="request.userInfo.?extra['authentication.kubernetes.io/node-name'].orValue([''])[0]",
-        confined=_indented(_CONFINED, 6),
+        only_hami=_indented(_confined(_HAMI), 6),
+        only_pod_keys=_indented(_confined(f"{_HAMI}\n|| {_owned_pod_key(catalog)}", labels=True), 6),
+        only_node_keys=_indented(_confined(f"{_HAMI}\n|| {_owned_node_key(catalog)}"), 6),
         pod_key=_indented(_owned_pod_key(catalog), 8),
         node_key=_indented(_owned_node_key(catalog), 8),
         requests_devices=_indented(_requests_devices(catalog), 6),
@@ -110,6 +102,27 @@ def render_managed_resources(catalog: Catalog) -> str:
     names = (name for vendor in catalog for name in vendor.resources.names
              if vendor.key not in NATIVE or name == vendor.resources.count)
     return "  managedResources:\n" + "".join(f"  - {{name: {name}, ignoredByScheduler: true}}\n" for name in names)
+
+
+def _confined(key: str, *, labels: bool = False) -> str:
+    """Returns the CEL expression for: nothing of the object changes but annotations whose keys, *k*, satisfy *key*, an
+    expression, and *labels* likewise."""
+    pairs = [f"[oldObject.metadata.?{field}.orValue({{}}), object.metadata.?{field}.orValue({{}})]"
+             for field in ("annotations", "labels")]
+    changing = ",\n".join(pairs if labels else pairs[:1])
+    unchanged = "" if labels else "&& object.metadata.?labels.orValue({}) == oldObject.metadata.?labels.orValue({})\n"
+    return f"""\
+oldObject != null
+&& object.spec == oldObject.spec
+&& object.?status == oldObject.?status
+{unchanged}\
+&& object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([])
+&& object.metadata.?ownerReferences.orValue([]) == oldObject.metadata.?ownerReferences.orValue([])
+&& [
+  {_indented(changing, 2)}
+].all(pair, pair[0] == pair[1] || pair.all(keys, keys.size() <= {MAX_KEYS} && keys.all(k,
+  {_indented(key, 2)}
+  || (k in pair[0] && k in pair[1] && pair[0][k] == pair[1][k]))))"""
 
 
 def _owned_pod_key(catalog: Catalog) -> str:
