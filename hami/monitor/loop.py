@@ -25,7 +25,7 @@ from hami.monitor.source import UsageSource
 from hami.monitor.uncounted import ROUNDS as EXCESS_ROUNDS
 from hami.monitor.uncounted import Excess, excess_of, least_excess
 from hami.monitor.usage import (
-    ContainerReport, HostView, host_pids, host_utilization, host_view, region_device, report_container,
+    ContainerReport, HostView, denies_use, host_pids, host_utilization, host_view, region_device, report_container,
     slot_utilization,
 )
 from hami.runtime.once import OncePerKey
@@ -61,7 +61,8 @@ class _Memory:
 
     *inode*: of its region, 0 if it was not written. *processes*: of the region. *excess*: what it did not count in
     the last rounds. *verdict*: what the container might do.
-    *active_at*: when it last worked, on the monotonic clock. *wrong*: words of TAMPERED that are wrong by now.
+    *active_at*: when it last worked, on the monotonic clock. *used_at*: when the driver last did not deny that it uses
+    a card. *wrong*: words of TAMPERED that are wrong by now.
     """
 
     inode: int = 0
@@ -69,6 +70,7 @@ class _Memory:
     excess: tuple[Excess, ...] = ()
     verdict: Verdict | None = None
     active_at: float = -math.inf
+    used_at: float = -math.inf
     wrong: frozenset[str] = frozenset()
 
 
@@ -161,19 +163,22 @@ class MonitorLoop:
                 host: HostView, now: float, clock: float) -> Mapping[Key, Verdict]:
         candidates = []
         for container in containers:
-            reading, before = readings[container.key], self._memories.get(container.key, _Memory())
+            reading, before = readings[container.key], self._memories.get(container.key, _Memory(used_at=clock))
             region = reading.region
+            used_at = before.used_at if denies_use(container, host) else clock
             works = not container.has_ended and is_active(
                 recent_kernel=region.recent_kernel if region is not None else 0,
                 last_kernel_time=region.last_kernel_time if region is not None else 0,
-                host_sm=host_utilization(container, host), has_limiter=reading.throttled is not None, now=now)
+                host_sm=host_utilization(container, host), idle_s=clock - used_at,
+                has_limiter=reading.throttled is not None, now=now)
             active_at = clock if works else before.active_at
-            self._memories[container.key] = replace(before, active_at=active_at)
+            self._memories[container.key] = replace(before, active_at=active_at, used_at=used_at)
             candidates.append(FeedbackCandidate(
                 key=container.key, priority=container.priority,
                 cards=frozenset(device.uuid for device in container.devices),
                 is_active=not container.has_ended and clock - active_at < HOLD_S,
                 shared_at=before.verdict.shared_at if before.verdict is not None else -math.inf,
+                waiting_since=before.verdict.waiting_since if before.verdict is not None else math.inf,
                 recent_kernel=region.recent_kernel if region is not None else 0))
         return decide(candidates, clock)
 
@@ -182,7 +187,7 @@ class MonitorLoop:
         """Notes what the container has changed, and writes to its region."""
         region, before = reading.region, self._memories[container.key]
         if region is None:
-            self._memories[container.key] = _Memory(verdict=verdict, active_at=before.active_at)
+            self._memories[container.key] = _Memory(verdict=verdict, active_at=before.active_at, used_at=before.used_at)
             return
         wrong = frozenset(_wrong(container, region, before, reading.inode))
         for fault in wrong - before.wrong:
@@ -195,7 +200,8 @@ class MonitorLoop:
         is_written = self._writes and not container.has_ended and self._write(container, reading, writes)
         self._memories[container.key] = _Memory(
             inode=reading.inode if is_written else 0, processes=_processes(region), excess=excess, verdict=verdict,
-            active_at=before.active_at, wrong=wrong & {"limit", "priority"})  # the others have been corrected
+            active_at=before.active_at, used_at=before.used_at,
+            wrong=wrong & {"limit", "priority"})  # the others have been corrected
 
     def _end(self, container: MonitoredContainer, pods: Sequence[NodePod]) -> None:
         """Ends all containers of a pod, any of which may hold the file with which one of them fills the disk."""

@@ -136,6 +136,13 @@ def host_utilization(container: MonitoredContainer, host: HostView) -> int | Non
     return max((sm for sm in utilization if sm is not None), default=None)
 
 
+def denies_use(container: MonitoredContainer, host: HostView) -> bool:
+    """Reports whether the driver shows that a container uses none of its devices: it is known to which container each
+    process there belongs, and how much it uses."""
+    return all(_knows_all(device.uuid, host) and _host_sm(device.uuid, container.key, host) == 0
+               for device in container.devices)
+
+
 def region_device(region: Region | None, device: AllocatedDevice) -> RegionDevice | None:
     """Returns *device* as a region has it."""
     return next((entry for entry in region.devices if entry.uuid == device.card), None) if region is not None else None
@@ -216,6 +223,14 @@ def _host_sm(uuid: str, key: Key, host: HostView) -> int | None:
     if unit is None or not _knows_sm(unit):
         return None
     return min(sum(entry.usage.sm or 0 for entry in _processes(uuid, key, host)), 100)
+
+
+def _knows_all(uuid: str, host: HostView) -> bool:
+    unit = host.units.get(uuid)
+    if unit is None or unit.processes is None:
+        return False
+    return unit.processes.keys() <= {entry.process.pid for by_unit in host.processes.values()
+                                     for entry in by_unit.get(uuid, ())}
 
 
 def _knows_sm(unit: CardUsage) -> bool:

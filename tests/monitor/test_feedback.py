@@ -1,11 +1,15 @@
 """Who waits for whom, and whose limit counts."""
 
+import math
+from itertools import groupby
 
 import pytest
 from hypothesis import given
 from hypothesis.strategies import randoms
 
-from hami.monitor.feedback import ACTIVE, BLOCKED, LIMIT_S, FeedbackCandidate, decide, is_active
+from hami.monitor.feedback import (
+    ACTIVE, BLOCKED, DENIED_S, LIMIT_S, MAX_WAIT_S, TURN_S, FeedbackCandidate, decide, is_active,
+)
 
 
 def candidate(key, priority=1, cards="x", active=True, **fields):
@@ -53,10 +57,35 @@ def test_a_limit_stays_for_some_seconds():
     ({"recent_kernel": -1, "host_sm": 30}, True), ({"last_kernel_time": 999}, True), ({"last_kernel_time": 998}, False),
     ({"last_kernel_time": 999, "recent_kernel": -1}, False), ({"last_kernel_time": 999, "has_limiter": True}, False),
     ({"last_kernel_time": 2**64 - 1}, False), ({"last_kernel_time": 0}, False), ({"recent_kernel": 2**31 - 1}, True),
+    ({"recent_kernel": 2, "host_sm": 0, "idle_s": DENIED_S - 0.1}, True),
+    ({"recent_kernel": 2, "host_sm": 0, "idle_s": DENIED_S}, False),
+    ({"last_kernel_time": 999, "host_sm": 0, "idle_s": DENIED_S}, False),
+    ({"recent_kernel": 2, "host_sm": 1, "idle_s": 0.0}, True),
 ])
 def test_who_works(fields, active):
-    given = {"recent_kernel": 0, "last_kernel_time": 0, "host_sm": None, "has_limiter": False, "now": 1000.2} | fields
+    given = {"recent_kernel": 0, "last_kernel_time": 0, "host_sm": None, "idle_s": 0.0, "has_limiter": False,
+             "now": 1000.2} | fields
     assert is_active(**given) is active
+
+
+def test_a_container_that_waits_gets_turns():
+    """However long one of higher priority works."""
+    waiting_since, blocked = math.inf, []
+    for now in range(300):
+        verdict = decide([candidate("a", 0), candidate("b", 1, waiting_since=waiting_since)], float(now))["b"]
+        waiting_since = verdict.waiting_since
+        blocked.append(verdict.is_blocked)
+    turns = [len(list(group)) for is_blocked, group in groupby(blocked) if not is_blocked]
+    assert turns == [TURN_S] * int(300 / (MAX_WAIT_S + TURN_S))
+    assert blocked[:int(MAX_WAIT_S)] == [True] * int(MAX_WAIT_S)
+
+
+def test_who_does_not_have_to_wait_any_more_waits_anew():
+    first = decide([candidate("a", 0), candidate("b", 1)], 0.0)["b"]
+    alone = decide([candidate("b", 1, waiting_since=first.waiting_since)], 50.0)["b"]
+    assert alone.waiting_since == math.inf
+    again = decide([candidate("a", 0), candidate("b", 1, waiting_since=alone.waiting_since)], 100.0)["b"]
+    assert again.is_blocked and again.waiting_since == 100.0
 
 
 def some(rng):

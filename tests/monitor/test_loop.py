@@ -13,6 +13,7 @@ from hypothesis.strategies import randoms
 from hami.codec.keys import MIG_ALLOCATIONS
 from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.model import Partition
+from hami.monitor.feedback import BLOCKED, DENIED_S
 from hami.monitor.usage import Source
 from tests.devices.fake_nvml import A100, GIB, MIB, Gpu, Process
 from tests.monitor.region_bytes import Process as Slot
@@ -172,6 +173,23 @@ def share_a_card(stage, *, ours=True):
     stage.pods = [node_pod("high", CARD, priority=0), node_pod("low", CARD, priority=1)]
     stage.region("high", priority=0, processes=[Slot()], ours=ours)
     stage.region("low", priority=1, processes=[Slot()], ours=ours)
+    stage.nvml.gpus[0].processes.append(Process(9999, 0, 0))  # of no container, so the driver's account does not decide
+
+
+def test_nobody_waits_for_work_that_the_driver_does_not_see(stage):
+    """A container could write of work without end."""
+    stage.pods = [node_pod("high", CARD, priority=0), node_pod("low", CARD, priority=1)]
+    for name, priority in (("high", 0), ("low", 1)):
+        stage.region(name, priority=priority, processes=[Slot()])
+    seen = []
+    for _ in range(12):
+        stage.launch("high")
+        stage.run()
+        seen.append(stage.recent("low"))
+    assert seen == [BLOCKED] * int(DENIED_S) + [0] * (12 - int(DENIED_S))
+    stage.work("high", 4007, GIB, 60)
+    stage.run()
+    assert stage.recent("low") == BLOCKED
 
 
 def test_the_lower_waits_while_the_higher_works(stage):
