@@ -20,6 +20,7 @@ from rich.console import Console
 from benchmarks.admission import webhook_rows
 from benchmarks.dashboard import dashboard_rows
 from benchmarks.extender import SIZES, filter_rows
+from benchmarks.hostile import hostile_rows
 from benchmarks.inspect import inspect_rows
 from benchmarks.limiter import limiter_rows
 from benchmarks.monitor import monitor_rows
@@ -29,7 +30,7 @@ from benchmarks.realnode import realnode_rows
 from benchmarks.rows import Row, table
 from e2e.binaries import BinariesMissing
 
-ALL = ("filter", "webhook", *GROUPS, "realnode", "limiter", "inspect", "monitor")
+ALL = ("filter", "hostile", "webhook", *GROUPS, "realnode", "limiter", "inspect", "monitor")
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 160
 """Width of the table if standard output is not a terminal."""
@@ -54,6 +55,8 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
     yield from yardstick_rows()
     if "filter" in chosen.groups:
         yield from filter_rows(run, chosen.nodes)
+    if "hostile" in chosen.groups:
+        yield from hostile_rows(run)
     if "webhook" in chosen.groups:
         yield from webhook_rows(run)
     if placing := [group for group in chosen.groups if group in GROUPS]:

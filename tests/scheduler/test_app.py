@@ -293,7 +293,7 @@ def test_a_review_beyond_the_budget_of_all_requests_gets_503(web):
         "response"]["allowed"] is True
 
 
-def test_large_reviews_are_worked_on_one_after_another(web):
+def test_large_reviews_are_worked_on_one_after_another_and_small_ones_two_at_a_time(web):
     running, most, goes_on = [], [], threading.Event()
 
     def admit(review):
@@ -305,13 +305,12 @@ def test_large_reviews_are_worked_on_one_after_another(web):
 
     web.replica.verbs.admitter.admit = admit
     large = json.dumps(REVIEW).encode() + b" " * 100_000
-    with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(web.post, "/webhook", large) for _ in range(3)]
-        small = pool.submit(web.post, "/webhook", REVIEW)
-        eventually(lambda: len(running) == 2, "not running", timeout=10)
+    with ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(web.post, "/webhook", body) for body in (large, large, large, *[REVIEW] * 5)]
+        eventually(lambda: len(running) == 3, "not running", timeout=10)
         goes_on.set()
-        assert all(answer.result()["response"]["allowed"] is False for answer in (*waiting, small))
-    assert max(most) == 2
+        assert all(answer.result()["response"]["allowed"] is False for answer in waiting)
+    assert max(most) == 3
 
 
 def test_the_log_quotes_only_the_beginning_of_a_pod(web, caplog):

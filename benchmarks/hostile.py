@@ -1,0 +1,177 @@
+"""Rows about what a hostile node or tenant costs the others: ratios to the same filters without it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import fleet
+from benchmarks.extender import PLACED
+from benchmarks.processes import Run, memory
+from benchmarks.replica import Replica, stub_api
+from benchmarks.rows import Latency, Row, ratio, remarks
+from e2e.eventually import eventually
+from e2e.nodes import REGISTER, gpus, register_text, registered
+
+__all__ = ["hostile_rows"]
+
+NODES = 5000
+REQUESTS = 600
+CARDS = 256
+"""The most devices that a node may register."""
+PATCHES = 5
+"""Registrations that one node writes each second."""
+CLIENTS = 32
+REVIEW = 44_000
+"""Bytes of a review in a flood: below the size from which reviews are worked on one after another."""
+LIMIT = 256 * 1024
+"""Bytes of annotations that the API server accepts for an object."""
+EVIL = fleet.node_name(0)
+BESIDE = "stub API server"
+REFUSED = '"NodeNames":null'
+
+
+def hostile_rows(run: Run) -> Iterator[Row]:
+    """Yields rows for one node that registers or writes too much, and for tenants with hopeless or very many pods."""
+    names = [fleet.node_name(number) for number in range(NODES)]
+    body = fleet.filter_args(names)
+    run.say(f"hostile: stub API server with {NODES:,} nodes")
+    with stub_api(run, NODES) as (kubeconfig, port, _), Replica.started(run, kubeconfig) as replica:
+        replica.first_placement(names)
+        quiet = Filters.measured(replica, body)
+        yield from refusals(replica, body, quiet)
+        yield flood(replica, body, quiet)
+        yield widest_node(replica, port)
+        with registering(port, map(evil_text, itertools.count(1))):
+            beside = Filters.measured(replica, body)
+        yield filters_row("one node that writes 16,000 devices in 260 KB, five times a second", beside, quiet, 1.2)
+        before = memory(replica.pid).rss
+        register(port, evil_text(0))
+        beside = Filters.measured(replica, body)
+        yield filters_row("one node that has registered 16,000 devices in 260 KB", beside, quiet, 1.1)
+        grown = memory(replica.pid).rss - before
+        yield Row(group="hostile", what="memory for that node", measured=f"{grown:+.0f} MiB", target="≤ 5 MiB",
+                  met=grown <= 5, compared=remarks(f"{before:.0f} MiB before", BESIDE),
+                  figures={"before_mib": before, "grown_mib": grown})
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """A series of filters. *p95*: milliseconds."""
+
+    latency: Latency
+    p95: float
+
+    @classmethod
+    def measured(cls, replica: Replica, body: str, *, expect: str = PLACED, **job: Any) -> Filters:
+        """Measures one client, like kube-scheduler."""
+        job = {"requests": REQUESTS, "memory": fleet.MEMORY} | job
+        micros = sorted(replica.load("/filter", expect, body=body, **job)["latencies"])
+        return cls(Latency.of(micros), micros[int(0.95 * len(micros))] / 1000)
+
+    def figures(self) -> dict[str, float]:
+        return {"p50_ms": self.latency.p50, "p95_ms": self.p95, "p99_ms": self.latency.p99}
+
+
+def refusals(replica: Replica, body: str, quiet: Filters) -> Iterator[Row]:
+    """Each pod asks for another amount, which no device has."""
+    hopeless = body.replace(fleet.MEMORY, f"9{fleet.MEMORY}")
+    with beside(replica, "/filter", REFUSED, body=hopeless, memory=fleet.MEMORY, vary=True):
+        others = Filters.measured(replica, body)
+    refused = Filters.measured(replica, hopeless, expect=REFUSED, requests=60, vary=True)
+    yield Row(group="hostile", what="/filter p50 / p99, refused, a new request each time",
+              measured=str(refused.latency), target="p50 ≤ 40 ms", met=refused.latency.p50 <= 40,
+              compared=remarks(ratio(refused.latency.p50, quiet.latency.p50, "one that fits"), BESIDE),
+              figures=refused.figures())
+    yield filters_row("such refusals without end from another client", others, quiet, None)
+
+
+def flood(replica: Replica, body: str, quiet: Filters) -> Row:
+    """Anybody may send reviews."""
+    padded = json.loads(fleet.review())
+    padded["request"]["object"]["metadata"]["annotations"] |= {"example.com/padding": "x" * REVIEW}
+    with beside(replica, "/webhook", '"patch"', body=json.dumps(padded), clients=CLIENTS):
+        others = Filters.measured(replica, body)
+    return Row(group="hostile", what=f"/filter p50 / p95 beside reviews of {REVIEW // 1000} KB from {CLIENTS} clients",
+               measured=f"{others.latency.p50:.2f} / {others.p95:.2f} ms", target="p95 ≤ 15 ms", met=others.p95 <= 15,
+               compared=remarks(ratio(others.p95, quiet.p95, "without"), BESIDE), figures=others.figures())
+
+
+def widest_node(replica: Replica, port: int) -> Row:
+    """The links of all devices of the node are compared."""
+    cards = registered(EVIL, gpus(CARDS))
+    register(port, register_text(cards))
+    arguments = json.loads(fleet.filter_args([EVIL]))
+    arguments["Pod"]["metadata"]["annotations"] = {"hami.io/gpu-scheduler-policy": "topology-aware"}
+    for amounts in arguments["Pod"]["spec"]["containers"][0]["resources"].values():
+        amounts["nvidia.com/gpu"] = "8"
+    body = json.dumps(arguments, separators=(",", ":"))
+    eventually(lambda: PLACED.encode() in replica.post("/filter", body), "the widest node serves eight devices")
+    latency = Filters.measured(replica, body, requests=60, vary=True).latency
+    return Row(group="hostile", what=f"/filter p50 / p99, topology-aware, 8 of {CARDS} devices of one node",
+               measured=str(latency), target="p50 ≤ 10 ms", met=latency.p50 <= 10, compared=BESIDE,
+               figures={"p50_ms": latency.p50, "p99_ms": latency.p99})
+
+
+def filters_row(beside_what: str, measured: Filters, quiet: Filters, most: float | None) -> Row:
+    share = measured.latency.p50 / quiet.latency.p50
+    return Row(group="hostile", what=f"/filter p50 / p99 beside {beside_what}", measured=str(measured.latency),
+               target=f"p50 ≤ {most:g} × without" if most else "", met=share <= most if most else None,
+               compared=remarks(ratio(measured.latency.p50, quiet.latency.p50, f"without ({quiet.latency})"), BESIDE),
+               figures=measured.figures() | {"share": share})
+
+
+@contextlib.contextmanager
+def beside(replica: Replica, path: str, expect: str, **job: Any) -> Iterator[None]:
+    """Lets other clients send requests meanwhile."""
+    ended = threading.Event()
+
+    def send() -> None:
+        while not ended.is_set():
+            replica.load(path, expect, seconds=2.0, warm_up=0, **job)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        sender.join()
+
+
+@contextlib.contextmanager
+def registering(port: int, texts: Iterator[str]) -> Iterator[None]:
+    """Lets the hostile node write its next registration, again and again."""
+    ended = threading.Event()
+
+    def write() -> None:
+        while not ended.wait(1 / PATCHES):
+            register(port, next(texts))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        writer.join()
+
+
+def evil_text(number: int) -> str:
+    """Returns a registration as large as the API server lets it be, and different for each *number*."""
+    return json.dumps([{"id": f"{number}-{index:05}"[-8:]} for index in range(LIMIT // 18)], separators=(",", ":"))
+
+
+def register(port: int, text: str) -> None:
+    """Writes the registration of the hostile node."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    patch = json.dumps({"metadata": {"annotations": {REGISTER: text}}})
+    connection.request("PATCH", f"/api/v1/nodes/{EVIL}", patch, {"Content-Type": "application/merge-patch+json"})
+    assert connection.getresponse().read()
+    connection.close()
