@@ -1,8 +1,8 @@
 """The memory of a card that the driver takes for a CUDA context: measured once for each model and driver, on a card
 that nobody uses. The limiter charges that; it cannot measure it itself beside others, whose memory changes meanwhile.
 
-``python -m hami.devices.context_size UUID ROOT`` makes a context with the driver at ROOT and prints the bytes, or why it
-does not.
+``python -m hami.devices.context_size UUID ROOT`` makes a context with the driver at ROOT, and prints the bytes or the
+reason why it does not.
 It is a process of its own, since a process that has used CUDA keeps memory of the card, and since the driver may hang.
 """
 

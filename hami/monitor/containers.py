@@ -38,8 +38,12 @@ class AllocatedDevice:
     @property
     def uuid(self) -> str:
         """The UUID of what processes run on: that of the MIG instance if it is known."""
-        identity = self.instance.instance if self.instance is not None else ()
-        return identity[0] if identity else self.card
+        return self.identity[0] if self.identity else self.card
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The UUID and the numbers of the MIG instance; empty without one, or if it has not been created."""
+        return self.instance.instance if self.instance is not None else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

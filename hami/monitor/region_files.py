@@ -55,6 +55,16 @@ class RegionReading:
     throttled: tuple[int, ...] | None = None
     is_held: bool = False
 
+    @property
+    def version(self) -> str:
+        """The version of the region; empty if there is none."""
+        return self.region.version if self.region is not None else ""
+
+    @property
+    def limiter(self) -> str:
+        """The limiter that has made the region: ``libvgpu`` for ours, ``hami`` for HAMi's; empty if there is none."""
+        return "" if self.region is None else "hami" if self.throttled is None else "libvgpu"
+
 
 class RegionFiles:
     """The regions below one host directory."""
