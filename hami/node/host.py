@@ -82,22 +82,22 @@ class Host:
                          nodes=tuple(node for node in CONTROL_NODES if os.path.exists(self._dev_root + node)),
                          instance_nodes=tuple(node for ids in passed for node in instance_nodes(minors, *ids)))
 
-    def prepare(self, uid: str, container: str, *, keep: bool = False) -> None:
-        """Creates the directory of a container, and one in it that is open to all users.
+    def prepare(self, uid: str, container: str, *, keep: bool = False) -> Path:
+        """Creates the directory of a container, and one in it that is open to all users; returns its path.
 
         An earlier directory is renamed, whatever it holds, as if it belonged to a deleted pod; `sweep` removes it
         later. *keep*: an earlier directory stays with its content: processes may use it. Raises: HostError.
         """
-        name = directory_name(uid, container)
+        path = self._containers / directory_name(uid, container)
         with host_errors("cannot create the directory of a container"):
             self._containers.mkdir(parents=True, exist_ok=True)
             if stat.S_IMODE(self._containers.stat().st_mode) != _OWNER:
                 self._containers.chmod(_OWNER)
-            path = self._containers / name
             if os.path.lexists(path) and not (keep and path.is_dir() and not path.is_symlink()):
                 path.rename(self._containers / f"{uid}.{uuid.uuid4().hex}_{container}")
             _make_directory(path, _READABLE)
             _make_directory(path / LOCKS, _ANY_USER)
+        return path
 
     def write_limits(self, uid: str, container: str, token: str, limits: ContainerLimits, *,
                      keep: bool = False) -> None:

@@ -4,6 +4,7 @@ import functools
 import itertools
 import random
 from dataclasses import replace
+from pathlib import Path
 
 from hami.codec.allocation import render_shares
 from hami.devices.cards import Card
@@ -110,6 +111,7 @@ class FakeHost:
 
     def prepare(self, uid, container, *, keep=False):
         self.prepared.append((uid, container))
+        return Path(f"/usr/local/vgpu/containers/{uid}_{container}")
 
     def write_limits(self, uid, container, token, limits, *, keep=False):
         self.limits[uid, container] = token, limits
