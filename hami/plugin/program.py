@@ -14,7 +14,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hami.devices.cards import Card, CardSource
 from hami.devices.context_size import ContextSizes
@@ -91,13 +90,13 @@ class DevicePluginProgram:
         self._source = _card_source(settings, self._events, self._on_cards_changed)
         self._inventory = DeviceInventory(
             lambda card: offered_card(card, config, ignore_mig_cards=settings.mig_strategy != "none"))
-        has_cards = not isinstance(self._source, _NoCards)
-        self._cdi = _cdi_specs(settings) if has_cards else None
+        source = self._source
+        self._cdi = _cdi_specs(settings) if source is not None else None
         on_instances = self._cdi.update_instances if self._cdi is not None else lambda instances: None
         host = Host(config, classes=self._cdi.classes) if self._cdi is not None else Host(config)
         self._mig = None
-        if config.operating_mode == MIG and has_cards:
-            self._mig = DynamicMig(lambda: cluster.pods_on(config.node), self._source.instances, self._inventory.cards,
+        if config.operating_mode == MIG and source is not None:
+            self._mig = DynamicMig(lambda: cluster.pods_on(config.node), source.instances, self._inventory.cards,
                                    publish=on_instances)
         self._contexts = ContextSizes(Path(config.hook_path) / "vgpu", settings.driver_root_in_container)
         self._deferred = DeferredWrites(cluster, config.node, vendor.annotations.to_allocate, self._events)
@@ -108,7 +107,8 @@ class DevicePluginProgram:
                          context_bytes=self._contexts.bytes_of),
             ContainerSpecs(Path(settings.cdi_root or CDI_ROOT)), node_pods=self._node_pods,
             edits=self._cdi.edits if self._cdi is not None else lambda names: [])
-        self._is_start_time = has_cards and is_start_time(settings, cluster, self._start_time.is_recorded(), os.environ)
+        self._is_start_time = source is not None and is_start_time(
+            settings, cluster, self._start_time.is_recorded(), os.environ)
         self._needs_completion = partial(needs_completion, node=config.node, vendor=vendor)
         self._other_keys = other_allocation_keys(catalog)
         grants = GrantBuilder(config, cluster, self._inventory, host, self._mig, node_pods=self._node_pods,
@@ -117,12 +117,12 @@ class DevicePluginProgram:
         self._clean_up_node = partial(clean_up_node, config.node, self._mig, self._allocator, self._deferred)
         self._sweep_node = partial(sweep_node, config.node, cluster, host, self._start_time.sweep)
         self._guard = RegionGuard(config.node, cluster, host, self._events)
-        self._registrar = NodeRegistrar(cluster, self._source, self._inventory, config, vendor,
-                                        now=partial(datetime.now, UTC), on_cards=self._on_cards,
+        self._registrar = NodeRegistrar(cluster, source.cards if source is not None else tuple, self._inventory, config,
+                                        vendor, now=partial(datetime.now, UTC), on_cards=self._on_cards,
                                         is_lock_free=self._is_lock_free if self._is_start_time else None)
         self._static_mig = None
-        if settings.mig_strategy != "none" and config.operating_mode != MIG and has_cards:
-            self._static_mig = StaticMig(config, settings.mig_strategy, self._source.instances, host,
+        if settings.mig_strategy != "none" and config.operating_mode != MIG and source is not None:
+            self._static_mig = StaticMig(config, settings.mig_strategy, source.instances, host,
                                          on_instances=on_instances)
         self._registrations: list[KubeletRegistration] = []
         self._card_registration = None
@@ -272,7 +272,8 @@ class DevicePluginProgram:
             self._static_mig.report(card, reason)
 
     def _watch_health(self) -> None:
-        self._source.watch_health(self._report, self._stopped, self._health.beat)
+        if self._source is not None:
+            self._source.watch_health(self._report, self._stopped, self._health.beat)
 
     def _clean_up(self) -> None:
         """Flushes deferred writes, or cleans up the node if that is due, then waits for the next write."""
@@ -370,22 +371,8 @@ def _reload(read: Callable[[], PluginSettings]) -> PluginSettings | None:
     return fresh
 
 
-class _NoCards:
-    """The card source of a node without a driver, where that is no reason to fail."""
-
-    def cards(self) -> Sequence[Card]:
-        return ()
-
-    def watch_health(self, report: Callable[[str, str], None], stopped: threading.Event,
-                     beat: Callable[[], None] = lambda: None) -> None:
-        """Returns at once: there is nothing to watch."""
-
-    @property
-    def instances(self) -> Any:
-        raise HamiError("no driver, so no MIG instances")
-
-
-def _card_source(settings: PluginSettings, events: EventRecorder, on_change: Callable[[], None]) -> CardSource:
+def _card_source(settings: PluginSettings, events: EventRecorder, on_change: Callable[[], None]) -> CardSource | None:
+    """Returns the source of the node's cards; ``None`` without a driver, where that is no reason to fail."""
     config = settings.config
     if settings.mock_devices:
         return MockCards(Path(settings.mock_devices), config.mig_allowlist, on_change=on_change)
@@ -398,7 +385,7 @@ def _card_source(settings: PluginSettings, events: EventRecorder, on_change: Cal
         if settings.fail_on_init_error:
             raise
         log.warning("no cards on this node", extra={"reason": error})
-        return _NoCards()
+        return None
     node = shared_node(Path(settings.driver_root_in_container)) if settings.discovery == "auto" else ""
     return NvmlCards(nvml, config.mig_allowlist, xids=settings.xids, links=config.topology_score, shared_node=node,
                      warn=warn)
