@@ -59,15 +59,10 @@ class HostProcesses:
 
     def _read(self, pid: int, name: str) -> str:
         try:
-            file = os.open(f"{self._proc}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            with open(f"{self._proc}/{pid}/{name}", "rb", buffering=0) as file:
+                data = file.read(_MAX_BYTES + 1)  # the kernel gives such a file in one piece
         except OSError:
-            return ""
-        try:
-            data = os.read(file, _MAX_BYTES + 1)  # the kernel gives such a file in one piece
-        except OSError:
-            return ""  # it has just ended
-        finally:
-            os.close(file)
+            return ""  # it has ended
         return "" if len(data) > _MAX_BYTES else data.decode(errors="replace")
 
 
