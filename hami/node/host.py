@@ -27,7 +27,7 @@ from hami.node.grant import CONTROL_NODES, LOCKS, HostFacts
 from hami.node.limits import FIRST_LINE, LIMITS, ContainerLimits, region_parts, render_limits
 from hami.node.region_layout import COMPUTE_SIZE, COMPUTE_SUFFIX, REGION_SIZE, REGION_SUFFIX
 from hami.node.tenant_files import HELD_SUFFIX, fill, list_names, opened_directory, remove_held, shrink
-from hami.runtime.files import write_atomically
+from hami.runtime.files import FileVersion, version_of, write_atomically
 from hami.runtime.once import OncePerKey
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Host:
         self._classes = classes
         self._minors = minors
         self._now = now
-        self._reads_by_version: dict[tuple[Path, int, int], bool] = {}
+        self._reads_by_version: dict[FileVersion, bool] = {}
         self._reported = OncePerKey()
         self._unshrinkable = OncePerKey()
 
@@ -193,8 +193,7 @@ class Host:
         Each version is read once: a container in which it is mounted can hold a lease on it. Raises: HostError.
         """
         with host_errors("cannot read the limiter"):
-            about = library.stat()
-            version = library, about.st_ino, about.st_mtime_ns
+            version = version_of(library.stat())
             if version not in self._reads_by_version:
                 with open(os.open(library, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                     self._reads_by_version = {version: FIRST_LINE.encode() in file.read()}
