@@ -49,7 +49,7 @@ from hami.runtime.options import read_text
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.2
+POLL_S = 0.2
 
 # 50 characters: the kubelet accepts device ids of 63, and an id is the UUID with a suffix
 _Uuid = Annotated[str, Meta(min_length=1, max_length=50, description="a text, 50 characters at most")]
@@ -182,7 +182,7 @@ class MockCards:
                 if reported.get(card, "") != reason:
                     report(card, reason)
             reported = current
-            stopped.wait(POLL_SECONDS)
+            stopped.wait(POLL_S)
 
     def allowed(self, card: Card) -> tuple[MigProfile, ...]:
         """Returns the allowed profiles of *card*."""

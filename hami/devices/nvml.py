@@ -14,9 +14,8 @@ from typing import Any
 
 from hami.codec.device_config import MigAllowance
 from hami.devices.cards import Card, HealthReport
-from hami.devices.health import XidRules
+from hami.devices.health import XidRules, XidWatch
 from hami.devices.mig_profiles import allowed_profiles
-from hami.devices.nvml_health import XidWatch
 from hami.devices.nvml_library import PartReader, card_handles, decode
 from hami.devices.nvml_links import NvLinks
 from hami.devices.nvml_mig import NvmlInstances, offered_profiles
