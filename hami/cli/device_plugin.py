@@ -40,8 +40,7 @@ def device_plugin_command(ctx: click.Context, /, **values: object) -> None:
 def run_device_plugin(settings: PluginSettings, read: Callable[[], PluginSettings]) -> int:
     """Serves the kubelet until a stop signal arrives. Returns the exit status. *read* reloads the settings."""
     from hami.plugin.program import serve  # gRPC and NVML are only in the node's image
-    from hami.web.health import Health
-    from hami.web.pages import PageServer
+    from hami.web.pages import Health, PageServer
 
     health = Health()
     if settings.health_bind_address is None:

@@ -51,7 +51,7 @@ from hami.runtime.interpreter import freeze_gc, set_switch_interval
 from hami.runtime.signals import STOP_SIGNALS, listen
 from hami.runtime.tasks import PeriodicTask, Task, problems
 from hami.vendors.catalog import vendors
-from hami.web.health import Health
+from hami.web.pages import Health
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from hami.runtime.once import OncePerKey
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 1.0
+RETRY_S = 1.0
 
 _Signature = tuple[FileVersion, ...]
 
@@ -29,7 +29,7 @@ class TlsContext:
 
     A file has changed if its inode, modification time or size differs. While the new files cannot be used, for example
     because only one of key and certificate has been replaced, the last good context stays in use. They are tried again
-    after RETRY_SECONDS, and each problem is logged once.
+    after RETRY_S, and each problem is logged once.
     With *client_ca_file* a client may present a certificate; the handshake fails if this CA did not sign it.
     *until_made*: the context until the files can be used for the first time.
     Raises: HamiError if the files cannot be used when the object is made, unless there is such a context.
@@ -66,7 +66,7 @@ class TlsContext:
                 log.info("TLS files read again", extra={"cert_file": self.cert_file})
             self._reported.clear("files")
         except HamiError as error:
-            self._retry_at = self._clock() + RETRY_SECONDS
+            self._retry_at = self._clock() + RETRY_S
             if self._reported.is_new("files", str(error)):
                 log.warning("TLS files cannot be used, the last good ones stay", extra={"problem": str(error)})
 

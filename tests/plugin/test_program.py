@@ -24,7 +24,7 @@ from hami.plugin import api_pb2 as api
 from hami.plugin.program import DevicePluginProgram, serve
 from hami.plugin.settings import read_plugin_settings
 from hami.runtime.tasks import PeriodicTask, Task
-from hami.web.health import Health
+from hami.web.pages import Health
 from tests.builders import write_checksums
 from tests.fake_cluster import FakeCluster
 from tests.plugin.kubelet import calling
