@@ -39,7 +39,7 @@ from hami.node.library import install_library
 from hami.node.pods import NodePods
 from hami.plugin.allocate_mode import is_start_time, start_time_config
 from hami.plugin.allocator import Allocator, other_allocation_keys
-from hami.plugin.deferred_writes import DeferredWrites
+from hami.plugin.deferred_writes import CALLS_S, DeferredWrites
 from hami.plugin.kubelet_registration import KubeletRegistration
 from hami.plugin.region_guard import RegionGuard
 from hami.plugin.registrar import NodeRegistrar
@@ -58,15 +58,11 @@ log = logging.getLogger(__name__)
 COMPONENT = "hami-device-plugin"
 RESTART_S = 30.0
 """Seconds until a failed start is retried."""
-RETRY_WRITES_S = 2.0
-"""Seconds between attempts to make deferred writes."""
 CLEANUP_S = 60.0
 CLEANUP_MIG_S = 10.0
 """Seconds between cleanups; shorter with MIG, where unused instances take room from other pods."""
 REGIONS_S = 1.0
 """Seconds between two looks at the size of files to which containers may write."""
-CALLS_S = 900.0
-"""Seconds for work that calls the API server once for each container, which may hang."""
 JOIN_S = 3.0
 DRAIN_S = 1.0
 LAST_WRITES_S = 5.0
@@ -114,7 +110,7 @@ class DevicePluginProgram:
         grants = GrantBuilder(config, cluster, self._inventory, host, self._mig, node_pods=self._node_pods,
                               context_bytes=self._contexts.bytes_of)
         self._allocator = Allocator(config, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods)
-        self._clean_up_node = partial(clean_up_node, config.node, self._mig, self._allocator, self._deferred)
+        self._clean_up_node = partial(clean_up_node, config.node, self._mig, self._allocator)
         self._sweep_node = partial(sweep_node, config.node, cluster, host, self._start_time.sweep)
         self._guard = RegionGuard(config.node, cluster, host, self._events)
         self._registrar = NodeRegistrar(cluster, source.cards if source is not None else tuple, self._inventory, config,
@@ -133,7 +129,6 @@ class DevicePluginProgram:
         self._lock = threading.Lock()  # guards _registrations; never held while a registration runs
         self._stopped = threading.Event()
         self._health = PeriodicTask("health", self._watch_health, math.inf)
-        self._cleanup_due = 0.0
         self._tasks: list[Task] = []
 
     def start(self) -> None:
@@ -156,8 +151,9 @@ class DevicePluginProgram:
             self._start_task(PeriodicTask("contexts", self._measure_contexts, CLEANUP_S, limit_s=CALLS_S))
         if self._node_pods is not None:
             self._start_task(self._node_pods.task)
-        for task in (self._events, self._health, self._registrar,
-                     PeriodicTask("cleanup", self._clean_up, 0.0, limit_s=CALLS_S),
+        cleanup_s = CLEANUP_MIG_S if self._mig is not None else CLEANUP_S
+        for task in (self._events, self._health, self._registrar, self._deferred,
+                     PeriodicTask("cleanup", self._clean_up_node, cleanup_s, limit_s=CALLS_S),
                      PeriodicTask("sweep", self._sweep_node, CLEANUP_S, limit_s=CALLS_S),
                      PeriodicTask("regions", self._guard.shrink, REGIONS_S, limit_s=CALLS_S)):
             self._start_task(task)
@@ -192,7 +188,6 @@ class DevicePluginProgram:
             tasks = [task for task in self._tasks if task is not self._events]
         for task in tasks:
             task.stop()
-        self._deferred.wake()
         self._inventory.close()
         if self._static_mig is not None:
             self._static_mig.close()
@@ -275,25 +270,16 @@ class DevicePluginProgram:
         if self._source is not None:
             self._source.watch_health(self._report, self._stopped, self._health.beat)
 
-    def _clean_up(self) -> None:
-        """Flushes deferred writes, or cleans up the node if that is due, then waits for the next write."""
-        if time.monotonic() >= self._cleanup_due:
-            self._cleanup_due = time.monotonic() + (CLEANUP_MIG_S if self._mig is not None else CLEANUP_S)
-            self._clean_up_node()
-        else:
-            self._deferred.flush()
-        self._deferred.wait(RETRY_WRITES_S)
-
     def _measure_contexts(self) -> None:
         self._contexts.measure_missing(self._inventory.cards())
 
 
-def clean_up_node(node: str, mig: DynamicMig | None, allocator: Allocator, deferred: DeferredWrites) -> None:
-    """Cleans up: deferred writes, stale node locks, MIG instances.
+def clean_up_node(node: str, mig: DynamicMig | None, allocator: Allocator) -> None:
+    """Cleans up: stale node locks, MIG instances.
 
     Logs what fails; never raises a HamiError.
     """
-    _run_each(node, allocator.release_stale_lock, deferred.flush, *([mig.reconcile] if mig is not None else []))
+    _run_each(node, allocator.release_stale_lock, *([mig.reconcile] if mig is not None else []))
 
 
 def sweep_node(node: str, cluster: Cluster, host: Host, sweep_specs: Callable[[], None]) -> None:

@@ -207,8 +207,12 @@ class Stage:
         self.allocator = (PromptAllocator if self.prompt else Allocator)(
             self.config, self.cluster, BOTH, self.host, grants, self.deferred, node_pods=watch,
             clock=Clock(lambda: self.time, self.sleep))
-        self.clean_up = functools.partial(clean_up_node, NODE, self.mig, self.allocator, self.deferred)
         self.sweep = functools.partial(sweep_node, NODE, self.cluster, self.host, lambda: None)
+
+    def clean_up(self):
+        """Cleans up, and makes the deferred writes that follow."""
+        clean_up_node(NODE, self.mig, self.allocator)
+        self.deferred.flush()
 
     def remember(self, container, name="p"):
         """The kubelet writes down that the container has its devices, if its checkpoint can be read at all."""
