@@ -98,7 +98,9 @@ class KubeletRegistration(Task):
 
     def finish(self) -> None:
         """Stops serving."""
-        self._close()
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
 
     def is_replaced(self) -> bool:
         """Reports whether another process serves the plugin's socket."""
@@ -158,7 +160,7 @@ class KubeletRegistration(Task):
         return None
 
     def _serve(self) -> None:
-        self._close()
+        self.finish()
         server = self._make_server(self._path, self._on_disconnect)
         try:
             server.start()
@@ -168,11 +170,6 @@ class KubeletRegistration(Task):
         self._server, self._registered, self._disconnected = server, None, False
         self._probed_at = self._answered_at = self._clock()
         log.info("serving", extra={"socket": self._path})
-
-    def _close(self) -> None:
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
 
     def _probe(self, found: FileVersion | None) -> None:
         """Calls the plugin's own server at intervals, unless its socket is gone, or that of another process.
