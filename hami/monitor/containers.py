@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hami.codec.pods import NodePod
 from hami.errors import MalformedInput
 from hami.model import Partition, PodRef, Share
-from hami.monitor.cgroups import ContainerId, plain_uid
+from hami.monitor.processes import ContainerId, plain_uid
 from hami.node.limits import task_priority
 from hami.quantity import MIB
 from hami.vendors.request import most_shares

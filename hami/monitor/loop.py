@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from hami.codec.pods import NodePod
 from hami.devices.usage import CardUsage
 from hami.errors import HostError
-from hami.monitor.cgroups import ContainerId, plain_uid
 from hami.monitor.containers import Key, MonitoredContainer, NodeContainers, find_containers
 from hami.monitor.feedback import BLOCKED, HOLD_S, IDLE, FeedbackCandidate, Verdict, decide, is_active
-from hami.monitor.processes import HostProcess, HostProcesses
+from hami.monitor.processes import ContainerId, HostProcess, HostProcesses, plain_uid
 from hami.monitor.region_files import RegionFiles, RegionReading
 from hami.monitor.regions import Region, Write, control_writes, uncounted_writes, usage_writes
 from hami.monitor.source import UsageSource

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hami.devices.usage import CardUsage, ProcessUsage
-from hami.monitor.cgroups import ContainerId
 from hami.monitor.containers import AllocatedDevice, Key, MonitoredContainer
-from hami.monitor.processes import HostProcess
+from hami.monitor.processes import ContainerId, HostProcess
 from hami.monitor.region_files import RegionReading
 from hami.monitor.regions import Region, RegionDevice
 
