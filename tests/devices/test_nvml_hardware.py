@@ -21,9 +21,8 @@ from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import open_nvml
-from hami.devices.nvml_usage import NvmlUsage
 from hami.devices.registration import node_annotations, offered_card
-from hami.devices.usage import ProcessUsage
+from hami.devices.usage import NvmlUsage, ProcessUsage
 from hami.errors import HamiError
 from tests.builders import NVIDIA
 from tests.devices.cards import Stop
