@@ -13,12 +13,12 @@ from hami.plugin.settings import PluginSettings, read_plugin_settings
 from hami.runtime import logs
 from hami.runtime.options import Groups
 
-PLUGIN_DEFAULTS = PluginSettings()
+PLUGIN_DEFAULTS = PluginSettings(node="")
 PLUGIN_FLAGS: Groups = (*FLAGS, ("Output", (VERBOSITY, LOG_FORMAT)))
 
 
 @click.command(name="device-plugin", cls=GroupedCommand, groups=PLUGIN_FLAGS,
-               defaults=(PLUGIN_DEFAULTS, PLUGIN_DEFAULTS.config))
+               defaults=(PLUGIN_DEFAULTS, PLUGIN_DEFAULTS.nvidia))
 @click.pass_context
 def device_plugin_command(ctx: click.Context, /, **values: object) -> None:
     """Offer this node's NVIDIA devices to its kubelet and to the scheduler, and allocate shares to containers.

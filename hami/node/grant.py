@@ -96,7 +96,7 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
     if len(parts) > 1:
         env |= {f"CUDA_DEVICE_SM_LIMIT_{place}": str(share.cores) for place, (_, share) in enumerate(parts)}
     env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = f"{directory}/{token}{REGION_SUFFIX}"
-    if config.memory_scaling > 1:
+    if config.nvidia.device_memory_scaling > 1:
         env["CUDA_OVERSUBSCRIBE"] = "true"
     env |= overridable_env(config, len(parts))
     mounts = [  # the directory is root's; the container may write to what is data
@@ -122,7 +122,7 @@ def overridable_env(config: PluginConfig, count: int) -> dict[str, str]:
     env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if count > 1 else {}
     if config.log_level:
         env["LIBCUDA_LOG_LEVEL"] = config.log_level
-    if config.disable_core_limit:
+    if config.nvidia.disable_core_limit:
         env["GPU_CORE_UTILIZATION_POLICY"] = "disable"
     return env
 

@@ -36,7 +36,7 @@ def is_start_time(settings: PluginSettings, cluster: Cluster, recorded: bool | N
     *recorded*: whether the kubelet's records are of start-time mode, which counts if the node cannot be read; ``None``
     without records. *environ*: of this process. Raises: HamiError if it cannot be decided.
     """
-    name, mode, reason = settings.config.node, settings.allocate, "--allocate"
+    name, mode, reason = settings.node, settings.allocate, "--allocate"
     if mode == AUTO:
         try:
             node = cluster.node(name)
@@ -49,7 +49,7 @@ def is_start_time(settings: PluginSettings, cluster: Cluster, recorded: bool | N
                 raise
             reason, mode = f"as before, since the node cannot be read: {error}", START if recorded else ADMISSION
     log.info("mode of allocation", extra={"node": name, "allocate": mode, "reason": reason or "CDI is available"})
-    return mode == START and bool(settings.config.kubelet_socket)
+    return mode == START and bool(settings.kubelet_socket)
 
 
 def start_time_config(config: PluginConfig) -> PluginConfig:
@@ -66,9 +66,9 @@ def why_not_start(settings: PluginSettings, node: Node, environ: Mapping[str, st
 
     *environ*: of this process. *mounts*: of this process, which in a pod must include the folder of the host.
     """
-    if not settings.config.kubelet_socket:
+    if not settings.kubelet_socket:
         return "there is no kubelet socket"
-    if settings.config.aligned:
+    if settings.aligned:
         return "enablegetpreferredallocation lets the kubelet choose cards, which must be checked at admission"
     runtime, _, version = node.runtime_version.partition("://")
     if runtime not in _RUNTIMES or _numbers(version) < _RUNTIMES[runtime]:

@@ -75,28 +75,27 @@ class DevicePluginProgram:
     def __init__(self, settings: PluginSettings, *, cluster: Cluster | None = None) -> None:
         """*cluster*: ``None`` for the cluster of the environment. Raises: HamiError, also if the driver is missing."""
         self._settings = settings
-        config = settings.config
         catalog = vendors(settings.devices)
         vendor = catalog[VENDOR]
         self._node_pods = None
         if cluster is None:
             api = Api.connect(timeout=settings.kube_timeout or 10.0, pool=8)
-            cluster, self._node_pods = Cluster(api), NodePods(api, config.node, self._on_pod)
+            cluster, self._node_pods = Cluster(api), NodePods(api, settings.node, self._on_pod)
         self._events = EventRecorder(cluster, COMPONENT)
         self._source = _card_source(settings, self._events, self._on_cards_changed)
         self._inventory = DeviceInventory(
-            lambda card: offered_card(card, config, ignore_mig_cards=settings.mig_strategy != "none"))
+            lambda card: offered_card(card, settings, ignore_mig_cards=settings.mig_strategy != "none"))
         source = self._source
         self._cdi = _cdi_specs(settings) if source is not None else None
         on_instances = self._cdi.update_instances if self._cdi is not None else lambda instances: None
-        host = Host(config, classes=self._cdi.classes) if self._cdi is not None else Host(config)
+        host = Host(settings, classes=self._cdi.classes) if self._cdi is not None else Host(settings)
         self._mig = None
-        if config.operating_mode == MIG and source is not None:
-            self._mig = DynamicMig(lambda: cluster.pods_on(config.node), source.instances, self._inventory.cards,
+        if settings.operating_mode == MIG and source is not None:
+            self._mig = DynamicMig(lambda: cluster.pods_on(settings.node), source.instances, self._inventory.cards,
                                    publish=on_instances)
-        self._contexts = ContextSizes(Path(config.hook_path) / "vgpu", settings.driver_root_in_container)
-        self._deferred = DeferredWrites(cluster, config.node, vendor.annotations.to_allocate, self._events)
-        at_start = start_time_config(config)
+        self._contexts = ContextSizes(Path(settings.hook_path) / "vgpu", settings.driver_root_in_container)
+        self._deferred = DeferredWrites(cluster, settings.node, vendor.annotations.to_allocate, self._events)
+        at_start = start_time_config(settings)
         self._start_time = StartTimeAllocator(
             at_start, cluster, vendor, host,
             GrantBuilder(at_start, cluster, self._inventory, host, self._mig, node_pods=self._node_pods,
@@ -105,25 +104,26 @@ class DevicePluginProgram:
             edits=self._cdi.edits if self._cdi is not None else lambda names: [])
         self._is_start_time = source is not None and is_start_time(
             settings, cluster, self._start_time.is_recorded(), os.environ)
-        self._needs_completion = partial(needs_completion, node=config.node, vendor=vendor)
+        self._needs_completion = partial(needs_completion, node=settings.node, vendor=vendor)
         self._other_keys = other_allocation_keys(catalog)
-        grants = GrantBuilder(config, cluster, self._inventory, host, self._mig, node_pods=self._node_pods,
+        grants = GrantBuilder(settings, cluster, self._inventory, host, self._mig, node_pods=self._node_pods,
                               context_bytes=self._contexts.bytes_of)
-        self._allocator = Allocator(config, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods)
-        self._clean_up_node = partial(clean_up_node, config.node, self._mig, self._allocator)
-        self._sweep_node = partial(sweep_node, config.node, cluster, host, self._start_time.sweep)
-        self._guard = RegionGuard(config.node, cluster, host, self._events)
-        self._registrar = NodeRegistrar(cluster, source.cards if source is not None else tuple, self._inventory, config,
-                                        vendor, now=partial(datetime.now, UTC), on_cards=self._on_cards,
-                                        is_lock_free=self._is_lock_free if self._is_start_time else None)
+        self._allocator = Allocator(settings, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods)
+        self._clean_up_node = partial(clean_up_node, settings.node, self._mig, self._allocator)
+        self._sweep_node = partial(sweep_node, settings.node, cluster, host, self._start_time.sweep)
+        self._guard = RegionGuard(settings.node, cluster, host, self._events)
+        self._registrar = NodeRegistrar(
+            cluster, source.cards if source is not None else tuple, self._inventory, settings, vendor,
+            now=partial(datetime.now, UTC), on_cards=self._on_cards,
+            is_lock_free=self._is_lock_free if self._is_start_time else None)
         self._static_mig = None
-        if settings.mig_strategy != "none" and config.operating_mode != MIG and source is not None:
-            self._static_mig = StaticMig(config, settings.mig_strategy, source.instances, host,
+        if settings.mig_strategy != "none" and settings.operating_mode != MIG and source is not None:
+            self._static_mig = StaticMig(settings, settings.mig_strategy, source.instances, host,
                                          on_instances=on_instances)
         self._registrations: list[KubeletRegistration] = []
         self._card_registration = None
-        if config.kubelet_socket:
-            self._card_registration = KubeletRegistration(config, self._card_server, clock=time.monotonic,
+        if settings.kubelet_socket:
+            self._card_registration = KubeletRegistration(settings, self._card_server, clock=time.monotonic,
                                                           is_ready=self._may_serve_cards)
             self._registrations.append(self._card_registration)
         self._lock = threading.Lock()  # guards _registrations; never held while a registration runs
@@ -138,16 +138,16 @@ class DevicePluginProgram:
             log.warning("device configuration", extra={"note": note})
         _check_imex_channels(settings)
         if settings.library_source:
-            written = install_library(settings.library_source, settings.config.hook_path)
+            written = install_library(settings.library_source, settings.hook_path)
             log.info("limiter installed", extra={"files": written})
         self._registrar.read()
         if self._mig is not None:
             self._mig.start()
             self._registrar.read()
         log.info("cards found", extra={
-            "node": settings.config.node, "mode": settings.config.operating_mode,
+            "node": settings.node, "mode": settings.operating_mode,
             "cards": [card.uuid for card in self._inventory.cards()]})
-        if not settings.mock_devices and settings.config.operating_mode != MIG:
+        if not settings.mock_devices and settings.operating_mode != MIG:
             self._start_task(PeriodicTask("contexts", self._measure_contexts, CLEANUP_S, limit_s=CALLS_S))
         if self._node_pods is not None:
             self._start_task(self._node_pods.task)
@@ -196,7 +196,7 @@ class DevicePluginProgram:
         deadline = time.monotonic() + LAST_WRITES_S
         self._deferred.flush(lambda: deadline - time.monotonic())
         if last and not is_replaced:
-            self._registrar.leave(unregister=self._settings.config.unregister_on_stop)
+            self._registrar.leave(unregister=self._settings.unregister_on_stop)
         self._events.drain(DRAIN_S)
         self._events.stop()
         self._events.join(JOIN_S)
@@ -204,7 +204,7 @@ class DevicePluginProgram:
     def _card_server(self, path: Path, on_disconnect: Callable[[], None]) -> PluginServer:
         is_needed = self._is_start_time or bool(self._start_time.is_recorded())  # containers of an earlier mode
         return PluginServer(
-            path, self._settings.config, self._inventory, self._start_time if self._is_start_time else self._allocator,
+            path, self._settings, self._inventory, self._start_time if self._is_start_time else self._allocator,
             pre_start=self._start_time.pre_start if is_needed else None, on_disconnect=on_disconnect)
 
     def _is_lock_free(self) -> bool:
@@ -239,7 +239,7 @@ class DevicePluginProgram:
 
     def _serve_instances(self, resource: InstanceResource) -> None:
         """Serves a resource of MIG instances in a thread of its own. Raises: HamiError for a name that is too long."""
-        config = self._settings.config
+        config = self._settings
         if not config.kubelet_socket:
             return
         replaces_cards = resource.resource == config.resource
@@ -359,12 +359,11 @@ def _reload(read: Callable[[], PluginSettings]) -> PluginSettings | None:
 
 def _card_source(settings: PluginSettings, events: EventRecorder, on_change: Callable[[], None]) -> CardSource | None:
     """Returns the source of the node's cards; ``None`` without a driver, where that is no reason to fail."""
-    config = settings.config
     if settings.mock_devices:
-        return MockCards(Path(settings.mock_devices), config.mig_allowlist, on_change=on_change)
+        return MockCards(Path(settings.mock_devices), settings.nvidia.mig_profile_allowlist, on_change=on_change)
 
     def warn(reason: str, message: str) -> None:
-        events.record(config.node, "Warning", reason, message)
+        events.record(settings.node, "Warning", reason, message)
     try:
         nvml = open_nvml(settings.driver_root_in_container)
     except HamiError as error:
@@ -373,22 +372,21 @@ def _card_source(settings: PluginSettings, events: EventRecorder, on_change: Cal
         log.warning("no cards on this node", extra={"reason": error})
         return None
     node = shared_node(Path(settings.driver_root_in_container)) if settings.discovery == "auto" else ""
-    return NvmlCards(nvml, config.mig_allowlist, xids=settings.xids, links=config.topology_score, shared_node=node,
-                     warn=warn)
+    return NvmlCards(nvml, settings.nvidia.mig_profile_allowlist, xids=settings.xids, links=settings.topology_score,
+                     shared_node=node, warn=warn)
 
 
 def _cdi_specs(settings: PluginSettings) -> CdiSpecs | None:
     """Returns the writer of CDI specifications; ``None`` if they are not used, or somebody else writes them."""
-    config = settings.config
-    if not settings.cdi_root or not CDI.intersection(config.list_strategies):
+    if not settings.cdi_root or not CDI.intersection(settings.list_strategies):
         return None
-    roots = Roots(driver=config.driver_root, dev=config.dev_root, hook=settings.cdi_hook)
-    wanted = (*wanted_extras(config), *([IMEX] if config.imex_channels else ()))
+    roots = Roots(driver=settings.driver_root, dev=settings.dev_root, hook=settings.cdi_hook)
+    wanted = (*wanted_extras(settings), *([IMEX] if settings.imex_channels else ()))
     return CdiSpecs(Path(settings.cdi_root), Path(settings.driver_root_in_container), roots, wanted)
 
 
 def _check_imex_channels(settings: PluginSettings) -> None:
-    for channel in settings.config.imex_channels if settings.imex_required else ():
-        path = Path(settings.config.dev_root, f"dev/nvidia-caps-imex-channels/channel{channel}")
+    for channel in settings.imex_channels if settings.imex_required else ():
+        path = Path(settings.dev_root, f"dev/nvidia-caps-imex-channels/channel{channel}")
         if not path.exists():
             raise HamiError(f"--imex-required: {path} is missing")

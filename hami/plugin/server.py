@@ -246,7 +246,7 @@ class PluginServer:
         for card in snapshot.cards:
             health = UNHEALTHY if card.uuid in snapshot.unhealthy else HEALTHY
             topology = None
-            if self._config.numa_topology and card.numa is not None:
+            if self._config.nvidia.enable_numa_topology and card.numa is not None:
                 topology = api.TopologyInfo(nodes=[api.NUMANode(ID=card.numa)])
             answer.devices.extend(api.Device(ID=device_id, health=health, topology=topology)
                                   for device_id in self._ids(card, self._config))

@@ -110,7 +110,7 @@ def test_schedulers_can_parse_the_registration_of_this_machine(real):
     text = node_annotations(inventory.snapshot(), config, NVIDIA)[NVIDIA.annotations.register]
     found = parse_devices_json(NVIDIA.annotations.register, text, "NVIDIA")
     assert [(device.uuid, device.memory_mib, device.slots) for device in found] == [
-        (card.uuid, card.memory_mib, config.split_count) for card in real]
+        (card.uuid, card.memory_mib, config.nvidia.device_split_count) for card in real]
 
 
 def test_usage_of_this_machine_is_read(real, machine):

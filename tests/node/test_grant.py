@@ -7,6 +7,7 @@ from pytest import param
 
 from hami.devices.config import PluginConfig
 from hami.node.grant import DeviceNode, Grant, HostFacts, Mount, shares_grant, visible_devices_grant
+from tests.devices.cards import config
 from tests.plugin.stage import CARDS, NODE, A, B, share
 
 CONFIG = PluginConfig(node=NODE)
@@ -53,7 +54,7 @@ def test_several_cards_are_in_the_driver_s_order_each_with_its_limits():
 
 
 @pytest.mark.parametrize("changes, env", [
-    param({"memory_scaling": 1.5}, {"CUDA_OVERSUBSCRIBE": "true"}, id="more memory than there is"),
+    param({"device_memory_scaling": 1.5}, {"CUDA_OVERSUBSCRIBE": "true"}, id="more memory than there is"),
     param({"log_level": "3"}, {"LIBCUDA_LOG_LEVEL": "3"}, id="log level"),
     param({"disable_core_limit": True}, {"GPU_CORE_UTILIZATION_POLICY": "disable"}, id="no core limit"),
     param({"gdrcopy": True, "gds": True, "mofed": True},
@@ -62,7 +63,7 @@ def test_several_cards_are_in_the_driver_s_order_each_with_its_limits():
     param({"id_strategy": "index"}, {"NVIDIA_VISIBLE_DEVICES": "0"}, id="by index"),
 ])
 def test_variables(changes, env):
-    assert one(replace(CONFIG, **changes)).env == {"NVIDIA_VISIBLE_DEVICES": A} | LIMITS | env
+    assert one(config(node=NODE, **changes)).env == {"NVIDIA_VISIBLE_DEVICES": A} | LIMITS | env
 
 
 @pytest.mark.parametrize("value", ["1", "t", "T", "TRUE", "true", "True"])
@@ -132,15 +133,15 @@ def test_cdi_names_the_extras():
 
 
 def test_cdi_names_no_extras_that_the_host_does_not_have():
-    config = replace(CONFIG, list_strategies=("cdi-cri",), imex_channels=(0,), gds=True, gdrcopy=True)
-    grant = one(config, host=replace(HOST, classes=frozenset({"gds"})))
+    settings = replace(CONFIG, list_strategies=("cdi-cri",), imex_channels=(0,), gds=True, gdrcopy=True)
+    grant = one(settings, host=replace(HOST, classes=frozenset({"gds"})))
     assert grant.cdi_devices == (CDI, "k8s.device-plugin.nvidia.com/gds=all")
 
 
 def test_device_nodes_of_instances():
-    config = replace(CONFIG, pass_device_specs=True, dev_root="/run/driver")
+    settings = replace(CONFIG, pass_device_specs=True, dev_root="/run/driver")
     host = replace(HOST, nodes=(), instance_nodes=("/dev/nvidia-caps/nvidia-cap12",))
-    grant = visible_devices_grant(config, ["MIG-1"], [CARDS[0]], host, "t-1")
+    grant = visible_devices_grant(settings, ["MIG-1"], [CARDS[0]], host, "t-1")
     assert [one.host_path for one in grant.devices] == [
         "/run/driver/dev/nvidia4", "/run/driver/dev/nvidia-caps/nvidia-cap12"]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from hami.codec.allocation import render_shares
 from hami.devices.cards import Card
-from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory
 from hami.errors import ClusterError, HamiError
 from hami.model import ContainerKind, Node, Share
@@ -21,6 +20,7 @@ from hami.plugin.program import clean_up_node, sweep_node
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from tests.builders import APP, NVIDIA, container
 from tests.builders import pod as make_pod
+from tests.devices.cards import config as plugin_config
 from tests.fake_cluster import FakeCluster
 
 NODE = "n1"
@@ -193,7 +193,7 @@ class Stage:
         self.cards = cards
         self.inventory = DeviceInventory()
         self.inventory.update(cards)
-        self.config = PluginConfig(node=NODE, **config)
+        self.config = plugin_config(node=NODE, **config)
         self.mig = mig
         self.start()
 

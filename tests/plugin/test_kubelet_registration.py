@@ -58,7 +58,7 @@ def registrations(directory, clock):
     made = []
 
     def make(**fields):
-        settings = config(split_count=1, kubelet_socket=str(directory / "kubelet.sock"), **fields)
+        settings = config(device_split_count=1, kubelet_socket=str(directory / "kubelet.sock"), **fields)
         registration = KubeletRegistration(
             settings, lambda path, on_disconnect: PluginServer(
                 path, settings, inventory, None, on_disconnect=on_disconnect), clock=clock)

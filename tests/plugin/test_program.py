@@ -60,7 +60,7 @@ def settings(directory):
     def make(cards=CARDS, **given):
         (directory / "cards.yaml").write_text(cards)
         return read_plugin_settings({
-            "node": "n1", "mock_devices": str(directory / "cards.yaml"), "split_count": 2,
+            "node": "n1", "mock_devices": str(directory / "cards.yaml"), "device_split_count": 2,
             "kubelet_socket": str(directory / "kubelet.sock"), "hook_path": str(directory / "hook")} | given, {})
     return make
 
@@ -297,8 +297,7 @@ def test_without_a_driver_the_start_fails_or_the_node_has_no_cards(settings, clu
     bare = replace(settings(), mock_devices="")
     with pytest.raises(HamiError, match="no NVIDIA driver available"):
         DevicePluginProgram(bare, cluster=cluster)
-    mixed = replace(bare, fail_on_init_error=False, mig_strategy="mixed",
-                    config=replace(bare.config, list_strategies=("cdi-cri",)))
+    mixed = replace(bare, fail_on_init_error=False, mig_strategy="mixed", list_strategies=("cdi-cri",))
     program = DevicePluginProgram(mixed, cluster=cluster)
     program.start()
     program.stop(last=True)

@@ -59,7 +59,7 @@ def start(directory, inventory):
     servers = []
 
     def start(allocator=None, pre_start=None, **fields):
-        settings = config(split_count=2, kubelet_socket=str(directory / "kubelet.sock"), **fields)
+        settings = config(device_split_count=2, kubelet_socket=str(directory / "kubelet.sock"), **fields)
         server = PluginServer(socket_path(settings), settings, inventory, allocator or PreparedAllocator(),
                               pre_start=pre_start)
         servers.append(server)
@@ -126,7 +126,7 @@ def test_a_stream_ends_when_its_client_disconnects(start, kubelet, inventory):
 
 @pytest.mark.parametrize("wanted, nodes", [(True, [1]), (False, [])])
 def test_numa_nodes_are_listed_if_that_is_switched_on(start, directory, wanted, nodes):
-    start(numa_topology=wanted)
+    start(enable_numa_topology=wanted)
     with calling(directory / "nvidia-gpu.sock") as caller:
         first = next(caller.list_and_watch())
     assert [node.ID for node in first.devices[0].topology.nodes] == nodes
