@@ -9,9 +9,6 @@ import msgspec
 from hami.codec.documents import decode
 from hami.kube.api import Api
 
-_TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
-_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-
 
 class Identity(msgspec.Struct, frozen=True):
     """A user of the API server."""
@@ -46,16 +43,17 @@ class Reviews:
 
     def identity(self, token: str) -> Identity | None:
         """Returns the user of *token*; ``None`` if the API server does not accept it."""
-        status = self._create(_TOKEN_REVIEWS, "authentication.k8s.io/v1", "TokenReview", {"token": token})
+        status = self._create("authentication.k8s.io/v1", "TokenReview", {"token": token})
         return status.user if status.authenticated else None
 
     def may_list_pods(self, who: Identity, namespace: str) -> bool:
         """Reports whether *who* may list the pods of *namespace*; of all namespaces if it is empty."""
         spec = {"user": who.username, "uid": who.uid, "groups": who.groups, "extra": who.extra,
                 "resourceAttributes": {"verb": "list", "resource": "pods", "namespace": namespace}}
-        status = self._create(_ACCESS_REVIEWS, "authorization.k8s.io/v1", "SubjectAccessReview", spec)
+        status = self._create("authorization.k8s.io/v1", "SubjectAccessReview", spec)
         return status.allowed and not status.denied
 
-    def _create(self, path: str, version: str, kind: str, spec: Mapping[str, object]) -> _ReviewStatus:
+    def _create(self, version: str, kind: str, spec: Mapping[str, object]) -> _ReviewStatus:
+        path = f"/apis/{version}/{kind.lower()}s"
         body = msgspec.json.encode({"apiVersion": version, "kind": kind, "spec": spec})
         return decode(kind, _REVIEW, self._api.request("POST", path, body=body)).status or _ReviewStatus()
