@@ -27,7 +27,7 @@ NODES, PODS_PER_NODE = 5000, 8
 FIRST_BYTE_MS, UNCHANGED_MS, FILTER_MS = 300.0, 5.0, 1.0
 PAGES, UNCHANGED = 40, 300
 VIEWERS = 10
-POLL_SECONDS = 5.0
+POLL_S = 5.0
 """Between two questions of a viewer, as the page's script asks."""
 TURNS = 10
 """Of filters without and beside viewers, and of pages that have not changed. The half of them counts in which other
@@ -73,7 +73,7 @@ class Turn:
 def filters(replica: Replica, body: str) -> Turn:
     """Sends filters like kube-scheduler, one client, while each viewer asks once."""
     cpu = Cpu({})
-    answer = replica.load("/filter", PLACED, body=body, seconds=POLL_SECONDS, memory=fleet.MEMORY)
+    answer = replica.load("/filter", PLACED, body=body, seconds=POLL_S, memory=fleet.MEMORY)
     return Turn(Latency.of(answer["latencies"]), cpu.spent()["stolen"])
 
 
@@ -110,11 +110,11 @@ def viewers(port: int, statuses: list[int]) -> Iterator[None]:
 
     def look(number: int, path: str) -> None:
         etag = ""
-        stop.wait(number * POLL_SECONDS / VIEWERS)
+        stop.wait(number * POLL_S / VIEWERS)
         while not stop.is_set():
             _, status, etag = ask(port, path, etag)
             statuses.append(status)
-            stop.wait(POLL_SECONDS)
+            stop.wait(POLL_S)
 
     threads = [threading.Thread(target=look, args=(number, path)) for number, path in enumerate(PATHS)]
     for thread in threads:

@@ -413,9 +413,9 @@ def device_plugin(*args, **environ):
 
 
 @pytest.mark.parametrize("args, field, value", [
-    (["--device-split-count=4"], "split_count", 4),
-    (["--device-memory-scaling", "1.5"], "memory_scaling", 1.5),
-    (["--device_cores_scaling=2"], "core_scaling", 2.0),
+    (["--device-split-count=4"], "device_split_count", 4),
+    (["--device-memory-scaling", "1.5"], "device_memory_scaling", 1.5),
+    (["--device_cores_scaling=2"], "device_core_scaling", 2.0),
     (["--disable-core-limit"], "disable_core_limit", True),
     (["--disable-core-limit=false"], "disable_core_limit", False),
     (["--resource-name=nvidia.com/vgpu"], "resource", "nvidia.com/vgpu"),
@@ -448,7 +448,7 @@ def device_plugin(*args, **environ):
 def test_each_flag_of_the_device_plugin_sets_its_field(args, field, value):
     result, settings = device_plugin(*args, NODE_NAME="a")
     assert result.exit_code == 0, result.output
-    assert getattr(settings if hasattr(settings, field) else settings.config, field) == value
+    assert getattr(settings if hasattr(settings, field) else settings.nvidia, field) == value
 
 
 def test_the_device_plugin_names_an_address_that_it_cannot_listen_on():
@@ -464,7 +464,7 @@ def test_the_chart_s_command_line_of_the_device_plugin_is_understood(tmp_path):
     _, settings = device_plugin(f"--config-file={config}", "--mig-strategy=none", "--disable-core-limit=false", "-v=4",
                                 NODE_NAME="a", HOOK_PATH="/usr/local", DEVICE_LIST_STRATEGY="envvar",
                                 PASS_DEVICE_SPECS="false", NVIDIA_MIG_MONITOR_DEVICES="all")
-    assert (settings.config.node, settings.config.split_count, settings.verbosity) == ("a", 3, 4)
+    assert (settings.node, settings.nvidia.device_split_count, settings.verbosity) == ("a", 3, 4)
 
 
 @pytest.mark.parametrize("args, says", [

@@ -296,7 +296,7 @@ def test_the_shown_configuration_is_valid(tmp_path):
     settings = read_plugin_settings({
         "node": "gpu-3", "device_config_file": str(ROOT / "manifests" / "base" / "device-config.yaml"),
         "node_config_file": str(tmp_path / "config.json")}, {})
-    assert settings.config.operating_mode == "mig" and settings.config.mig_allowlist
+    assert settings.operating_mode == "mig" and settings.nvidia.mig_profile_allowlist
     made = yaml.safe_load((ROOT / "manifests" / "base" / "kustomization.yaml").read_text())["configMapGenerator"]
     (ours,) = [yaml.safe_load(body) for _, body in FENCE.findall(read(ROOT / "docs" / "installation.md"))
                if "configMapGenerator" in body]

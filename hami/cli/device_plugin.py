@@ -13,12 +13,12 @@ from hami.plugin.settings import PluginSettings, read_plugin_settings
 from hami.runtime import logs
 from hami.runtime.options import Groups
 
-PLUGIN_DEFAULTS = PluginSettings()
+PLUGIN_DEFAULTS = PluginSettings(node="")
 PLUGIN_FLAGS: Groups = (*FLAGS, ("Output", (VERBOSITY, LOG_FORMAT)))
 
 
 @click.command(name="device-plugin", cls=GroupedCommand, groups=PLUGIN_FLAGS,
-               defaults=(PLUGIN_DEFAULTS, PLUGIN_DEFAULTS.config))
+               defaults=(PLUGIN_DEFAULTS, PLUGIN_DEFAULTS.nvidia))
 @click.pass_context
 def device_plugin_command(ctx: click.Context, /, **values: object) -> None:
     """Offer this node's NVIDIA devices to its kubelet and to the scheduler, and allocate shares to containers.
@@ -40,8 +40,7 @@ def device_plugin_command(ctx: click.Context, /, **values: object) -> None:
 def run_device_plugin(settings: PluginSettings, read: Callable[[], PluginSettings]) -> int:
     """Serves the kubelet until a stop signal arrives. Returns the exit status. *read* reloads the settings."""
     from hami.plugin.program import serve  # gRPC and NVML are only in the node's image
-    from hami.web.health import Health
-    from hami.web.pages import PageServer
+    from hami.web.pages import Health, PageServer
 
     health = Health()
     if settings.health_bind_address is None:

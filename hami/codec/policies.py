@@ -35,12 +35,12 @@ def parse_weights(text: str) -> Weights:
     parts = text.split(",")
     if len(parts) != 3:
         raise _bad_weights(text, "expected slot, core, and memory weights")
-    found: dict[str, int] = {}
+    weights: dict[str, int] = {}
     for part in parts:
         key, separator, value = (piece.strip() for piece in part.partition("="))
         if not separator:
             raise _bad_weights(text, "expected key=value entries")
-        if key in found:
+        if key in weights:
             raise _bad_weights(text, f'duplicate "{key}" weight')
         if (weight := parse_integer(value, bits=64)) is None:
             raise _bad_weights(text, f'"{key}" weight must be an integer')
@@ -48,10 +48,10 @@ def parse_weights(text: str) -> Weights:
             raise _bad_weights(text, f'"{key}" weight must not be negative')
         if key not in Weights.__slots__:
             raise _bad_weights(text, f'unknown weight "{key}"')
-        found[key] = weight
-    if not any(found.values()):
+        weights[key] = weight
+    if not any(weights.values()):
         raise _bad_weights(text, "at least one weight must be positive")
-    return Weights(**found)
+    return Weights(**weights)
 
 
 def parse_list(text: str | None) -> tuple[str, ...] | None:
@@ -70,10 +70,10 @@ def _single(policy: str, numa_bind: bool) -> tuple[OrderKey, ...]:
 
 
 def _chain(tokens: tuple[str, ...], numa_bind: bool) -> tuple[OrderKey, ...]:
-    known = [token for token in tokens if token in _CHAIN] or ["spread"]
+    words = [token for token in tokens if token in _CHAIN] or ["spread"]
     if numa_bind:
-        known = ["numa", *(token for token in known if token != "numa")]
-    return (*(_CHAIN[token] for token in known), OrderKey.INDEX)
+        words = ["numa", *(token for token in words if token != "numa")]
+    return (*(_CHAIN[word] for word in words), OrderKey.INDEX)
 
 
 def _bad_weights(text: str, problem: str) -> MalformedInput:

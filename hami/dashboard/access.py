@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
+
 from hami.errors import ClusterError, HamiError, MalformedInput
 from hami.kube.reviews import Identity
 
@@ -106,7 +108,7 @@ class Access:
         return who
 
     def _may_list(self, reviewer: Reviewer, who: Identity, namespace: str) -> bool:
-        return self._rights.get((who, tuple(sorted(who.extra.items())), namespace),
+        return self._rights.get((msgspec.json.encode(who, order="sorted"), namespace),
                                 lambda: self._ask(lambda: reviewer.may_list_pods(who, namespace)))
 
     def _ask(self, ask: Callable[[], T]) -> T:

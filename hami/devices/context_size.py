@@ -1,7 +1,8 @@
 """The memory of a card that the driver takes for a CUDA context: measured once for each model and driver, on a card
 that nobody uses. The limiter charges that; it cannot measure it itself beside others, whose memory changes meanwhile.
 
-``python -m hami.devices.context_size UUID LIBCUDA LIBNVML`` makes a context and prints the bytes, or why it does not.
+``python -m hami.devices.context_size UUID ROOT`` makes a context with the driver at ROOT, and prints the bytes or the
+reason why it does not.
 It is a process of its own, since a process that has used CUDA keeps memory of the card, and since the driver may hang.
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hami.devices.cards import Card
-from hami.devices.nvml_library import LIBRARY, library_path
+from hami.devices.nvml_library import library_path, open_nvml
 from hami.errors import HamiError
 from hami.runtime.files import write_atomically
 from hami.runtime.once import OncePerKey
@@ -79,20 +80,18 @@ class ContextSizes:
 
     def _read(self) -> dict[str, int]:
         try:
-            found = json.loads(self._path.read_bytes())
+            sizes = json.loads(self._path.read_bytes())
         except (OSError, ValueError):
             return {}
-        if not isinstance(found, dict):
+        if not isinstance(sizes, dict):
             return {}
-        return {key: size for key, size in found.items() if isinstance(size, int) and 0 < size <= _MAX_BYTES}
+        return {key: size for key, size in sizes.items() if isinstance(size, int) and 0 < size <= _MAX_BYTES}
 
 
 def measure_context(uuid: str, driver_root: str) -> int:
     """Returns the bytes that a context takes on the card with *uuid*. Raises: HamiError if the card is in use, or the
     driver cannot be used from here."""
-    nvml = library_path(driver_root)
-    cuda = nvml.replace("libnvidia-ml", "libcuda") if nvml != LIBRARY else "libcuda.so.1"
-    words = [sys.executable, "-m", "hami.devices.context_size", uuid, cuda, nvml]
+    words = [sys.executable, "-m", "hami.devices.context_size", uuid, driver_root]
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": uuid}
     env.pop("LD_PRELOAD", None)
     try:
@@ -104,55 +103,33 @@ def measure_context(uuid: str, driver_root: str) -> int:
     return int(done.stdout)
 
 
-class _NvmlMemory(ctypes.Structure):
-    """nvmlMemory_t."""
-
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
-
-
-def _check(what: str, result: int) -> None:
-    if result:
-        raise SystemExit(f"{what}: error {result}")
-
-
-class _MeasuredCard:
-    """A card as NVML sees it."""
-
-    def __init__(self, nvml: ctypes.CDLL, uuid: str) -> None:
-        self._nvml = nvml
-        self._handle = ctypes.c_void_p()
-        _check("nvmlInit", nvml.nvmlInit_v2())
-        _check("card", nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(self._handle)))
-
-    def used(self) -> int:
-        memory = _NvmlMemory()
-        _check("memory", self._nvml.nvmlDeviceGetMemoryInfo(self._handle, ctypes.byref(memory)))
-        return int(memory.used)
-
-    def processes(self) -> int:
-        """Returns the number of processes on it: given no array, NVML only says how many there are."""
-        count = ctypes.c_uint(0)
-        self._nvml.nvmlDeviceGetComputeRunningProcesses_v3(self._handle, ctypes.byref(count), None)
-        return count.value
-
-
-def main(uuid: str, libcuda: str, libnvml: str) -> int:
+def main(uuid: str, driver_root: str) -> int:
     """Prints the bytes of a context on the card with *uuid*, which CUDA knows as its first one."""
     try:
-        card, cuda = _MeasuredCard(ctypes.CDLL(libnvml), uuid), ctypes.CDLL(libcuda)
-    except OSError as error:
+        nvml, cuda = open_nvml(driver_root), ctypes.CDLL(library_path(driver_root).replace("libnvidia-ml", "libcuda"))
+    except (HamiError, OSError) as error:
         raise SystemExit(str(error)) from error
-    context = ctypes.c_void_p()
-    _check("cuInit", cuda.cuInit(0))
-    if card.processes():
-        raise SystemExit("the card is in use")
-    before = card.used()
-    _check("context", cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
-    size = card.used() - before
-    if card.processes() > 1 or not 0 < size <= _MAX_BYTES:
+    try:
+        card = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        _check("cuInit", cuda.cuInit(0))
+        if nvml.nvmlDeviceGetComputeRunningProcesses(card):
+            raise SystemExit("the card is in use")
+        before = nvml.nvmlDeviceGetMemoryInfo(card).used
+        context = ctypes.c_void_p()
+        _check("context", cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+        size = nvml.nvmlDeviceGetMemoryInfo(card).used - before
+        processes = len(nvml.nvmlDeviceGetComputeRunningProcesses(card))
+    except nvml.NVMLError as error:
+        raise SystemExit(f"NVML: {error}") from error
+    if processes > 1 or not 0 < size <= _MAX_BYTES:
         raise SystemExit("the card was used meanwhile")
     print(size)
     return 0
+
+
+def _check(call: str, result: int) -> None:
+    if result:
+        raise SystemExit(f"{call}: error {result}")
 
 
 if __name__ == "__main__":

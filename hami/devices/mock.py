@@ -29,6 +29,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -43,12 +44,12 @@ from hami.devices.mig_profiles import allowed_profiles
 from hami.errors import HamiError, MalformedInput
 from hami.model import MigProfile, Partition
 from hami.quantity import INT32_MAX
-from hami.runtime.files import write_atomically
+from hami.runtime.files import FileVersion, file_version, write_atomically
 from hami.runtime.options import read_text
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.2
+POLL_S = 0.2
 
 # 50 characters: the kubelet accepts device ids of 63, and an id is the UUID with a suffix
 _Uuid = Annotated[str, Meta(min_length=1, max_length=50, description="a text, 50 characters at most")]
@@ -152,6 +153,7 @@ class MockCards:
         self._allowlist = tuple(allowlist)
         self._on_change = on_change
         self._returned: tuple[MockCard, ...] | None = None
+        self._version: FileVersion | None = None
         self._lock = threading.Lock()  # held by the thread that reads the file and replaces entries
         self.entries: tuple[MockCard, ...] = ()
         self._read()
@@ -180,7 +182,7 @@ class MockCards:
                 if reported.get(card, "") != reason:
                     report(card, reason)
             reported = current
-            stopped.wait(POLL_SECONDS)
+            stopped.wait(POLL_S)
 
     def allowed(self, card: Card) -> tuple[MigProfile, ...]:
         """Returns the allowed profiles of *card*."""
@@ -188,25 +190,18 @@ class MockCards:
 
     def _read(self) -> None:
         """Reads the file. Raises: HamiError when it cannot be read, MalformedInput."""
-        self._version = self._file_version()  # also if reading fails, so that each version fails once only
+        with suppress(OSError):  # reading it fails, too
+            self._version = file_version(self._path)  # also if reading fails, so that each version fails once only
         self.entries = parse_mock_cards(read_text("--mock-devices", self._path), str(self._path))
 
     def _refresh(self) -> None:
         """Reads the file if it has changed. A malformed or missing file changes nothing."""
         with self._lock:
             try:
-                if self._file_version() not in (None, self._version):
+                if file_version(self._path) not in (None, self._version):
                     self._read()
-            except HamiError as error:
+            except (HamiError, OSError) as error:
                 log.warning("mock devices not reloaded", extra={"error": error})
-
-    def _file_version(self) -> tuple[int, int, int] | None:
-        """Returns a value that differs between versions of the file; None if there is no file."""
-        try:
-            about = self._path.stat()
-        except OSError:
-            return None
-        return about.st_ino, about.st_mtime_ns, about.st_size
 
 
 class _MockState(msgspec.Struct):

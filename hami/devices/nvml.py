@@ -1,29 +1,31 @@
-"""A card source that asks NVIDIA's driver through NVML.
+"""A card source that asks NVIDIA's driver through NVML, and scores the links between cards: PCIe topology and NVLinks.
 
 Any call may fail for a single card. That card then has a problem or is skipped, and the others are unaffected.
-Source: HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/rm.
+Source: HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/rm; pkg/device/nvidia/calculate_score.go for the scores.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hami.codec.device_config import MigAllowance
 from hami.devices.cards import Card, HealthReport
-from hami.devices.health import XidRules
+from hami.devices.health import XidRules, XidWatch
 from hami.devices.mig_profiles import allowed_profiles
-from hami.devices.nvml_health import XidWatch
 from hami.devices.nvml_library import PartReader, card_handles, decode
-from hami.devices.nvml_links import NvLinks
 from hami.devices.nvml_mig import NvmlInstances, offered_profiles
 from hami.errors import HamiError
 from hami.quantity import MIB
 from hami.runtime.once import OncePerKey
 
+NVLINK_PORTS = 36
+NVLINK_SCORE = 100
+MAX_SCORED_NVLINKS = 18
 _DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})  # cards that cannot compute
 
 
@@ -86,3 +88,62 @@ class NvmlCards:
         except (self._nvml.NVMLError, OSError, ValueError):
             return None
         return node if node >= 0 else None
+
+
+class NvLinks:
+    """Scores pairs of cards. A property that NVML does not report scores 0."""
+
+    def __init__(self, nvml: Any, warn: Callable[[str, str], None]) -> None:
+        """*warn* receives reason and message of a broken link, once."""
+        self._nvml = nvml
+        self._warn = warn
+        self._reported = OncePerKey()
+        self._ancestor_scores = {
+            nvml.NVML_TOPOLOGY_SYSTEM: 10, nvml.NVML_TOPOLOGY_NODE: 20, nvml.NVML_TOPOLOGY_HOSTBRIDGE: 30,
+            nvml.NVML_TOPOLOGY_MULTIPLE: 40, nvml.NVML_TOPOLOGY_SINGLE: 50, nvml.NVML_TOPOLOGY_INTERNAL: 60}
+
+    def scores(self, uuid: str, handles: Mapping[str, Any]) -> dict[str, int]:
+        """Returns the scores of a card's links, by UUID of the other card."""
+        return {other: self._ancestor_score(handles[uuid], handle) + NVLINK_SCORE * self._nvlinks(uuid, other, handles)
+                for other, handle in handles.items() if other != uuid}
+
+    def _ancestor_score(self, card: Any, other: Any) -> int:
+        """Returns 10 for cards connected across the system, up to 60 for cards on one board."""
+        try:
+            return self._ancestor_scores.get(self._nvml.nvmlDeviceGetTopologyCommonAncestor(card, other), 0)
+        except self._nvml.NVMLError:
+            return 0
+
+    def _nvlinks(self, uuid: str, other: str, handles: Mapping[str, Any]) -> int:
+        """Returns the number of NVLinks between two cards: direct ones, or else those that both have to a switch.
+
+        It is 0 if the two cards report different numbers of direct links, because then a link is broken.
+        """
+        there, back = self._direct(handles[uuid], handles[other]), self._direct(handles[other], handles[uuid])
+        if there != back:
+            if self._reported.is_new(frozenset((uuid, other))):
+                self._warn("AsymmetricGPUP2PLink", f"{uuid} has {there} NVLinks to {other}, which has {back} back: "
+                           "the pair counts as not linked")
+            return 0
+        return min(there or min(self._to_switches(handles[uuid]), self._to_switches(handles[other])),
+                   MAX_SCORED_NVLINKS)
+
+    def _direct(self, card: Any, other: Any) -> int:
+        nvml = self._nvml
+        try:
+            bus = decode(nvml.nvmlDeviceGetPciInfo(other).busId)
+        except nvml.NVMLError:
+            return 0
+        return sum(decode(info.busId) == bus for info in self._active(card, nvml.nvmlDeviceGetNvLinkRemotePciInfo))
+
+    def _to_switches(self, card: Any) -> int:
+        nvml = self._nvml
+        types = self._active(card, nvml.nvmlDeviceGetNvLinkRemoteDeviceType)
+        return sum(type == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH for type in types)
+
+    def _active(self, handle: Any, call: Callable[[Any, int], Any]) -> Iterable[Any]:
+        """Yields the result of *call* for each active link. A link for which it fails is skipped."""
+        for link in range(NVLINK_PORTS):
+            with suppress(self._nvml.NVMLError):
+                if self._nvml.nvmlDeviceGetNvLinkState(handle, link) == self._nvml.NVML_FEATURE_ENABLED:
+                    yield call(handle, link)

@@ -54,7 +54,7 @@ def is_filtered(card: Card, config: PluginConfig) -> bool:
 
 def kubelet_ids(card: Card, config: PluginConfig) -> tuple[str, ...]:
     """Returns the kubelet's device ids of a card: ``<uuid>-<i>``."""
-    return tuple(f"{card.uuid}-{part}" for part in range(config.split_count))
+    return tuple(f"{card.uuid}-{part}" for part in range(config.nvidia.device_split_count))
 
 
 def devices(snapshot: InventorySnapshot, config: PluginConfig) -> tuple[Device, ...]:
@@ -99,16 +99,16 @@ def _device(card: Card, healthy: bool, config: PluginConfig) -> Device:
     return Device(
         uuid=card.uuid, vendor=VENDOR, model=model, index=card.index, numa=card.numa or 0, healthy=healthy,
         mode=config.operating_mode,
-        slots=most_instances(card.profiles) if mig else config.split_count,
+        slots=most_instances(card.profiles) if mig else config.nvidia.device_split_count,
         memory_mib=min(card.memory_mib if mig else _memory(card, config), INT32_MAX),
-        cores=100 if mig else int(config.core_scaling * 100),
+        cores=100 if mig else int(config.nvidia.device_core_scaling * 100),
         mig_profiles=card.profiles if mig else ())
 
 
 def _memory(card: Card, config: PluginConfig) -> int:
     """Returns the allocatable memory in MiB."""
-    memory = card.memory_mib or config.preconfigured_memory
-    return memory if config.memory_scaling == 1 else int(memory * config.memory_scaling)
+    memory = card.memory_mib or config.nvidia.preconfigured_device_memory
+    return memory if config.nvidia.device_memory_scaling == 1 else int(memory * config.nvidia.device_memory_scaling)
 
 
 def _scores(cards: Sequence[Card]) -> str:

@@ -200,10 +200,7 @@ class Stream:
         if response is None or self._closed.is_set():
             return
         try:
-            if response.chunked:
-                yield from response.read_chunked(_READ_AHEAD, decode_content=False)
-            else:  # behind an old proxy
-                yield from iter(lambda: response.read1(_READ_AHEAD, decode_content=False), b"")
+            yield from iter(lambda: response.read1(_READ_AHEAD, decode_content=False), b"")
         except (HTTPError, OSError, ValueError) as error:  # ValueError: closed while it was read
             if not self._closed.is_set():
                 raise _unreachable(f"GET {self._path}", error) from error

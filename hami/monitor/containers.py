@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hami.codec.pods import NodePod
 from hami.errors import MalformedInput
 from hami.model import Partition, PodRef, Share
-from hami.monitor.cgroups import ContainerId, plain_uid
+from hami.monitor.processes import ContainerId, plain_uid
 from hami.node.limits import task_priority
 from hami.quantity import MIB
 from hami.vendors.request import most_shares
@@ -38,8 +38,12 @@ class AllocatedDevice:
     @property
     def uuid(self) -> str:
         """The UUID of what processes run on: that of the MIG instance if it is known."""
-        identity = self.instance.instance if self.instance is not None else ()
-        return identity[0] if identity else self.card
+        return self.identity[0] if self.identity else self.card
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The UUID and the numbers of the MIG instance; empty without one, or if it has not been created."""
+        return self.instance.instance if self.instance is not None else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

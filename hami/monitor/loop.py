@@ -15,18 +15,15 @@ from dataclasses import dataclass, field, replace
 from hami.codec.pods import NodePod
 from hami.devices.usage import CardUsage
 from hami.errors import HostError
-from hami.monitor.cgroups import ContainerId, plain_uid
 from hami.monitor.containers import Key, MonitoredContainer, NodeContainers, find_containers
 from hami.monitor.feedback import BLOCKED, HOLD_S, IDLE, FeedbackCandidate, Verdict, decide, is_active
-from hami.monitor.processes import HostProcess, HostProcesses
+from hami.monitor.processes import ContainerId, HostProcess, HostProcesses, plain_uid
 from hami.monitor.region_files import RegionFiles, RegionReading
 from hami.monitor.regions import Region, Write, control_writes, uncounted_writes, usage_writes
 from hami.monitor.source import UsageSource
-from hami.monitor.uncounted import ROUNDS as EXCESS_ROUNDS
-from hami.monitor.uncounted import Excess, excess_of, least_excess
 from hami.monitor.usage import (
-    ContainerReport, HostView, denies_use, host_pids, host_utilization, host_view, region_device, report_container,
-    slot_utilization,
+    EXCESS_ROUNDS, ContainerReport, Excess, HostView, denies_use, excess_of, host_pids, host_utilization, host_view,
+    least_excess, region_device, report_container, slot_utilization,
 )
 from hami.runtime.once import OncePerKey
 from hami.vendors.spec import Catalog, Vendor
@@ -193,7 +190,8 @@ class MonitorLoop:
         for fault in wrong - before.wrong:
             self._tampered[container.key, fault] += 1
         pids = host_pids(region, _host_processes(container, host))
-        excess = _later(before.excess if before.inode == reading.inode else (), container, region, pids, host)
+        earlier = before.excess if before.inode == reading.inode else ()
+        excess = (*earlier, excess_of(container, region, pids, host))[-EXCESS_ROUNDS:]
         writes = _writes(container, reading, region, verdict, host, pids, clock)
         if self._limits_uncounted and reading.throttled is not None:
             writes += uncounted_writes(region, least_excess(excess))
@@ -246,13 +244,7 @@ def _writes(container: MonitoredContainer, reading: RegionReading, region: Regio
 
 
 def _host_processes(container: MonitoredContainer, host: HostView) -> list[HostProcess]:
-    return [one.process for on_device in host.processes.get(container.key, {}).values() for one in on_device]
-
-
-def _later(before: tuple[Excess, ...], container: MonitoredContainer, region: Region, pids: Mapping[int, int],
-           host: HostView) -> tuple[Excess, ...]:
-    """Returns the last rounds with this one."""
-    return (*before, excess_of(container, region, pids, host))[-EXCESS_ROUNDS:]
+    return [entry.process for on_device in host.processes.get(container.key, {}).values() for entry in on_device]
 
 
 def _wrong(container: MonitoredContainer, region: Region, before: _Memory, inode: int) -> list[str]:

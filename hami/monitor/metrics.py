@@ -6,7 +6,7 @@ Source: HAMi v2.10, cmd/vGPUmonitor/metrics.go; `docs/operations.md` says which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -23,60 +23,41 @@ _CONTAINER_LABELS = ("container", "namespace", "pod")
 
 
 class _CardRow(NamedTuple):
-    """A card. Strings are escaped."""
+    """A card of a node. *type*: its model, as upstream writes it."""
 
     node: str
-    number: int
-    uuid: str
     type: str
     usage: CardUsage
 
 
-class _UsageRow(NamedTuple):
-    """A device of a container. Strings are escaped."""
+class _DeviceRow(NamedTuple):
+    """A device of a container."""
 
-    namespace: str
-    pod: str
-    container: str
-    number: int
-    uuid: str
-    usage: DeviceUsageReport
     report: ContainerReport
+    usage: DeviceUsageReport
 
 
-class _MigRow(NamedTuple):
-    """A MIG instance that a container has been given. Strings are escaped."""
+class _InstanceRow(NamedTuple):
+    """A MIG instance that a container has been given."""
 
-    namespace: str
-    pod: str
-    container: str
-    number: int
+    report: ContainerReport
+    usage: DeviceUsageReport
     uuid: str
-    mig_uuid: str
-    profile: str
     gpu_instance: str
     compute_instance: str
-
-
-class _RegionRow(NamedTuple):
-    """The region of a container. Strings are escaped, *version* is one of ours."""
-
-    namespace: str
-    pod: str
-    container: str
-    limiter: str
-    version: str
-    report: ContainerReport
 
 
 def families(report: NodeReport, *, legacy: bool = False) -> list[Family]:
     """Returns all gauges of *report*, sorted by name; with *legacy* also those with upstream's old names."""
     containers = report.containers or ()
+    cards = [_CardRow(report.node, f"NVIDIA-{card.model}", card) for card in report.cards or ()]
+    devices = [_DeviceRow(entry, usage) for entry in containers for usage in entry.devices]
+    instances = [_InstanceRow(*row, *identity) for row in devices if len(identity := row.usage.device.identity) == 3]
     gauges = [
-        *gauge_families(_CARD_GAUGES, lambda: _cards(report), legacy),
-        *gauge_families(_DEVICE_GAUGES, lambda: _devices(containers), legacy),
-        *gauge_families(_INSTANCE_GAUGES, lambda: _instances(containers), legacy),
-        *gauge_families(_REGION_GAUGES, lambda: _regions(containers), legacy),
+        *gauge_families(_CARD_GAUGES, lambda: cards, legacy, escape=escape_label),
+        *gauge_families(_DEVICE_GAUGES, lambda: devices, legacy, escape=escape_label),
+        *gauge_families(_INSTANCE_GAUGES, lambda: instances, legacy, escape=escape_label),
+        *gauge_families(_REGION_GAUGES, lambda: containers, legacy, escape=escape_label),
     ]
     return sorted(gauges, key=lambda family: family.name)
 
@@ -130,47 +111,15 @@ def _counters(report: NodeReport) -> Iterator[Metric]:
     yield tampered
 
 
-def _cards(report: NodeReport) -> Iterator[_CardRow]:
-    for card in report.cards or ():
-        yield _CardRow(escape_label(report.node), card.index, escape_label(card.uuid),
-                       escape_label(f"NVIDIA-{card.model}"), card)
-
-
-def _devices(containers: Iterable[ContainerReport]) -> Iterator[_UsageRow]:
-    for entry in containers:
-        for usage in entry.devices:
-            yield _UsageRow(*_names(entry), usage.device.index, escape_label(usage.device.card), usage, entry)
-
-
-def _instances(containers: Iterable[ContainerReport]) -> Iterator[_MigRow]:
-    for entry in containers:
-        for usage in entry.devices:
-            instance = usage.device.instance
-            if instance is not None and len(instance.instance) == 3:
-                identity = (instance.instance[0], instance.name, *instance.instance[1:])
-                yield _MigRow(*_names(entry), usage.device.index, escape_label(usage.device.card),
-                              *map(escape_label, identity))
-
-
-def _regions(containers: Iterable[ContainerReport]) -> Iterator[_RegionRow]:
-    for entry in containers:
-        region = entry.reading.region
-        limiter = "" if region is None else "hami" if entry.reading.throttled is None else "libvgpu"
-        yield _RegionRow(*_names(entry), limiter, region.version if region is not None else "", entry)
-
-
-def _names(report: ContainerReport) -> tuple[str, str, str]:
-    container = report.container
-    return escape_label(container.pod.namespace), escape_label(container.pod.name), escape_label(container.name)
-
-
-_CARD_UNNAMED = {"device_index": "number", "device_uuid": "uuid", "device_type": "type"}
+_CARD_UNNAMED = {"device_index": "usage.index", "device_uuid": "usage.uuid", "device_type": "type"}
 _CARD = {"node": "node", **_CARD_UNNAMED}
-_OLD_CARD = {"nodeid": "node", "deviceidx": "number", "deviceuuid": "uuid", "devicetype": "type"}
-_CONTAINER = {"namespace": "namespace", "pod": "pod", "container": "container"}
-_DEVICE = {**_CONTAINER, "vdevice_index": "number", "device_uuid": "uuid"}
-_OLD_DEVICE = {"podnamespace": "namespace", "podname": "pod", "ctrname": "container", "vdeviceid": "number",
-               "deviceuuid": "uuid"}
+_OLD_CARD = {"nodeid": "node", "deviceidx": "usage.index", "deviceuuid": "usage.uuid", "devicetype": "type"}
+_CONTAINER = {"namespace": "container.pod.namespace", "pod": "container.pod.name", "container": "container.name"}
+_DEVICE = {**{label: f"report.{path}" for label, path in _CONTAINER.items()},
+           "vdevice_index": "usage.device.index", "device_uuid": "usage.device.card"}
+_OLD_NAMES = {"namespace": "podnamespace", "pod": "podname", "container": "ctrname", "vdevice_index": "vdeviceid",
+              "device_uuid": "deviceuuid"}
+_OLD_DEVICE = {_OLD_NAMES[label]: path for label, path in _DEVICE.items()}
 
 _CARD_GAUGES: tuple[Gauge[_CardRow], ...] = (
     Gauge("hami_host_gpu_memory_used_bytes", "Memory of a card that is in use", _CARD,
@@ -180,7 +129,7 @@ _CARD_GAUGES: tuple[Gauge[_CardRow], ...] = (
     Gauge("hami_host_gpu_memory_controller_utilization_ratio", "Utilization of a card's memory controller, in percent",
           _CARD_UNNAMED, lambda row: row.usage.memory_utilization),
 )
-_DEVICE_GAUGES: tuple[Gauge[_UsageRow], ...] = (
+_DEVICE_GAUGES: tuple[Gauge[_DeviceRow], ...] = (
     Gauge("hami_vgpu_memory_used_bytes", "Memory of a device that a container uses", _DEVICE,
           lambda row: row.usage.used, "vGPU_device_memory_usage_in_bytes", _OLD_DEVICE),
     Gauge("hami_vgpu_memory_limit_bytes", "Memory of a device that a container may use", _DEVICE,
@@ -211,18 +160,18 @@ _DEVICE_GAUGES: tuple[Gauge[_UsageRow], ...] = (
           {**_DEVICE, "memory_source": "usage.memory_source", "utilization_source": "usage.utilization_source"},
           lambda row: 1),
 )
-_INSTANCE_GAUGES: tuple[Gauge[_MigRow], ...] = (
+_INSTANCE_GAUGES: tuple[Gauge[_InstanceRow], ...] = (
     Gauge("hami_mig_device_info", "A MIG instance that a container was given, always 1",
-          {**_DEVICE, "mig_uuid": "mig_uuid", "profile": "profile", "gpu_instance_id": "gpu_instance",
+          {**_DEVICE, "mig_uuid": "uuid", "profile": "usage.device.instance.name", "gpu_instance_id": "gpu_instance",
            "compute_instance_id": "compute_instance"},
           lambda row: 1, "MigInfo", {**_OLD_DEVICE, "instanceid": "gpu_instance"}),
 )
-_REGION_GAUGES: tuple[Gauge[_RegionRow], ...] = (
+_REGION_GAUGES: tuple[Gauge[ContainerReport], ...] = (
     Gauge("hami_vgpu_region_info", "The shared region of a container: its limiter, version and state; always 1",
-          {**_CONTAINER, "limiter": "limiter", "version": "version", "state": "report.reading.state"},
+          {**_CONTAINER, "limiter": "reading.limiter", "version": "reading.version", "state": "reading.state"},
           lambda row: 1),
     Gauge("hami_container_blocked", "1 while a container waits for one of higher priority", _CONTAINER,
-          lambda row: int(row.report.is_blocked)),
+          lambda row: int(row.is_blocked)),
     Gauge("hami_container_limited", "1 while the compute limit of a container counts", _CONTAINER,
-          lambda row: int(row.report.is_limited)),
+          lambda row: int(row.is_limited)),
 )

@@ -31,7 +31,7 @@ from hami.runtime.tasks import PeriodicTask, Task, problems
 from hami.vendors.catalog import vendors
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family, build_info
-from hami.web.health import Health
+from hami.web.pages import Health
 
 log = logging.getLogger(__name__)
 

@@ -42,9 +42,10 @@ class RegionState(enum.StrEnum):
 class RegionReading:
     """The region of a container, or why there is none.
 
-    *name*, *inode*: of its file. *problem*: a reason for the log, empty if there is nothing to say. *throttled*:
-    nanoseconds that launches on each device of the region have waited, ``None`` without our limiter. *is_held*: the
-    container keeps the device plugin from truncating a file with which it fills the disk.
+    *name*, *inode*, *changed_ns*: of its file, the latter Unix nanoseconds. *problem*: a reason for the log, empty if
+    there is nothing to say. *throttled*: nanoseconds that launches on each device of the region have waited, ``None``
+    without our limiter. *is_held*: the container keeps the device plugin from truncating a file with which it fills the
+    disk.
     """
 
     state: RegionState
@@ -52,8 +53,19 @@ class RegionReading:
     region: Region | None = None
     name: str = ""
     inode: int = 0
+    changed_ns: int = 0
     throttled: tuple[int, ...] | None = None
     is_held: bool = False
+
+    @property
+    def version(self) -> str:
+        """The version of the region; empty if there is none."""
+        return self.region.version if self.region is not None else ""
+
+    @property
+    def limiter(self) -> str:
+        """The limiter that has made the region: ``libvgpu`` for ours, ``hami`` for HAMi's; empty if there is none."""
+        return "" if self.region is None else "hami" if self.throttled is None else "libvgpu"
 
 
 class RegionFiles:
@@ -78,9 +90,9 @@ class RegionFiles:
             return RegionReading(state=RegionState.ABSENT)
         except (OSError, HostError) as error:
             return RegionReading(state=RegionState.UNREADABLE, problem=str(error))
-        usable = [reading for _, reading in sorted(readings, key=lambda pair: pair[0], reverse=True)]
-        readable = next((reading for reading in usable if reading.state is RegionState.OK), None)
-        return replace(readable or next(iter(usable), RegionReading(state=RegionState.ABSENT)), is_held=is_held)
+        newest = max(readings, key=lambda reading: (reading.state is RegionState.OK, reading.changed_ns),
+                     default=RegionReading(state=RegionState.ABSENT))
+        return replace(newest, is_held=is_held)
 
     def write(self, uid: str, container: str, reading: RegionReading, writes: Collection[Write]) -> None:
         """Writes to the region of *reading*. Does nothing if it is no longer the same file. Raises: OSError, HostError
@@ -97,20 +109,18 @@ class RegionFiles:
         return opened_directory(f"{self._containers}/{directory_name(uid, container)}")
 
 
-def _read_region(directory: int, name: str, names: Collection[str],
-                 heartbeat: int | None) -> tuple[int, RegionReading]:
-    """Returns when a region has last changed, which orders several, and its content."""
+def _read_region(directory: int, name: str, names: Collection[str], heartbeat: int | None) -> RegionReading:
     try:
         with _opened(directory, name, _REGION_SIZES | {_EMPTY}) as (file, about):
             state, region, problem = _content(file, about.st_size)
         compute = name.removesuffix(REGION_SUFFIX) + COMPUTE_SUFFIX
         throttled = _read_compute(directory, compute, heartbeat) if compute in names else None
     except _UnknownSize as error:
-        return 0, RegionReading(state=RegionState.UNKNOWN, problem=str(error))
+        return RegionReading(state=RegionState.UNKNOWN, problem=str(error))
     except (OSError, HostError) as error:
-        return 0, RegionReading(state=RegionState.UNREADABLE, problem=str(error))
-    return about.st_mtime_ns, RegionReading(state=state, problem=problem, region=region, name=name,
-                                            inode=about.st_ino, throttled=throttled)
+        return RegionReading(state=RegionState.UNREADABLE, problem=str(error))
+    return RegionReading(state=state, problem=problem, region=region, name=name, inode=about.st_ino,
+                         changed_ns=about.st_mtime_ns, throttled=throttled)
 
 
 def _is_held(directory: int, name: str) -> bool:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from hami.devices.cards import Card
-from hami.devices.nvml_usage import NvmlUsage
-from hami.devices.usage import CardUsage
+from hami.devices.usage import CardUsage, NvmlUsage
 from hami.errors import HamiError
 from hami.quantity import MIB
 from hami.runtime.once import OncePerKey

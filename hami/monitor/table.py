@@ -54,7 +54,7 @@ def _state(report: ContainerReport, usage: DeviceUsageReport) -> str:
 
 
 def _entry(report: ContainerReport, usage: DeviceUsageReport) -> dict[str, Any]:
-    container, device, region = report.container, usage.device, report.reading.region
+    container, device = report.container, usage.device
     return {
         "namespace": container.pod.namespace, "pod": container.pod.name, "container": container.name,
         "card": device.card, "device": device.uuid, "index": device.index,
@@ -63,5 +63,5 @@ def _entry(report: ContainerReport, usage: DeviceUsageReport) -> dict[str, Any]:
         "utilization": usage.utilization, "coreLimit": device.cores, "utilizationSource": usage.utilization_source,
         "priority": container.priority, "state": _state(report, usage),
         "lastKernelSeconds": report.last_kernel_s, "throttledSeconds": usage.throttled,
-        "region": {"state": report.reading.state, "version": region.version if region is not None else None},
+        "region": {"state": report.reading.state, "version": report.reading.version or None},
     }

@@ -2,6 +2,10 @@
 
 The driver is believed. Where it does not say, the region counts, which tenants can write to: its numbers are clamped to
 what is possible, and its texts are compared only.
+
+The driver sees memory that the limiter of a container does not count: code that is loaded lazily, executable graphs,
+local memory and the like take memory later, and no library can tell how much. The two numbers are not read at the same
+instant, so the least difference of some rounds counts; and nothing counts while a process is known to only one of them.
 """
 
 from __future__ import annotations
@@ -11,9 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hami.devices.usage import CardUsage, ProcessUsage
-from hami.monitor.cgroups import ContainerId
 from hami.monitor.containers import AllocatedDevice, Key, MonitoredContainer
-from hami.monitor.processes import HostProcess
+from hami.monitor.processes import ContainerId, HostProcess
 from hami.monitor.region_files import RegionReading
 from hami.monitor.regions import Region, RegionDevice
 
@@ -22,6 +25,10 @@ _LARGEST = 1 << 50
 _LONGEST_S = 1e9
 """Seconds: an upper bound for times in a region."""
 _NANOSECONDS = 1e9
+EXCESS_ROUNDS = 3
+"""Rounds of which the least difference counts."""
+Excess = tuple[int, ...]
+"""Bytes on each device of a region that the limiter does not count."""
 
 
 class Source(enum.StrEnum):
@@ -166,6 +173,26 @@ def slot_utilization(container: MonitoredContainer, region: Region, pids: Mappin
     by_device = [{entry.process.pid: entry.usage.sm or 0 for entry in _processes(unit.uuid, container.key, host)}
                  for unit in units if unit is not None]
     return {process.slot: [sm.get(pids.get(process.slot, 0), 0) for sm in by_device] for process in region.processes}
+
+
+def excess_of(container: MonitoredContainer, region: Region, pids: Mapping[int, int], host: HostView) -> Excess:
+    """Returns what the driver sees beyond what *region* counts; 0 where it does not say, or a process is not known to
+    both. *pids*: host PIDs by slot."""
+    uuids = {device.card: device.uuid for device in container.devices}
+    in_both = set(pids.values()) if all(process.slot in pids for process in region.processes) else set()
+    amounts = []
+    for device in region.devices:
+        processes = _processes(uuids.get(device.uuid, ""), container.key, host)
+        used = [entry.usage.memory for entry in processes]
+        complete = all(entry.process.pid in in_both for entry in processes)
+        total = sum(amount or 0 for amount in used) if complete and None not in used else 0
+        amounts.append(max(total - device.total, 0))
+    return tuple(amounts)
+
+
+def least_excess(rounds: tuple[Excess, ...]) -> Excess:
+    """Returns the least of the last rounds, by device; 0 until there are enough of them."""
+    return tuple(min(of_device) if len(rounds) == EXCESS_ROUNDS else 0 for of_device in zip(*rounds, strict=True))
 
 
 def _report_device(container: MonitoredContainer, device: AllocatedDevice, reading: RegionReading,

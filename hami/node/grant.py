@@ -73,52 +73,41 @@ class HostFacts:
     classes: frozenset[str] = frozenset(CLASSES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipient:
-    """The container that gets the grant. *env*: the variables in its specification. *token*: a unique text, a random
-    UUID."""
-
-    pod_uid: str
-    container: str
-    token: str
-    env: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-
-def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host: HostFacts,
-                 recipient: Recipient) -> Grant:
+def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host: HostFacts, *,
+                 own: str, token: str, variables: Mapping[str, str]) -> Grant:
     """Returns the grant of a container that shares cards. *parts*: its shares with their cards, in any order.
 
+    *own*: the path of its directory on the host. *token*: a unique text, a random UUID. *variables*: those in its
+    specification.
     Limits are numbered in the driver's order, which CUDA follows with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``; a grant of
     several devices sets that variable, and a core limit for each device.
     """
     parts = sorted(parts, key=lambda part: part[0].index)
     cards = [card for card, _ in parts]
     ids = [str(card.index) if config.id_strategy == "index" else card.uuid for card in cards]
-    base = visible_devices_grant(config, ids, cards, host, recipient.token)
+    base = visible_devices_grant(config, ids, cards, host, token)
     directory = f"{config.hook_path}/vgpu"
-    # of root; the container may write to the region, to the compute file, and, where there are locks, below LOCKS
-    own = f"{directory}/containers/{recipient.pod_uid}_{recipient.container}"
     env = dict(base.env)
-    if recipient.env.get("NVIDIA_VISIBLE_DEVICES") in _INVISIBLE:
+    if variables.get("NVIDIA_VISIBLE_DEVICES") in _INVISIBLE:
         env.pop("NVIDIA_VISIBLE_DEVICES", None)  # the specification asks for the limits only
     for place, (_, share) in enumerate(parts):
         env[f"CUDA_DEVICE_MEMORY_LIMIT_{place}"] = f"{share.memory_mib}m"
     env["CUDA_DEVICE_SM_LIMIT"] = str(parts[0][1].cores)
     if len(parts) > 1:
         env |= {f"CUDA_DEVICE_SM_LIMIT_{place}": str(share.cores) for place, (_, share) in enumerate(parts)}
-    env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = f"{directory}/{recipient.token}{REGION_SUFFIX}"
-    if config.memory_scaling > 1:
+    env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = f"{directory}/{token}{REGION_SUFFIX}"
+    if config.nvidia.device_memory_scaling > 1:
         env["CUDA_OVERSUBSCRIBE"] = "true"
     env |= overridable_env(config, len(parts))
-    mounts = [
+    mounts = [  # the directory is root's; the container may write to what is data
         Mount(container_path=f"{directory}/libvgpu.so", host_path=host.library, read_only=True),
         Mount(container_path=f"{directory}/{LIMITS}", host_path=f"{own}/{LIMITS}", read_only=True),
-        *(Mount(container_path=f"{directory}/{recipient.token}{suffix}", host_path=f"{own}/{recipient.token}{suffix}",
-                is_data=True) for suffix in (REGION_SUFFIX, COMPUTE_SUFFIX)),
+        *(Mount(container_path=f"{directory}/{token}{suffix}", host_path=f"{own}/{token}{suffix}", is_data=True)
+          for suffix in (REGION_SUFFIX, COMPUTE_SUFFIX)),
     ]
     if host.locks:
         mounts.append(Mount(container_path=LOCK_DIRECTORY, host_path=f"{own}/{LOCKS}", is_data=True))
-    if not parse_bool(recipient.env.get("CUDA_DISABLE_CONTROL", "")):  # the specification can disable the limiter
+    if not parse_bool(variables.get("CUDA_DISABLE_CONTROL", "")):  # the specification can disable the limiter
         mounts.append(Mount(container_path="/etc/ld.so.preload", host_path=f"{directory}/ld.so.preload",
                             read_only=True))
     if host.license:
@@ -133,7 +122,7 @@ def overridable_env(config: PluginConfig, count: int) -> dict[str, str]:
     env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if count > 1 else {}
     if config.log_level:
         env["LIBCUDA_LOG_LEVEL"] = config.log_level
-    if config.disable_core_limit:
+    if config.nvidia.disable_core_limit:
         env["GPU_CORE_UTILIZATION_POLICY"] = "disable"
     return env
 

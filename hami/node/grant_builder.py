@@ -11,7 +11,7 @@ from hami.devices.inventory import DeviceInventory
 from hami.kube.cluster import Cluster
 from hami.model import Pod, Share
 from hami.node.dynamic_mig import DynamicMig
-from hami.node.grant import Grant, Recipient, shares_grant, visible_devices_grant
+from hami.node.grant import Grant, shares_grant, visible_devices_grant
 from hami.node.host import Host
 from hami.node.limits import container_limits
 from hami.node.pods import NodePods
@@ -60,7 +60,6 @@ class GrantBuilder:
             env = self._cluster.environment(pod.ref, container)
         limits = container_limits(self._config, parts, env, self._context_bytes)
         facts = self._host.facts(limited=True)
-        self._host.prepare(pod.ref.uid, container, keep=is_kept)
+        own = self._host.prepare(pod.ref.uid, container, keep=is_kept)
         self._host.write_limits(pod.ref.uid, container, token, limits, keep=is_kept)
-        recipient = Recipient(pod_uid=pod.ref.uid, container=container, token=token, env=env)
-        return shares_grant(self._config, parts, facts, recipient), {}
+        return shares_grant(self._config, parts, facts, own=str(own), token=token, variables=env), {}

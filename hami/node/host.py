@@ -27,7 +27,7 @@ from hami.node.grant import CONTROL_NODES, LOCKS, HostFacts
 from hami.node.limits import FIRST_LINE, LIMITS, ContainerLimits, region_parts, render_limits
 from hami.node.region_layout import COMPUTE_SIZE, COMPUTE_SUFFIX, REGION_SIZE, REGION_SUFFIX
 from hami.node.tenant_files import HELD_SUFFIX, fill, list_names, opened_directory, remove_held, shrink
-from hami.runtime.files import write_atomically
+from hami.runtime.files import FileVersion, version_of, write_atomically
 from hami.runtime.once import OncePerKey
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Host:
         self._classes = classes
         self._minors = minors
         self._now = now
-        self._reads_by_version: dict[tuple[Path, int, int], bool] = {}
+        self._reads_by_version: dict[FileVersion, bool] = {}
         self._reported = OncePerKey()
         self._unshrinkable = OncePerKey()
 
@@ -82,22 +82,22 @@ class Host:
                          nodes=tuple(node for node in CONTROL_NODES if os.path.exists(self._dev_root + node)),
                          instance_nodes=tuple(node for ids in passed for node in instance_nodes(minors, *ids)))
 
-    def prepare(self, uid: str, container: str, *, keep: bool = False) -> None:
-        """Creates the directory of a container, and one in it that is open to all users.
+    def prepare(self, uid: str, container: str, *, keep: bool = False) -> Path:
+        """Creates the directory of a container, and one in it that is open to all users; returns its path.
 
         An earlier directory is renamed, whatever it holds, as if it belonged to a deleted pod; `sweep` removes it
         later. *keep*: an earlier directory stays with its content: processes may use it. Raises: HostError.
         """
-        name = directory_name(uid, container)
+        path = self._containers / directory_name(uid, container)
         with host_errors("cannot create the directory of a container"):
             self._containers.mkdir(parents=True, exist_ok=True)
             if stat.S_IMODE(self._containers.stat().st_mode) != _OWNER:
                 self._containers.chmod(_OWNER)
-            path = self._containers / name
             if os.path.lexists(path) and not (keep and path.is_dir() and not path.is_symlink()):
                 path.rename(self._containers / f"{uid}.{uuid.uuid4().hex}_{container}")
             _make_directory(path, _READABLE)
             _make_directory(path / LOCKS, _ANY_USER)
+        return path
 
     def write_limits(self, uid: str, container: str, token: str, limits: ContainerLimits, *,
                      keep: bool = False) -> None:
@@ -193,8 +193,7 @@ class Host:
         Each version is read once: a container in which it is mounted can hold a lease on it. Raises: HostError.
         """
         with host_errors("cannot read the limiter"):
-            about = library.stat()
-            version = library, about.st_ino, about.st_mtime_ns
+            version = version_of(library.stat())
             if version not in self._reads_by_version:
                 with open(os.open(library, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                     self._reads_by_version = {version: FIRST_LINE.encode() in file.read()}

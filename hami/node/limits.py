@@ -62,14 +62,14 @@ def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]], 
     if len(parts) > MAX_DEVICES:
         raise AllocationRefused(f"the limiter supports {MAX_DEVICES} devices in a container, not {len(parts)}")
     in_order = sorted(parts, key=lambda part: part[0].index)
-    policy = env.get("GPU_CORE_UTILIZATION_POLICY") or ("disable" if config.disable_core_limit else "default")
+    policy = env.get("GPU_CORE_UTILIZATION_POLICY") or ("disable" if config.nvidia.disable_core_limit else "default")
     level = parse_integer(env.get("LIBCUDA_LOG_LEVEL") or config.log_level)
     return ContainerLimits(
         devices=tuple(DeviceLimit(card.uuid, share.memory_mib * MIB, share.cores if 0 < share.cores < 100 else 100,
                                   context_bytes(card)) for card, share in in_order),
         priority=task_priority(env),
         policy=policy.lower() if policy.lower() in _POLICIES else "default",
-        log_level=None if level is None else min(max(level, 0), 9), compute_by=config.compute_by)
+        log_level=None if level is None else min(max(level, 0), 9), compute_by=config.nvidia.compute_by)
 
 
 def task_priority(env: Mapping[str, str]) -> int:

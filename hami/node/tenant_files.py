@@ -103,14 +103,9 @@ def remove_held(directory: int, name: str) -> None:
     os.unlink(name, dir_fd=directory)
 
 
-@contextlib.contextmanager
-def opened_directory(path: str | Path) -> Iterator[int]:
+def opened_directory(path: str | Path) -> contextlib.AbstractContextManager[int]:
     """Opens a directory, and no link to one. Raises: OSError."""
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield directory
-    finally:
-        os.close(directory)
+    return _descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
 def list_names(directory: int) -> list[str]:
@@ -125,26 +120,27 @@ def located_file(directory: int, name: str) -> Iterator[tuple[int, os.stat_resul
 
     ``O_PATH`` opens nothing that could hang or act. A file of another file system was mounted there.
     """
-    seen = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
+    with _descriptor(name, os.O_PATH | os.O_NOFOLLOW, directory) as seen:
         about = os.fstat(seen)
         if not stat.S_ISREG(about.st_mode):
             raise HostError(f"{name!r}: not a regular file")
         if about.st_dev != os.fstat(directory).st_dev:
             raise HostError(f"{name!r}: on another file system")
         yield seen, about
-    finally:
-        os.close(seen)
+
+
+def reopened(seen: int) -> contextlib.AbstractContextManager[int]:
+    """Opens what `located_file` has found, and nothing else, for reading and writing. Raises: OSError."""
+    return _descriptor(f"/proc/self/fd/{seen}", os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 @contextlib.contextmanager
-def reopened(seen: int) -> Iterator[int]:
-    """Opens what `located_file` has found, and nothing else, for reading and writing. Raises: OSError."""
-    file = os.open(f"/proc/self/fd/{seen}", os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+def _descriptor(path: str | Path, flags: int, directory: int | None = None) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_CLOEXEC, dir_fd=directory)
     try:
-        yield file
+        yield descriptor
     finally:
-        os.close(file)
+        os.close(descriptor)
 
 
 def _is_enlarged(status: os.stat_result, size: int) -> bool:

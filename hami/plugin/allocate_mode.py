@@ -26,8 +26,7 @@ _RUNTIMES = {"containerd": (2, 0), "cri-o": (1, 28)}
 """The first versions with CDI switched on."""
 _KUBELET = (1, 29)
 """The first kubelet that passes CDI devices of device plugins on."""
-_RUNTIME = re.compile(r"(?P<name>[a-z-]+)://v?(?P<major>\d{1,4})\.(?P<minor>\d{1,4})(\D.*)?")
-_VERSION = re.compile(r"v?(?P<major>\d{1,4})\.(?P<minor>\d{1,4})(\D.*)?")
+_VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(\D.*)?")
 
 
 def is_start_time(settings: PluginSettings, cluster: Cluster, recorded: bool | None,
@@ -37,7 +36,7 @@ def is_start_time(settings: PluginSettings, cluster: Cluster, recorded: bool | N
     *recorded*: whether the kubelet's records are of start-time mode, which counts if the node cannot be read; ``None``
     without records. *environ*: of this process. Raises: HamiError if it cannot be decided.
     """
-    name, mode, reason = settings.config.node, settings.allocate, "--allocate"
+    name, mode, reason = settings.node, settings.allocate, "--allocate"
     if mode == AUTO:
         try:
             node = cluster.node(name)
@@ -50,7 +49,7 @@ def is_start_time(settings: PluginSettings, cluster: Cluster, recorded: bool | N
                 raise
             reason, mode = f"as before, since the node cannot be read: {error}", START if recorded else ADMISSION
     log.info("mode of allocation", extra={"node": name, "allocate": mode, "reason": reason or "CDI is available"})
-    return mode == START and bool(settings.config.kubelet_socket)
+    return mode == START and bool(settings.kubelet_socket)
 
 
 def start_time_config(config: PluginConfig) -> PluginConfig:
@@ -67,16 +66,15 @@ def why_not_start(settings: PluginSettings, node: Node, environ: Mapping[str, st
 
     *environ*: of this process. *mounts*: of this process, which in a pod must include the folder of the host.
     """
-    if not settings.config.kubelet_socket:
+    if not settings.kubelet_socket:
         return "there is no kubelet socket"
-    if settings.config.aligned:
+    if settings.aligned:
         return "enablegetpreferredallocation lets the kubelet choose cards, which must be checked at admission"
-    runtime = _RUNTIME.fullmatch(node.runtime_version)
-    if runtime is None or (first := _RUNTIMES.get(runtime["name"])) is None or _numbers(runtime) < first:
+    runtime, _, version = node.runtime_version.partition("://")
+    if runtime not in _RUNTIMES or _numbers(version) < _RUNTIMES[runtime]:
         return f"container runtime {node.runtime_version or 'unknown'}: CDI needs " + " or ".join(
             f"{name} {major}.{minor}" for name, (major, minor) in _RUNTIMES.items())
-    kubelet = _VERSION.fullmatch(node.kubelet_version)
-    if kubelet is None or _numbers(kubelet) < _KUBELET:
+    if _numbers(node.kubelet_version) < _KUBELET:
         return f"kubelet {node.kubelet_version or 'unknown'}: CDI needs 1.29"
     return why_not_writable(settings.cdi_root, environ, mounts)
 
@@ -102,5 +100,7 @@ def _is_mounted(folder: Path, mounts: Path) -> bool:
     return any(str(path) in points for path in (folder, *folder.parents[:-1]))
 
 
-def _numbers(version: re.Match[str]) -> tuple[int, int]:
-    return int(version["major"]), int(version["minor"])
+def _numbers(version: str) -> tuple[int, int]:
+    """Returns the major and the minor number of a version; zeros if it cannot be read."""
+    match = _VERSION.fullmatch(version)
+    return (int(match[1]), int(match[2])) if match is not None else (0, 0)

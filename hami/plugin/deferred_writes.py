@@ -18,19 +18,25 @@ from hami.kube.events import EventRecorder
 from hami.kube.retry import CONFLICT_S, brief_retry
 from hami.model import BindPhase, Node, PodRef
 from hami.plugin.container_match import has_outstanding
+from hami.runtime.tasks import Task
 
 log = logging.getLogger(__name__)
 
 ALLOCATION_FAILED = "AllocationFailed"
+RETRY_WRITES_S = 2.0
+"""Seconds between attempts to make a write."""
+CALLS_S = 900.0
+"""Seconds for work that calls the API server once for each container, which may hang."""
 
 
-class DeferredWrites:
-    """Queues writes until `flush`; a write that fails stays queued. Threads may share it."""
+class DeferredWrites(Task):
+    """Queues writes, and makes them in the task's thread; a write that fails stays queued. Threads may share it."""
 
     def __init__(self, cluster: Cluster, node: str, to_allocate: str, events: EventRecorder, *,
                  sleep: Callable[[float], None] = time.sleep) -> None:
         """*to_allocate*: the annotation that is cleared on a pod whose allocation fails. *sleep* waits between
         attempts while others keep changing the node."""
+        super().__init__("writes", limit_s=CALLS_S)
         self._cluster = cluster
         self._node = node
         self._to_allocate = to_allocate
@@ -39,7 +45,6 @@ class DeferredWrites:
         self._flush_lock = threading.Lock()  # one flush at a time, I/O included, so that no write is made twice
         self._lock = threading.Lock()  # guards _writes; never held across I/O
         self._writes: dict[PodRef | str, Callable[[], None]] = {}  # by the pod that fails, or the node lock
-        self._queued = threading.Event()
 
     def release_lock(self, lock: str, node: Node | None = None) -> None:
         """Queues the release of the node lock *lock*. *node*: the node as last read, which saves a read."""
@@ -61,15 +66,11 @@ class DeferredWrites:
         """Records an event about a pod, or about the node of that name, for which an Allocate call failed."""
         self._events.record(subject, "Warning", ALLOCATION_FAILED, reason)
 
-    def wait(self, timeout: float) -> bool:
-        """Waits until a write is queued or `wake` is called; false after *timeout* seconds without either."""
-        is_queued = self._queued.wait(timeout)
-        self._queued.clear()
-        return is_queued
-
-    def wake(self) -> None:
-        """Ends a `wait`."""
-        self._queued.set()
+    def step(self) -> float:
+        """Makes the queued writes; those that fail are due again after a while."""
+        self.flush()
+        with self._lock:
+            return RETRY_WRITES_S if self._writes else math.inf
 
     def flush(self, seconds_left: Callable[[], float] = lambda: math.inf) -> bool:
         """Makes all queued writes; returns whether any was made. Logs what fails. Never raises a HamiError.
@@ -107,7 +108,7 @@ class DeferredWrites:
     def _queue(self, key: PodRef | str, write: Callable[[], None]) -> None:
         with self._lock:
             self._writes[key] = write
-        self._queued.set()
+        self.wake()
 
     def _fail_pod(self, ref: PodRef, reason: str, lock: str | None) -> None:
         try:

@@ -47,13 +47,13 @@ NODE = (
 )
 SHARING = (
     Flag("--resource-name", Value("name", parse_resource_name), "The resource that the kubelet offers.", "resource"),
-    Flag("--device-split-count", whole_number(1), "Containers that may share a device.", "split_count",
+    Flag("--device-split-count", whole_number(1), "Containers that may share a device.",
          environment=("DEVICE_SPLIT_COUNT",)),
     Flag("--device-memory-scaling", FACTOR, "Ratio of the memory that can be allocated to a device's memory; above 1, "
          "pods may together be given more than it has: nothing moves to host memory, and a program gets the driver's "
-         "out-of-memory error when the device is full.", "memory_scaling", environment=("DEVICE_MEMORY_SCALING",)),
+         "out-of-memory error when the device is full.", environment=("DEVICE_MEMORY_SCALING",)),
     Flag("--device-cores-scaling", FACTOR, "Ratio of the cores that can be allocated to a device's cores.",
-         "core_scaling", environment=("DEVICE_CORES_SCALING",)),
+         "device_core_scaling", environment=("DEVICE_CORES_SCALING",)),
     Flag("--disable-core-limit", BOOLEAN, "Do not limit the cores that containers use.",
          environment=("DISABLE_CORE_LIMIT",)),
     Flag("--operating-mode", choice("mode", *OPERATING_MODES), f"{' or '.join(OPERATING_MODES)}: the limiter shares "

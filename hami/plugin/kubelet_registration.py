@@ -18,7 +18,8 @@ from pathlib import Path
 
 from hami.devices.config import PluginConfig
 from hami.errors import HamiError
-from hami.plugin.server import PluginServer, SocketIdentity, register, socket_identity, socket_path
+from hami.plugin.server import PluginServer, register, socket_path
+from hami.runtime.files import FileVersion, file_version
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import HUNG_S, Task
 
@@ -41,8 +42,8 @@ class Step(enum.Enum):
     DONE = "registered"
 
 
-def next_step(*, kubelet: SocketIdentity | None, registered: SocketIdentity | None, served: SocketIdentity | None,
-              found: SocketIdentity | None, disconnected: bool) -> Step:
+def next_step(*, kubelet: FileVersion | None, registered: FileVersion | None, served: FileVersion | None,
+              found: FileVersion | None, disconnected: bool) -> Step:
     """Returns the next step.
 
     *kubelet*: the kubelet's socket. *registered*: the kubelet's socket at the last registration. *served*: the plugin's
@@ -77,7 +78,7 @@ class KubeletRegistration(Task):
         self._make_server = make_server
         self._clock = clock
         self._server: PluginServer | None = None
-        self._registered: SocketIdentity | None = None
+        self._registered: FileVersion | None = None
         self._connected_at = 0.0
         self._disconnected = False
         self._probed_at = self._answered_at = 0.0
@@ -97,11 +98,13 @@ class KubeletRegistration(Task):
 
     def finish(self) -> None:
         """Stops serving."""
-        self._close()
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
 
     def is_replaced(self) -> bool:
         """Reports whether another process serves the plugin's socket."""
-        found = socket_identity(self._path)
+        found = file_version(self._path)
         return self._server is not None and found is not None and found != self._server.identity
 
     def is_registered(self) -> bool:
@@ -117,7 +120,7 @@ class KubeletRegistration(Task):
 
     def tick(self) -> Step:
         """Takes the next step and returns it. Raises: HamiError, OSError."""
-        kubelet, found = socket_identity(self._kubelet), socket_identity(self._path)
+        kubelet, found = file_version(self._kubelet), file_version(self._path)
         self._probe(found)
         step = next_step(kubelet=kubelet, registered=self._registered, found=found,
                          served=self._server.identity if self._server is not None else None,
@@ -157,7 +160,7 @@ class KubeletRegistration(Task):
         return None
 
     def _serve(self) -> None:
-        self._close()
+        self.finish()
         server = self._make_server(self._path, self._on_disconnect)
         try:
             server.start()
@@ -168,12 +171,7 @@ class KubeletRegistration(Task):
         self._probed_at = self._answered_at = self._clock()
         log.info("serving", extra={"socket": self._path})
 
-    def _close(self) -> None:
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
-
-    def _probe(self, found: SocketIdentity | None) -> None:
+    def _probe(self, found: FileVersion | None) -> None:
         """Calls the plugin's own server at intervals, unless its socket is gone, or that of another process.
 
         Calls of the kubelet that have ended count as answers: while the API server is away, they may occupy all

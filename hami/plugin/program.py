@@ -14,7 +14,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hami.devices.cards import Card, CardSource
 from hami.devices.context_size import ContextSizes
@@ -40,7 +39,7 @@ from hami.node.library import install_library
 from hami.node.pods import NodePods
 from hami.plugin.allocate_mode import is_start_time, start_time_config
 from hami.plugin.allocator import Allocator, other_allocation_keys
-from hami.plugin.deferred_writes import DeferredWrites
+from hami.plugin.deferred_writes import CALLS_S, DeferredWrites
 from hami.plugin.kubelet_registration import KubeletRegistration
 from hami.plugin.region_guard import RegionGuard
 from hami.plugin.registrar import NodeRegistrar
@@ -52,22 +51,18 @@ from hami.runtime.interpreter import freeze_gc, set_switch_interval
 from hami.runtime.signals import STOP_SIGNALS, listen
 from hami.runtime.tasks import PeriodicTask, Task, problems
 from hami.vendors.catalog import vendors
-from hami.web.health import Health
+from hami.web.pages import Health
 
 log = logging.getLogger(__name__)
 
 COMPONENT = "hami-device-plugin"
 RESTART_S = 30.0
 """Seconds until a failed start is retried."""
-RETRY_WRITES_S = 2.0
-"""Seconds between attempts to make deferred writes."""
 CLEANUP_S = 60.0
 CLEANUP_MIG_S = 10.0
 """Seconds between cleanups; shorter with MIG, where unused instances take room from other pods."""
 REGIONS_S = 1.0
 """Seconds between two looks at the size of files to which containers may write."""
-CALLS_S = 900.0
-"""Seconds for work that calls the API server once for each container, which may hang."""
 JOIN_S = 3.0
 DRAIN_S = 1.0
 LAST_WRITES_S = 5.0
@@ -80,60 +75,60 @@ class DevicePluginProgram:
     def __init__(self, settings: PluginSettings, *, cluster: Cluster | None = None) -> None:
         """*cluster*: ``None`` for the cluster of the environment. Raises: HamiError, also if the driver is missing."""
         self._settings = settings
-        config = settings.config
         catalog = vendors(settings.devices)
         vendor = catalog[VENDOR]
         self._node_pods = None
         if cluster is None:
             api = Api.connect(timeout=settings.kube_timeout or 10.0, pool=8)
-            cluster, self._node_pods = Cluster(api), NodePods(api, config.node, self._on_pod)
+            cluster, self._node_pods = Cluster(api), NodePods(api, settings.node, self._on_pod)
         self._events = EventRecorder(cluster, COMPONENT)
         self._source = _card_source(settings, self._events, self._on_cards_changed)
         self._inventory = DeviceInventory(
-            lambda card: offered_card(card, config, ignore_mig_cards=settings.mig_strategy != "none"))
-        has_cards = not isinstance(self._source, _NoCards)
-        self._cdi = _cdi_specs(settings) if has_cards else None
+            lambda card: offered_card(card, settings, ignore_mig_cards=settings.mig_strategy != "none"))
+        source = self._source
+        self._cdi = _cdi_specs(settings) if source is not None else None
         on_instances = self._cdi.update_instances if self._cdi is not None else lambda instances: None
-        host = Host(config, classes=self._cdi.classes) if self._cdi is not None else Host(config)
+        host = Host(settings, classes=self._cdi.classes) if self._cdi is not None else Host(settings)
         self._mig = None
-        if config.operating_mode == MIG and has_cards:
-            self._mig = DynamicMig(lambda: cluster.pods_on(config.node), self._source.instances, self._inventory.cards,
+        if settings.operating_mode == MIG and source is not None:
+            self._mig = DynamicMig(lambda: cluster.pods_on(settings.node), source.instances, self._inventory.cards,
                                    publish=on_instances)
-        self._contexts = ContextSizes(Path(config.hook_path) / "vgpu", settings.driver_root_in_container)
-        self._deferred = DeferredWrites(cluster, config.node, vendor.annotations.to_allocate, self._events)
-        at_start = start_time_config(config)
+        self._contexts = ContextSizes(Path(settings.hook_path) / "vgpu", settings.driver_root_in_container)
+        self._deferred = DeferredWrites(cluster, settings.node, vendor.annotations.to_allocate, self._events)
+        at_start = start_time_config(settings)
         self._start_time = StartTimeAllocator(
             at_start, cluster, vendor, host,
             GrantBuilder(at_start, cluster, self._inventory, host, self._mig, node_pods=self._node_pods,
                          context_bytes=self._contexts.bytes_of),
             ContainerSpecs(Path(settings.cdi_root or CDI_ROOT)), node_pods=self._node_pods,
             edits=self._cdi.edits if self._cdi is not None else lambda names: [])
-        self._is_start_time = has_cards and is_start_time(settings, cluster, self._start_time.is_recorded(), os.environ)
-        self._needs_completion = partial(needs_completion, node=config.node, vendor=vendor)
+        self._is_start_time = source is not None and is_start_time(
+            settings, cluster, self._start_time.is_recorded(), os.environ)
+        self._needs_completion = partial(needs_completion, node=settings.node, vendor=vendor)
         self._other_keys = other_allocation_keys(catalog)
-        grants = GrantBuilder(config, cluster, self._inventory, host, self._mig, node_pods=self._node_pods,
+        grants = GrantBuilder(settings, cluster, self._inventory, host, self._mig, node_pods=self._node_pods,
                               context_bytes=self._contexts.bytes_of)
-        self._allocator = Allocator(config, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods)
-        self._clean_up_node = partial(clean_up_node, config.node, self._mig, self._allocator, self._deferred)
-        self._sweep_node = partial(sweep_node, config.node, cluster, host, self._start_time.sweep)
-        self._guard = RegionGuard(config.node, cluster, host, self._events)
-        self._registrar = NodeRegistrar(cluster, self._source, self._inventory, config, vendor,
-                                        now=partial(datetime.now, UTC), on_cards=self._on_cards,
-                                        is_lock_free=self._is_lock_free if self._is_start_time else None)
+        self._allocator = Allocator(settings, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods)
+        self._clean_up_node = partial(clean_up_node, settings.node, self._mig, self._allocator)
+        self._sweep_node = partial(sweep_node, settings.node, cluster, host, self._start_time.sweep)
+        self._guard = RegionGuard(settings.node, cluster, host, self._events)
+        self._registrar = NodeRegistrar(
+            cluster, source.cards if source is not None else tuple, self._inventory, settings, vendor,
+            now=partial(datetime.now, UTC), on_cards=self._on_cards,
+            is_lock_free=self._is_lock_free if self._is_start_time else None)
         self._static_mig = None
-        if settings.mig_strategy != "none" and config.operating_mode != MIG and has_cards:
-            self._static_mig = StaticMig(config, settings.mig_strategy, self._source.instances, host,
+        if settings.mig_strategy != "none" and settings.operating_mode != MIG and source is not None:
+            self._static_mig = StaticMig(settings, settings.mig_strategy, source.instances, host,
                                          on_instances=on_instances)
         self._registrations: list[KubeletRegistration] = []
         self._card_registration = None
-        if config.kubelet_socket:
-            self._card_registration = KubeletRegistration(config, self._card_server, clock=time.monotonic,
+        if settings.kubelet_socket:
+            self._card_registration = KubeletRegistration(settings, self._card_server, clock=time.monotonic,
                                                           is_ready=self._may_serve_cards)
             self._registrations.append(self._card_registration)
         self._lock = threading.Lock()  # guards _registrations; never held while a registration runs
         self._stopped = threading.Event()
         self._health = PeriodicTask("health", self._watch_health, math.inf)
-        self._cleanup_due = 0.0
         self._tasks: list[Task] = []
 
     def start(self) -> None:
@@ -143,21 +138,22 @@ class DevicePluginProgram:
             log.warning("device configuration", extra={"note": note})
         _check_imex_channels(settings)
         if settings.library_source:
-            written = install_library(settings.library_source, settings.config.hook_path)
+            written = install_library(settings.library_source, settings.hook_path)
             log.info("limiter installed", extra={"files": written})
         self._registrar.read()
         if self._mig is not None:
             self._mig.start()
             self._registrar.read()
         log.info("cards found", extra={
-            "node": settings.config.node, "mode": settings.config.operating_mode,
+            "node": settings.node, "mode": settings.operating_mode,
             "cards": [card.uuid for card in self._inventory.cards()]})
-        if not settings.mock_devices and settings.config.operating_mode != MIG:
+        if not settings.mock_devices and settings.operating_mode != MIG:
             self._start_task(PeriodicTask("contexts", self._measure_contexts, CLEANUP_S, limit_s=CALLS_S))
         if self._node_pods is not None:
             self._start_task(self._node_pods.task)
-        for task in (self._events, self._health, self._registrar,
-                     PeriodicTask("cleanup", self._clean_up, 0.0, limit_s=CALLS_S),
+        cleanup_s = CLEANUP_MIG_S if self._mig is not None else CLEANUP_S
+        for task in (self._events, self._health, self._registrar, self._deferred,
+                     PeriodicTask("cleanup", self._clean_up_node, cleanup_s, limit_s=CALLS_S),
                      PeriodicTask("sweep", self._sweep_node, CLEANUP_S, limit_s=CALLS_S),
                      PeriodicTask("regions", self._guard.shrink, REGIONS_S, limit_s=CALLS_S)):
             self._start_task(task)
@@ -192,7 +188,6 @@ class DevicePluginProgram:
             tasks = [task for task in self._tasks if task is not self._events]
         for task in tasks:
             task.stop()
-        self._deferred.wake()
         self._inventory.close()
         if self._static_mig is not None:
             self._static_mig.close()
@@ -201,7 +196,7 @@ class DevicePluginProgram:
         deadline = time.monotonic() + LAST_WRITES_S
         self._deferred.flush(lambda: deadline - time.monotonic())
         if last and not is_replaced:
-            self._registrar.leave(unregister=self._settings.config.unregister_on_stop)
+            self._registrar.leave(unregister=self._settings.unregister_on_stop)
         self._events.drain(DRAIN_S)
         self._events.stop()
         self._events.join(JOIN_S)
@@ -209,7 +204,7 @@ class DevicePluginProgram:
     def _card_server(self, path: Path, on_disconnect: Callable[[], None]) -> PluginServer:
         is_needed = self._is_start_time or bool(self._start_time.is_recorded())  # containers of an earlier mode
         return PluginServer(
-            path, self._settings.config, self._inventory, self._start_time if self._is_start_time else self._allocator,
+            path, self._settings, self._inventory, self._start_time if self._is_start_time else self._allocator,
             pre_start=self._start_time.pre_start if is_needed else None, on_disconnect=on_disconnect)
 
     def _is_lock_free(self) -> bool:
@@ -244,7 +239,7 @@ class DevicePluginProgram:
 
     def _serve_instances(self, resource: InstanceResource) -> None:
         """Serves a resource of MIG instances in a thread of its own. Raises: HamiError for a name that is too long."""
-        config = self._settings.config
+        config = self._settings
         if not config.kubelet_socket:
             return
         replaces_cards = resource.resource == config.resource
@@ -272,27 +267,19 @@ class DevicePluginProgram:
             self._static_mig.report(card, reason)
 
     def _watch_health(self) -> None:
-        self._source.watch_health(self._report, self._stopped, self._health.beat)
-
-    def _clean_up(self) -> None:
-        """Flushes deferred writes, or cleans up the node if that is due, then waits for the next write."""
-        if time.monotonic() >= self._cleanup_due:
-            self._cleanup_due = time.monotonic() + (CLEANUP_MIG_S if self._mig is not None else CLEANUP_S)
-            self._clean_up_node()
-        else:
-            self._deferred.flush()
-        self._deferred.wait(RETRY_WRITES_S)
+        if self._source is not None:
+            self._source.watch_health(self._report, self._stopped, self._health.beat)
 
     def _measure_contexts(self) -> None:
         self._contexts.measure_missing(self._inventory.cards())
 
 
-def clean_up_node(node: str, mig: DynamicMig | None, allocator: Allocator, deferred: DeferredWrites) -> None:
-    """Cleans up: deferred writes, stale node locks, MIG instances.
+def clean_up_node(node: str, mig: DynamicMig | None, allocator: Allocator) -> None:
+    """Cleans up: stale node locks, MIG instances.
 
     Logs what fails; never raises a HamiError.
     """
-    _run_each(node, allocator.release_stale_lock, deferred.flush, *([mig.reconcile] if mig is not None else []))
+    _run_each(node, allocator.release_stale_lock, *([mig.reconcile] if mig is not None else []))
 
 
 def sweep_node(node: str, cluster: Cluster, host: Host, sweep_specs: Callable[[], None]) -> None:
@@ -370,52 +357,36 @@ def _reload(read: Callable[[], PluginSettings]) -> PluginSettings | None:
     return fresh
 
 
-class _NoCards:
-    """The card source of a node without a driver, where that is no reason to fail."""
-
-    def cards(self) -> Sequence[Card]:
-        return ()
-
-    def watch_health(self, report: Callable[[str, str], None], stopped: threading.Event,
-                     beat: Callable[[], None] = lambda: None) -> None:
-        """Returns at once: there is nothing to watch."""
-
-    @property
-    def instances(self) -> Any:
-        raise HamiError("no driver, so no MIG instances")
-
-
-def _card_source(settings: PluginSettings, events: EventRecorder, on_change: Callable[[], None]) -> CardSource:
-    config = settings.config
+def _card_source(settings: PluginSettings, events: EventRecorder, on_change: Callable[[], None]) -> CardSource | None:
+    """Returns the source of the node's cards; ``None`` without a driver, where that is no reason to fail."""
     if settings.mock_devices:
-        return MockCards(Path(settings.mock_devices), config.mig_allowlist, on_change=on_change)
+        return MockCards(Path(settings.mock_devices), settings.nvidia.mig_profile_allowlist, on_change=on_change)
 
     def warn(reason: str, message: str) -> None:
-        events.record(config.node, "Warning", reason, message)
+        events.record(settings.node, "Warning", reason, message)
     try:
         nvml = open_nvml(settings.driver_root_in_container)
     except HamiError as error:
         if settings.fail_on_init_error:
             raise
         log.warning("no cards on this node", extra={"reason": error})
-        return _NoCards()
+        return None
     node = shared_node(Path(settings.driver_root_in_container)) if settings.discovery == "auto" else ""
-    return NvmlCards(nvml, config.mig_allowlist, xids=settings.xids, links=config.topology_score, shared_node=node,
-                     warn=warn)
+    return NvmlCards(nvml, settings.nvidia.mig_profile_allowlist, xids=settings.xids, links=settings.topology_score,
+                     shared_node=node, warn=warn)
 
 
 def _cdi_specs(settings: PluginSettings) -> CdiSpecs | None:
     """Returns the writer of CDI specifications; ``None`` if they are not used, or somebody else writes them."""
-    config = settings.config
-    if not settings.cdi_root or not CDI.intersection(config.list_strategies):
+    if not settings.cdi_root or not CDI.intersection(settings.list_strategies):
         return None
-    roots = Roots(driver=config.driver_root, dev=config.dev_root, hook=settings.cdi_hook)
-    wanted = (*wanted_extras(config), *([IMEX] if config.imex_channels else ()))
+    roots = Roots(driver=settings.driver_root, dev=settings.dev_root, hook=settings.cdi_hook)
+    wanted = (*wanted_extras(settings), *([IMEX] if settings.imex_channels else ()))
     return CdiSpecs(Path(settings.cdi_root), Path(settings.driver_root_in_container), roots, wanted)
 
 
 def _check_imex_channels(settings: PluginSettings) -> None:
-    for channel in settings.config.imex_channels if settings.imex_required else ():
-        path = Path(settings.config.dev_root, f"dev/nvidia-caps-imex-channels/channel{channel}")
+    for channel in settings.imex_channels if settings.imex_required else ():
+        path = Path(settings.dev_root, f"dev/nvidia-caps-imex-channels/channel{channel}")
         if not path.exists():
             raise HamiError(f"--imex-required: {path} is missing")

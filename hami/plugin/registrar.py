@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from hami.devices.cards import Card, CardSource
+from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory, InventorySnapshot
 from hami.devices.registration import annotation_changes, lock_free_changes, node_annotations
@@ -31,15 +31,16 @@ RETRY_S = 5.0
 class NodeRegistrar(Task):
     """Writes only what has changed, compared to the node as it is: annotations that somebody removed are restored."""
 
-    def __init__(self, cluster: Cluster, source: CardSource, inventory: DeviceInventory, config: PluginConfig,
-                 vendor: Vendor, *, now: Callable[[], datetime],
+    def __init__(self, cluster: Cluster, read_cards: Callable[[], Sequence[Card]], inventory: DeviceInventory,
+                 config: PluginConfig, vendor: Vendor, *, now: Callable[[], datetime],
                  on_cards: Callable[[Sequence[Card]], None] = lambda cards: None,
                  is_lock_free: Callable[[], bool] | None = None) -> None:
-        """*on_cards*: called with the cards before they are offered to anybody; may raise HamiError. *is_lock_free*:
-        reports whether the kubelet allocates without a node lock by now; ``None`` if it never will."""
+        """*read_cards*: reads the cards of the node. *on_cards*: called with them before they are offered to anybody.
+        Both may raise HamiError. *is_lock_free*: reports whether the kubelet allocates without a node lock by now;
+        ``None`` if it never will."""
         super().__init__("node")
         self._cluster = cluster
-        self._source = source
+        self._read_cards = read_cards
         self._inventory = inventory
         self._config = config
         self._vendor = vendor
@@ -72,7 +73,7 @@ class NodeRegistrar(Task):
         Raises: HamiError if the source cannot be read or the cards cannot be offered.
         """
         with self._read_lock:
-            cards = self._source.cards()
+            cards = self._read_cards()
             self._on_cards(cards)
             self._inventory.update(cards)
             snapshot = self._inventory.snapshot()

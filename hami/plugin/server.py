@@ -28,6 +28,7 @@ from hami.devices.registration import kubelet_ids
 from hami.errors import HamiError
 from hami.node.grant import Grant
 from hami.plugin import api_pb2 as api
+from hami.runtime.files import FileVersion, file_version
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +45,6 @@ _REGISTER_TIMEOUT_S = 5.0
 _PROBE_TIMEOUT_S = 2.0
 _PATH_LIMIT = 107  # bytes in the path of a unix socket, by the kernel's limit
 
-SocketIdentity = tuple[int, int, int]
-"""Distinguishes a socket from a later one at the same path."""
-
 
 class DeviceAllocator(Protocol):
     """Hands out the devices of one resource."""
@@ -62,15 +60,6 @@ def socket_path(config: PluginConfig) -> Path:
     if len(os.fsencode(_own_path(path))) > _PATH_LIMIT:
         raise HamiError(f"{path}: too long for a unix socket")
     return path
-
-
-def socket_identity(path: Path) -> SocketIdentity | None:
-    """Returns the identity of the socket at *path*; ``None`` if there is none. An inode alone may be reused."""
-    try:
-        about = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return about.st_dev, about.st_ino, about.st_mtime_ns
 
 
 def register(kubelet_socket: str, endpoint: str, resource: str, *, pre_start: bool = False,
@@ -120,7 +109,7 @@ class PluginServer:
         """The number of connected kubelets, which should be one."""
         self.completed_calls = 0
         """The number of calls that have ended, with or without success, except streams."""
-        self.identity: SocketIdentity | None = None
+        self.identity: FileVersion | None = None
         """The identity of this server's socket; ``None`` before `start`."""
         self._starts = threading.BoundedSemaphore(_STARTS)
         self._threads = ThreadPoolExecutor(_THREADS, "device-plugin")
@@ -148,7 +137,7 @@ class PluginServer:
         except RuntimeError as error:
             raise HamiError(f"{self._own_path}: cannot listen: {error}") from error
         self._server.start()
-        self.identity = socket_identity(self._own_path)
+        self.identity = file_version(self._own_path)
         link = self._own_path.with_suffix(".new")
         os.link(self._own_path, link)
         link.replace(self._path)
@@ -158,7 +147,7 @@ class PluginServer:
 
         The socket of a plugin that has replaced this one stays.
         """
-        if self.identity is not None and socket_identity(self._path) == self.identity:
+        if self.identity is not None and file_version(self._path) == self.identity:
             self._path.unlink(missing_ok=True)
         self._own_path.unlink(missing_ok=True)
         self._stopping.set()
@@ -257,7 +246,7 @@ class PluginServer:
         for card in snapshot.cards:
             health = UNHEALTHY if card.uuid in snapshot.unhealthy else HEALTHY
             topology = None
-            if self._config.numa_topology and card.numa is not None:
+            if self._config.nvidia.enable_numa_topology and card.numa is not None:
                 topology = api.TopologyInfo(nodes=[api.NUMANode(ID=card.numa)])
             answer.devices.extend(api.Device(ID=device_id, health=health, topology=topology)
                                   for device_id in self._ids(card, self._config))

@@ -8,7 +8,7 @@ Source: HAMi v2.10, cmd/device-plugin/nvidia; k8s-device-plugin 0.17, api/config
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,8 +30,8 @@ CDI_ROOT = "/var/run/cdi"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PluginSettings:
-    """All settings. *config* is the part that decides about devices and allocations; the rest is for the process.
+class PluginSettings(PluginConfig):
+    """All settings: those that decide about devices and allocations, and those of the process.
 
     *allocate*: ``start``, ``admission`` or ``auto``.
     *mock_devices*: a file that replaces the driver, empty for the driver. *driver_root_in_container*: path of the
@@ -39,11 +39,10 @@ class PluginSettings:
     devices. *discovery*: ``auto`` detects WSL, ``nvml`` does not. *mig_strategy*: other than ``none`` to offer existing
     MIG instances. *library_source*: files to copy to the host, empty for none. *cdi_root*: directory of the CDI
     specifications for a ``cdi`` strategy, empty when another program writes them. *cdi_hook*: the host's program that
-    they name as hook. *health_bind_address*: ``None`` to disable the page. *devices*: with the effective resource name.
-    *notes*: what was skipped, one sentence each.
+    they name as hook. *health_bind_address*: ``None`` to disable the page. *devices*: with the effective section
+    *nvidia*. *notes*: what was skipped, one sentence each.
     """
 
-    config: PluginConfig = field(default_factory=lambda: PluginConfig(node=""))
     devices: DeviceConfig = field(default_factory=chart_config)
     allocate: str = AUTO
     mock_devices: str = ""
@@ -66,7 +65,7 @@ class PluginSettings:
 def read_plugin_settings(given: Mapping[str, object], environ: Mapping[str, str]) -> PluginSettings:
     """The settings of flags, environment and the files that they name. *given*: values of flags by field.
 
-    Fields are those of PluginSettings and PluginConfig, and ``device_config_file`` and ``node_config_file``.
+    Fields are those of PluginSettings and NvidiaConfig, and ``device_config_file`` and ``node_config_file``.
     Raises: HamiError when a file cannot be read or a value cannot be used; names it.
     """
     # as in upstream, only "true" enables ENABLE_TOPOLOGY_SCORE
@@ -74,8 +73,9 @@ def read_plugin_settings(given: Mapping[str, object], environ: Mapping[str, str]
     path = str(overrides.pop("device_config_file", ""))
     devices = load_device_config("--config-file", path)
     node_path = str(overrides.pop("node_config_file", ""))
-    values = {**_from_section(devices.nvidia or NvidiaConfig(resource_count_name="")), **_from_flags(path, devices),
-              **overrides}
+    section = devices.nvidia or NvidiaConfig(resource_count_name="")
+    values = {"resource": section.resource_count_name, "log_level": str(section.lib_cuda_log_level),
+              **_from_flags(path, devices), **overrides}
     require_node_name(values.get("node"))
     of_node = _from_node_config(node_path, str(values["node"]))
     values |= of_node
@@ -86,13 +86,13 @@ def read_plugin_settings(given: Mapping[str, object], environ: Mapping[str, str]
 
 
 def _assembled(values: Mapping[str, object], devices: DeviceConfig, environ: Mapping[str, str]) -> PluginSettings:
-    inner = {entry.name for entry in fields(PluginConfig)}
-    config: Any = {name: value for name, value in values.items() if name in inner}
-    rest: Any = {name: value for name, value in values.items() if name not in inner}
-    nvidia = msgspec.structs.replace(devices.nvidia or NvidiaConfig(), resource_count_name=config["resource"])
-    settings = PluginSettings(config=PluginConfig(**config), devices=replace(devices, nvidia=nvidia),
+    in_section = NvidiaConfig.__struct_fields__
+    rest: Any = {name: value for name, value in values.items() if name not in in_section}
+    nvidia = msgspec.structs.replace(devices.nvidia or NvidiaConfig(), resource_count_name=rest["resource"],
+                                     **{name: value for name, value in values.items() if name in in_section})
+    settings = PluginSettings(nvidia=nvidia, devices=replace(devices, nvidia=nvidia),
                               xids=parse_xid_rules(environ), notes=devices.notes, **rest)
-    if settings.mig_strategy != "none" and settings.config.operating_mode == "mig":
+    if settings.mig_strategy != "none" and settings.operating_mode == "mig":
         note = (f"--mig-strategy {settings.mig_strategy}: skipped, since operatingmode mig creates instances as pods "
                 "need them and deletes those without a pod")
         settings = replace(settings, notes=(*settings.notes, note))
@@ -100,32 +100,19 @@ def _assembled(values: Mapping[str, object], devices: DeviceConfig, environ: Map
 
 
 def _check(settings: PluginSettings, mode_by_node: bool) -> None:
-    config = settings.config
-    if not config.resource:
+    if not settings.resource:
         raise HamiError("the device configuration has no resourceCountName for nvidia, and --resource-name is missing")
-    if config.operating_mode == "mig" and not config.mig_allowlist:
+    if settings.operating_mode == "mig" and not settings.nvidia.mig_profile_allowlist:
         raise HamiError(f"{'the node configuration' if mode_by_node else '--operating-mode'} says mig, but the device "
                         "configuration has no nvidia.migProfileAllowlist: no instance may be created")
     if settings.allocate == START and not settings.cdi_root:
         raise HamiError("--allocate start: --cdi-root is empty, so there is no directory for CDI specifications")
-    if config.operating_mode == "mig" and config.register_format == "csv":
+    if settings.operating_mode == "mig" and settings.register_format == "csv":
         raise HamiError("--register-format csv: it has no field for the places of MIG instances, expected json")
-    for flag, path in (("--hook-path", config.hook_path), ("--nvidia-driver-root", config.driver_root),
-                       ("--dev-root", config.dev_root), ("--nvidia-cdi-hook-path", settings.cdi_hook)):
+    for flag, path in (("--hook-path", settings.hook_path), ("--nvidia-driver-root", settings.driver_root),
+                       ("--dev-root", settings.dev_root), ("--nvidia-cdi-hook-path", settings.cdi_hook)):
         if not path.startswith("/"):
             raise MalformedInput(flag, path, "expected an absolute path")
-
-
-def _from_section(nvidia: NvidiaConfig) -> dict[str, object]:
-    """The values of the device configuration's section ``nvidia``."""
-    return {
-        "resource": nvidia.resource_count_name, "split_count": nvidia.device_split_count,
-        "memory_scaling": nvidia.device_memory_scaling, "core_scaling": nvidia.device_core_scaling,
-        "preconfigured_memory": nvidia.preconfigured_device_memory, "log_level": str(nvidia.lib_cuda_log_level),
-        "disable_core_limit": nvidia.disable_core_limit, "compute_by": nvidia.compute_by,
-        "numa_topology": nvidia.enable_numa_topology,
-        "mig_allowlist": nvidia.mig_profile_allowlist,
-    }
 
 
 def _from_flags(path: str, devices: DeviceConfig) -> dict[str, object]:
@@ -158,26 +145,27 @@ class _Filter(msgspec.Struct, frozen=True, rename={"filtered_uuids": "uuid", "fi
     filtered_indexes: tuple[int, ...] | None = None
 
 
-class _NodeEntry(msgspec.Struct, rename={
-        "operating_mode": "operatingmode", "split_count": "devicesplitcount", "memory_scaling": "devicememoryscaling",
-        "core_scaling": "devicecorescaling", "preconfigured_memory": "preconfigureddevicememory",
-        "log_level": "libcudaloglevel", "numa_topology": "enablenumatopology",
-        "aligned": "enablegetpreferredallocation", "filtered": "filterdevices"}):
+_KEYS_OF_NODES = {
+    "log_level": "libcudaloglevel", "aligned": "enablegetpreferredallocation", "filtered": "filterdevices",
+}
+
+
+class _NodeEntry(msgspec.Struct, rename=lambda name: _KEYS_OF_NODES.get(name, name.replace("_", ""))):
     """One entry of the node configuration, whose keys are case-insensitive. 0 and empty texts are not given."""
 
     name: str = ""
     operating_mode: Annotated[Literal["", "hami-core", "mig"], Meta(description=" or ".join(OPERATING_MODES))] = ""
-    split_count: Annotated[int, Meta(ge=0, le=INT32_MAX, description="a whole number, 1 or more")] = 0
-    memory_scaling: Scaling = 0.0
-    core_scaling: Scaling = 0.0
-    preconfigured_memory: Annotated[int, Meta(ge=0, le=INT32_MAX, description="MiB, 0 or more")] = 0
+    device_split_count: Annotated[int, Meta(ge=0, le=INT32_MAX, description="a whole number, 1 or more")] = 0
+    device_memory_scaling: Scaling = 0.0
+    device_core_scaling: Scaling = 0.0
+    preconfigured_device_memory: Annotated[int, Meta(ge=0, le=INT32_MAX, description="MiB, 0 or more")] = 0
     log_level: str | int = ""
-    numa_topology: bool | None = None
+    enable_numa_topology: bool | None = None
     aligned: bool | None = None
     filtered: _Filter = _Filter()
 
     def values(self) -> dict[str, object]:
-        """The values that are given, by field of PluginConfig."""
+        """The values that are given, by field of PluginSettings or NvidiaConfig."""
         values = asdict(self) | asdict(self.filtered) | {"log_level": str(self.log_level)}
         return {name: value for name, value in values.items()
                 if name not in ("name", "filtered") and (value is False or value not in (None, 0, ""))}

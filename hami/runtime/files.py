@@ -7,6 +7,23 @@ import stat
 import tempfile
 from pathlib import Path
 
+FileVersion = tuple[int, int, int, int]
+"""Distinguishes the content of a file, or a socket, from an earlier one at the same path: device, inode, time of the
+last change, and size. An inode alone may be reused."""
+
+
+def file_version(path: str | Path) -> FileVersion | None:
+    """Returns the version of the file at *path*, following links; ``None`` if there is none. Raises: OSError."""
+    try:
+        return version_of(os.stat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def version_of(about: os.stat_result) -> FileVersion:
+    """Returns the version of the file that *about* describes."""
+    return about.st_dev, about.st_ino, about.st_mtime_ns, about.st_size
+
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, durable: bool = True) -> bool:
     """Writes *data* to *path* by renaming; returns whether the content changed. Raises: OSError.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hami.codec.device_config import AscendChip, DeviceConfig, Names, NvidiaConfig
 from hami.codec.keys import CORDON, MIG_ALLOCATIONS
 from hami.codec.metax import parse_cards
-from hami.vendors import admission, ascend, aws, enflame, inventory, kunlun, metax, mig, nvidia, shares, steps, vastai
+from hami.vendors import admission, ascend, aws, enflame, inventory, kunlun, metax, mig, nvidia, shares, vastai
 from hami.vendors.spec import (
     AdmissionRules, AnnotationContext, Annotations, Catalog, CoreUnit, Decision, PartitionRule, Resources, Rule,
     SelectorKeys, Vendor,
@@ -129,7 +129,7 @@ def _iluvatar(word: str) -> Vendor:
             selectors=_uuids(f"hami.io/use-{word}-uuid", f"hami.io/no-use-{word}-uuid")),
         # spelled as its node agent does
         admission=AdmissionRules(admit=admission.admit_with(
-            steps.all_cores_of_several, functools.partial(steps.name_in_env, variable="SOL_CONTINER_NAME"))),
+            admission.all_cores_of_several, functools.partial(admission.name_in_env, variable="SOL_CONTINER_NAME"))),
         decision=Decision(inventory=inventory.registered, rules=(Rule.HEALTH, *_SHARED)),
     )
 
@@ -172,7 +172,7 @@ _WITHOUT_NAMES = (
                 use_uuids=("amd.com/use-gpu-uuid",), nouse_uuids=("amd.com/nouse-gpu-uuid",)),
             writes_model=True),
         admission=AdmissionRules(
-            admit=admission.admit_with(steps.percentage_of_cores, admission.check_amounts, default_count=1)),
+            admit=admission.admit_with(admission.percentage_of_cores, admission.check_amounts, default_count=1)),
         decision=Decision(
             inventory=inventory.registered, needs_capacity=True,
             rules=(Rule.HEALTH, Rule.TYPE, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, shares.too_few_units),
@@ -274,7 +274,7 @@ _WITHOUT_NAMES = (
             selectors=_uuids("mthreads.ai/use-gpuuuid", "mthreads.ai/nouse-gpuuuid"),  # .ai, unlike all other keys
             annotate=functools.partial(_annotate, texts=_MOORE_THREADS_TEXTS)),
         admission=AdmissionRules(admit=admission.admit_with(
-            steps.at_least_one, admission.check_amounts, steps.whole_sgpus)),
+            admission.at_least_one, admission.check_amounts, admission.whole_sgpus)),
         decision=Decision(
             inventory=inventory.divided("mthreads", slots=100, cores=16),
             rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, Rule.CORES, Rule.FULL,

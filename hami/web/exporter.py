@@ -13,7 +13,7 @@ from prometheus_client.exposition import choose_encoder
 from hami.web.exposition import Family, render
 from hami.web.pages import Make, Page, PageServer
 
-PAUSE_SECONDS = 0.0002  # between slices, so that other threads can run
+PAUSE_S = 0.0002  # between slices, so that other threads can run
 
 
 class Exporter(PageServer):
@@ -40,7 +40,7 @@ class Exporter(PageServer):
     def _slices(self, cluster: Iterable[str], registry: bytes) -> Iterator[bytes]:
         for text in cluster:
             yield text.encode()
-            self._pause(PAUSE_SECONDS)
+            self._pause(PAUSE_S)
         yield registry  # last: in OpenMetrics it ends with the page's end marker
 
 

@@ -47,23 +47,24 @@ class Gauge(Generic[Row]):
 
 
 def gauge_families(gauges: Iterable[Gauge[Row]], rows: Callable[[], Iterable[Row]],
-                   legacy: bool) -> Iterator[Family]:
+                   legacy: bool, *, escape: Callable[[str], str] | None = None) -> Iterator[Family]:
     """Yields *gauges* with a sample for each of *rows*; with *legacy* also under their old names.
 
-    Texts of rows must be escaped. Every sample has upstream's label ``zone``.
+    *escape*: `escape_label` where texts of rows are not escaped yet. Every sample has upstream's label ``zone``.
     """
     for gauge in gauges:
-        yield Family(gauge.name, gauge.help, _samples(gauge.name, gauge.labels, gauge.value, rows()))
+        yield Family(gauge.name, gauge.help, _samples(gauge.name, gauge.labels, gauge.value, rows(), escape))
         if legacy and gauge.old_name:
             yield Family(gauge.old_name, f"Old name of {gauge.name}",
-                         _samples(gauge.old_name, gauge.old_labels, gauge.old_value or gauge.value, rows()))
+                         _samples(gauge.old_name, gauge.old_labels, gauge.old_value or gauge.value, rows(), escape))
 
 
 def _samples(name: str, labels: Mapping[str, str], value: Callable[[Row], int | float | None],
-             rows: Iterable[Row]) -> Iterator[str]:
+             rows: Iterable[Row], escape: Callable[[str], str] | None) -> Iterator[str]:
     pairs = [*(f'{label}="%s"' for label in sorted(labels)), f'zone="{ZONE}"']
     template = f"{name}{{{','.join(pairs)}}} %s"
-    texts = attrgetter(*(labels[label] for label in sorted(labels)))
+    fields = attrgetter(*(labels[label] for label in sorted(labels)))
+    texts = fields if escape is None else lambda row: [escape(str(text)) for text in fields(row)]
     for row in rows:
         if (amount := value(row)) is not None:
             yield template % (*texts(row), amount)

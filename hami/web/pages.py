@@ -29,7 +29,7 @@ from hami.web.connections import Connection, TlsContexts, listen
 log = logging.getLogger(__name__)
 
 CLIENTS = 16  # connections at a time; Prometheus uses one or two
-POLL_SECONDS = 0.1  # between two checks for a stop
+POLL_S = 0.1  # between two checks for a stop
 LINE_LIMIT = 65_536  # bytes of a request line
 
 
@@ -61,7 +61,7 @@ class AppServer:
     def start(self) -> None:
         """Listens and serves. Raises: HamiError if the address cannot be listened on."""
         self._server = self._make()
-        threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), name=self._name, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(POLL_S,), name=self._name, daemon=True).start()
 
     def stop(self) -> None:
         """Stops listening. Answers that are being sent end by themselves, or with the process."""
@@ -86,6 +86,30 @@ class PageServer(AppServer):
                  timeout: float = 30.0) -> None:
         super().__init__(name, bind, lambda environ, start: _show(name, pages, environ, start), flag=flag,
                          timeout=timeout)
+
+
+class Health:
+    """Reports to the kubelet's probes whether the running program is ready, and whether its threads work."""
+
+    def __init__(self) -> None:
+        self._unready_reason: Callable[[], str] = lambda: "starting"
+        self._hung_reason: Callable[[], str] = str
+
+    def follow(self, unready_reason: Callable[[], str], hung_reason: Callable[[], str] = str) -> None:
+        """Reports what these return from now on; empty means ready, or that all threads work."""
+        self._unready_reason, self._hung_reason = unready_reason, hung_reason
+
+    def readyz(self, accept: str) -> Page:
+        """Returns status 200 if the program is ready, otherwise 503 with the reason."""
+        return _probe_page(self._unready_reason(), 503)
+
+    def healthz(self, accept: str) -> Page:
+        """Returns status 200, or 500 with what has died or hangs. A failed start is no reason."""
+        return _probe_page(self._hung_reason(), 500)
+
+
+def _probe_page(reason: str, status: int) -> Page:
+    return Page((f"{reason or 'ok'}\n".encode(),), status=status if reason else 200)
 
 
 def _show(name: str, pages: Mapping[str, Make], environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:

@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable
 
 from hami.errors import HamiError
+from hami.runtime.files import FileVersion, version_of
 from hami.runtime.once import OncePerKey
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 1.0
+RETRY_S = 1.0
 
-_Signature = tuple[tuple[int, int, int], ...]
+_Signature = tuple[FileVersion, ...]
 
 
 class TlsContext:
@@ -28,7 +29,7 @@ class TlsContext:
 
     A file has changed if its inode, modification time or size differs. While the new files cannot be used, for example
     because only one of key and certificate has been replaced, the last good context stays in use. They are tried again
-    after RETRY_SECONDS, and each problem is logged once.
+    after RETRY_S, and each problem is logged once.
     With *client_ca_file* a client may present a certificate; the handshake fails if this CA did not sign it.
     *until_made*: the context until the files can be used for the first time.
     Raises: HamiError if the files cannot be used when the object is made, unless there is such a context.
@@ -65,12 +66,12 @@ class TlsContext:
                 log.info("TLS files read again", extra={"cert_file": self.cert_file})
             self._reported.clear("files")
         except HamiError as error:
-            self._retry_at = self._clock() + RETRY_SECONDS
+            self._retry_at = self._clock() + RETRY_S
             if self._reported.is_new("files", str(error)):
                 log.warning("TLS files cannot be used, the last good ones stay", extra={"problem": str(error)})
 
     def _read_signature(self) -> _Signature:
-        return tuple(_signature(flag, path) for flag, path in self._files.items())
+        return tuple(_readable_version(flag, path) for flag, path in self._files.items())
 
     def _build(self) -> ssl.SSLContext:
         context = _new_context()
@@ -108,14 +109,12 @@ def _new_context() -> ssl.SSLContext:
     return context
 
 
-def _signature(flag: str, path: str) -> tuple[int, int, int]:
+def _readable_version(flag: str, path: str) -> FileVersion:
     try:
-        # opened, because a file that exists may not be readable
-        with open(path, "rb") as file:
-            found = os.fstat(file.fileno())
+        with open(path, "rb") as file:  # because a file that exists may not be readable
+            return version_of(os.fstat(file.fileno()))
     except OSError as error:
         raise HamiError(f"{flag} {path}: {error.strerror}") from error
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _reason(error: Exception) -> str:

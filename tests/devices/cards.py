@@ -2,7 +2,7 @@
 
 import threading
 
-from hami.codec.device_config import MigAllowance
+from hami.codec.device_config import MigAllowance, NvidiaConfig
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.model import MigProfile, Partition
@@ -35,5 +35,6 @@ def cards(*uuids, **fields):
 
 
 def config(**fields):
-    """Settings of a node."""
-    return PluginConfig(**{"node": "n1"} | fields)
+    """Settings of a node; those of the section nvidia by their names there."""
+    nvidia = {name: fields.pop(name) for name in NvidiaConfig.__struct_fields__ if name in fields}
+    return PluginConfig(**{"node": "n1", "nvidia": NvidiaConfig(**nvidia)} | fields)

@@ -21,9 +21,8 @@ from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import open_nvml
-from hami.devices.nvml_usage import NvmlUsage
 from hami.devices.registration import node_annotations, offered_card
-from hami.devices.usage import ProcessUsage
+from hami.devices.usage import NvmlUsage, ProcessUsage
 from hami.errors import HamiError
 from tests.builders import NVIDIA
 from tests.devices.cards import Stop
@@ -111,7 +110,7 @@ def test_schedulers_can_parse_the_registration_of_this_machine(real):
     text = node_annotations(inventory.snapshot(), config, NVIDIA)[NVIDIA.annotations.register]
     found = parse_devices_json(NVIDIA.annotations.register, text, "NVIDIA")
     assert [(device.uuid, device.memory_mib, device.slots) for device in found] == [
-        (card.uuid, card.memory_mib, config.split_count) for card in real]
+        (card.uuid, card.memory_mib, config.nvidia.device_split_count) for card in real]
 
 
 def test_usage_of_this_machine_is_read(real, machine):

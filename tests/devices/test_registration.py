@@ -40,21 +40,21 @@ def register(*found, unhealthy=(), **fields):
         '"mode":"hami-core","health":true}]', id="one card"),
     pytest.param(
         [card("GPU-b", index=1, memory_mib=15360, model="Tesla T4"), card("GPU-a", memory_mib=15360, model="Tesla T4")],
-        ["GPU-b"], {"split_count": 3},
+        ["GPU-b"], {"device_split_count": 3},
         '[{"id":"GPU-a","count":3,"devmem":15360,"devcore":100,"type":"NVIDIA-Tesla T4","mode":"hami-core",'
         '"health":true},{"id":"GPU-b","index":1,"count":3,"devmem":15360,"devcore":100,"type":"NVIDIA-Tesla T4",'
         '"mode":"hami-core"}]', id="sorted by index, one unhealthy, a model without vendor name"),
     pytest.param(
-        [card("GPU-a", memory_mib=1001)], [], {"memory_scaling": 1.5, "core_scaling": 1.29},
+        [card("GPU-a", memory_mib=1001)], [], {"device_memory_scaling": 1.5, "device_core_scaling": 1.29},
         '[{"id":"GPU-a","count":10,"devmem":1501,"devcore":129,"type":"NVIDIA A100-SXM4-80GB","mode":"hami-core",'
         '"health":true}]', id="scaled and truncated"),
     pytest.param(
-        [card("GPU-a", memory_mib=0)], [], {"preconfigured_memory": 98304},
+        [card("GPU-a", memory_mib=0)], [], {"preconfigured_device_memory": 98304},
         '[{"id":"GPU-a","count":10,"devmem":98304,"devcore":100,"type":"NVIDIA A100-SXM4-80GB","mode":"hami-core",'
         '"health":true}]', id="configured memory if the driver reports none"),
     pytest.param(
         [card("GPU-a", mig=True, profiles=(HALF,))], [],
-        {"operating_mode": "mig", "memory_scaling": 2.0, "core_scaling": 2.0},
+        {"operating_mode": "mig", "device_memory_scaling": 2.0, "device_core_scaling": 2.0},
         '[{"id":"GPU-a","count":2,"devmem":81920,"devcore":100,"type":"NVIDIA A100-SXM4-80GB","mode":"mig",'
         '"migProfiles":[{"name":"3g.40gb","memoryMB":40192,"core":43,"sliceCount":3,'
         '"placements":[{"start":0,"size":4},{"start":4,"size":4}]}],"health":true}]', id="MIG is never scaled"),
@@ -83,7 +83,7 @@ def test_a_node_without_cards_has_no_annotations():
 
 
 def test_memory_beyond_int32_is_truncated():
-    (device,) = devices(snapshot(card("GPU-a", memory_mib=2_000_000_000)), config(memory_scaling=10.0))
+    (device,) = devices(snapshot(card("GPU-a", memory_mib=2_000_000_000)), config(device_memory_scaling=10.0))
     assert device.memory_mib == 2_147_483_647
 
 
@@ -101,7 +101,7 @@ def test_pair_scores_are_off_by_default():
 
 
 def test_kubelet_ids_are_the_uuid_with_a_suffix():
-    assert kubelet_ids(card("GPU-a"), config(split_count=3)) == ("GPU-a-0", "GPU-a-1", "GPU-a-2")
+    assert kubelet_ids(card("GPU-a"), config(device_split_count=3)) == ("GPU-a-0", "GPU-a-1", "GPU-a-2")
 
 
 @pytest.mark.parametrize("one, fields, problem", [
@@ -110,7 +110,7 @@ def test_kubelet_ids_are_the_uuid_with_a_suffix():
     pytest.param(card(index=3), {"filtered_indexes": (3,)}, None, id="filtered by index"),
     pytest.param(card(problem="lost"), {"filtered_indexes": (0,)}, None, id="filtered, whatever its problem"),
     pytest.param(card(memory_mib=0), {}, None, id="unknown memory"),
-    pytest.param(card(memory_mib=0), {"preconfigured_memory": 1}, "", id="configured memory"),
+    pytest.param(card(memory_mib=0), {"preconfigured_device_memory": 1}, "", id="configured memory"),
     pytest.param(card(memory_mib=0, problem="memory: lost"), {}, "memory: lost", id="unreadable"),
     pytest.param(card(mig=True), {}, "in MIG mode, while this node shares whole cards", id="MIG on a sharing node"),
     pytest.param(card(), {"operating_mode": "mig"}, None, id="no profiles on a MIG node"),

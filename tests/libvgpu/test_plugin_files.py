@@ -9,7 +9,7 @@ from hami.devices.config import PluginConfig
 from hami.devices.context_size import measure_context
 from hami.errors import HamiError
 from hami.model import Share
-from hami.node.grant import Recipient, shares_grant
+from hami.node.grant import shares_grant
 from hami.node.host import Host
 from hami.node.limits import container_limits
 from tests.libvgpu.layout import Region
@@ -38,10 +38,10 @@ class Container(Rig):
     def start(self, keep=False):
         """The plugin prepares the container. Files stand in for mounts, as links to the same file."""
         limits = container_limits(self.config, self.parts, self.env)
-        self.host.prepare("uid", "main", keep=keep)
+        own = self.host.prepare("uid", "main", keep=keep)
         self.host.write_limits("uid", "main", TOKEN, limits, keep=keep)
         self.grant = shares_grant(self.config, self.parts, self.host.facts(limited=True),
-                                  Recipient(pod_uid="uid", container="main", token=TOKEN, env=self.env))
+                                  own=str(own), token=TOKEN, variables=self.env)
         for mount in self.grant.mounts:
             if mount.container_path.startswith(f"{self.directory}/") and not mount.container_path.endswith(".so"):
                 if os.path.lexists(mount.container_path):

@@ -4,7 +4,7 @@ import struct
 
 from hami.codec.allocation import render_shares
 from hami.codec.pods import ContainerRuns, NodePod
-from hami.devices.nvml_usage import NvmlUsage
+from hami.devices.usage import NvmlUsage
 from hami.errors import HamiError
 from hami.monitor.loop import MonitorLoop
 from hami.monitor.processes import HostProcesses

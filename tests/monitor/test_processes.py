@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from hami.monitor.cgroups import ContainerId, parse_cgroups, plain_uid
-from hami.monitor.processes import HostProcess, HostProcesses, parse_inner_pid
+from hami.monitor.processes import ContainerId, HostProcess, HostProcesses, parse_cgroups, parse_inner_pid, plain_uid
 
 UID = "6a1f2c44-1b5e-4f1e-9d8c-0123456789ab"
 SYSTEMD = UID.replace("-", "_")

@@ -6,7 +6,8 @@ import pytest
 from pytest import param
 
 from hami.devices.config import PluginConfig
-from hami.node.grant import DeviceNode, Grant, HostFacts, Mount, Recipient, shares_grant, visible_devices_grant
+from hami.node.grant import DeviceNode, Grant, HostFacts, Mount, shares_grant, visible_devices_grant
+from tests.devices.cards import config
 from tests.plugin.stage import CARDS, NODE, A, B, share
 
 CONFIG = PluginConfig(node=NODE)
@@ -15,11 +16,11 @@ VGPU = "/usr/local/vgpu"
 
 
 def recipient(**env):
-    return Recipient(pod_uid="uid", container="c", token="t-1", env=env)
+    return {"own": f"{VGPU}/containers/uid_c", "token": "t-1", "variables": env}
 
 
 def one(config=CONFIG, host=HOST, to=recipient(), memory=3000, cores=30):
-    return shares_grant(config, [(CARDS[0], share(A, memory, cores))], host, to)
+    return shares_grant(config, [(CARDS[0], share(A, memory, cores))], host, **to)
 
 
 LIMITS = {
@@ -45,7 +46,7 @@ def test_a_limiter_without_locks_gets_no_directory_to_write_to():
 
 
 def test_several_cards_are_in_the_driver_s_order_each_with_its_limits():
-    grant = shares_grant(CONFIG, [(CARDS[1], share(B, 2, 20)), (CARDS[0], share(A, 1, 10))], HOST, recipient())
+    grant = shares_grant(CONFIG, [(CARDS[1], share(B, 2, 20)), (CARDS[0], share(A, 1, 10))], HOST, **recipient())
     assert grant.env == {
         "NVIDIA_VISIBLE_DEVICES": f"{A},{B}", "CUDA_DEVICE_MEMORY_LIMIT_0": "1m", "CUDA_DEVICE_MEMORY_LIMIT_1": "2m",
         "CUDA_DEVICE_SM_LIMIT": "10", "CUDA_DEVICE_SM_LIMIT_0": "10", "CUDA_DEVICE_SM_LIMIT_1": "20",
@@ -53,7 +54,7 @@ def test_several_cards_are_in_the_driver_s_order_each_with_its_limits():
 
 
 @pytest.mark.parametrize("changes, env", [
-    param({"memory_scaling": 1.5}, {"CUDA_OVERSUBSCRIBE": "true"}, id="more memory than there is"),
+    param({"device_memory_scaling": 1.5}, {"CUDA_OVERSUBSCRIBE": "true"}, id="more memory than there is"),
     param({"log_level": "3"}, {"LIBCUDA_LOG_LEVEL": "3"}, id="log level"),
     param({"disable_core_limit": True}, {"GPU_CORE_UTILIZATION_POLICY": "disable"}, id="no core limit"),
     param({"gdrcopy": True, "gds": True, "mofed": True},
@@ -62,7 +63,7 @@ def test_several_cards_are_in_the_driver_s_order_each_with_its_limits():
     param({"id_strategy": "index"}, {"NVIDIA_VISIBLE_DEVICES": "0"}, id="by index"),
 ])
 def test_variables(changes, env):
-    assert one(replace(CONFIG, **changes)).env == {"NVIDIA_VISIBLE_DEVICES": A} | LIMITS | env
+    assert one(config(node=NODE, **changes)).env == {"NVIDIA_VISIBLE_DEVICES": A} | LIMITS | env
 
 
 @pytest.mark.parametrize("value", ["1", "t", "T", "TRUE", "true", "True"])
@@ -82,7 +83,8 @@ def test_a_license_is_mounted_with_its_validator():
 
 
 def test_another_hook_path():
-    assert one(replace(CONFIG, hook_path="/opt/h")).mounts[1] == Mount(
+    to = recipient() | {"own": "/opt/h/vgpu/containers/uid_c"}
+    assert one(replace(CONFIG, hook_path="/opt/h"), to=to).mounts[1] == Mount(
         container_path="/opt/h/vgpu/limits", host_path="/opt/h/vgpu/containers/uid_c/limits", read_only=True)
 
 
@@ -104,7 +106,7 @@ def test_device_nodes():
 def test_a_device_node_shared_by_cards_is_added_once():
     cards = [replace(card, shared_node="/dev/dxg") for card in CARDS[:2]]
     grant = shares_grant(replace(CONFIG, pass_device_specs=True), list(zip(cards, (share(A, 1), share(B, 2)))),
-                         replace(HOST, nodes=()), recipient())
+                         replace(HOST, nodes=()), **recipient())
     assert [one.host_path for one in grant.devices] == ["/dev/dxg"]
 
 
@@ -131,15 +133,15 @@ def test_cdi_names_the_extras():
 
 
 def test_cdi_names_no_extras_that_the_host_does_not_have():
-    config = replace(CONFIG, list_strategies=("cdi-cri",), imex_channels=(0,), gds=True, gdrcopy=True)
-    grant = one(config, host=replace(HOST, classes=frozenset({"gds"})))
+    settings = replace(CONFIG, list_strategies=("cdi-cri",), imex_channels=(0,), gds=True, gdrcopy=True)
+    grant = one(settings, host=replace(HOST, classes=frozenset({"gds"})))
     assert grant.cdi_devices == (CDI, "k8s.device-plugin.nvidia.com/gds=all")
 
 
 def test_device_nodes_of_instances():
-    config = replace(CONFIG, pass_device_specs=True, dev_root="/run/driver")
+    settings = replace(CONFIG, pass_device_specs=True, dev_root="/run/driver")
     host = replace(HOST, nodes=(), instance_nodes=("/dev/nvidia-caps/nvidia-cap12",))
-    grant = visible_devices_grant(config, ["MIG-1"], [CARDS[0]], host, "t-1")
+    grant = visible_devices_grant(settings, ["MIG-1"], [CARDS[0]], host, "t-1")
     assert [one.host_path for one in grant.devices] == [
         "/run/driver/dev/nvidia4", "/run/driver/dev/nvidia-caps/nvidia-cap12"]
 
@@ -149,8 +151,9 @@ def test_instances_are_only_made_visible():
         env={"NVIDIA_VISIBLE_DEVICES": "MIG-1,MIG-2"})
 
 
-@pytest.mark.parametrize("other", [Recipient(pod_uid="uid", container="d", token="t-2"),
-                                   Recipient(pod_uid="uid-2", container="c", token="t-2")], ids=["container", "pod"])
+@pytest.mark.parametrize("other", [
+    recipient() | {"own": f"{VGPU}/containers/{name}", "token": "t-2"} for name in ("uid_d", "uid-2_c")],
+    ids=["container", "pod"])
 def test_two_containers_share_no_path_that_they_may_write_to(other):
     def writable(to):
         return {mount.host_path for mount in one(to=to).mounts if not mount.read_only}

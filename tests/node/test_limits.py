@@ -9,6 +9,7 @@ from hami.devices.config import PluginConfig
 from hami.errors import AllocationRefused
 from hami.node.limits import ContainerLimits, DeviceLimit, container_limits, render_limits
 from tests.builders import region_of
+from tests.devices.cards import config
 from tests.libvgpu.layout import FILE_SIZE, Region, make_region
 from tests.plugin.stage import CARDS, NODE, A, B, share
 
@@ -41,7 +42,7 @@ def test_cores_without_a_limit_are_one_hundred_percent(cores, percent):
     assert limits_of([(CARDS[0], share(A, 1, cores))]).devices[0].cores == percent
 
 
-@pytest.mark.parametrize("config, env, found", [
+@pytest.mark.parametrize("settings, env, found", [
     param({}, {}, {}, id="nothing"),
     param({"log_level": "1"}, {}, {"log_level": 1}, id="log level of the node"),
     param({"compute_by": "nvml"}, {}, {"compute_by": "nvml"}, id="what launches are charged by"),
@@ -56,8 +57,8 @@ def test_cores_without_a_limit_are_one_hundred_percent(cores, percent):
     param({}, {"CUDA_TASK_PRIORITY": "-3"}, {"priority": 0}, id="highest priority"),
     param({}, {"CUDA_TASK_PRIORITY": "9" * 5000}, {}, id="no priority"),
 ])
-def test_settings_of_node_and_pod(config, env, found):
-    limits = limits_of([(CARDS[0], share(A, 1))], replace(CONFIG, **config), **env)
+def test_settings_of_node_and_pod(settings, env, found):
+    limits = limits_of([(CARDS[0], share(A, 1))], config(node=NODE, **settings), **env)
     assert limits == ContainerLimits(devices=limits.devices, **found)
 
 

@@ -4,10 +4,10 @@ import functools
 import itertools
 import random
 from dataclasses import replace
+from pathlib import Path
 
 from hami.codec.allocation import render_shares
 from hami.devices.cards import Card
-from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory
 from hami.errors import ClusterError, HamiError
 from hami.model import ContainerKind, Node, Share
@@ -20,6 +20,7 @@ from hami.plugin.program import clean_up_node, sweep_node
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from tests.builders import APP, NVIDIA, container
 from tests.builders import pod as make_pod
+from tests.devices.cards import config as plugin_config
 from tests.fake_cluster import FakeCluster
 
 NODE = "n1"
@@ -110,6 +111,7 @@ class FakeHost:
 
     def prepare(self, uid, container, *, keep=False):
         self.prepared.append((uid, container))
+        return Path(f"/usr/local/vgpu/containers/{uid}_{container}")
 
     def write_limits(self, uid, container, token, limits, *, keep=False):
         self.limits[uid, container] = token, limits
@@ -191,7 +193,7 @@ class Stage:
         self.cards = cards
         self.inventory = DeviceInventory()
         self.inventory.update(cards)
-        self.config = PluginConfig(node=NODE, **config)
+        self.config = plugin_config(node=NODE, **config)
         self.mig = mig
         self.start()
 
@@ -205,8 +207,12 @@ class Stage:
         self.allocator = (PromptAllocator if self.prompt else Allocator)(
             self.config, self.cluster, BOTH, self.host, grants, self.deferred, node_pods=watch,
             clock=Clock(lambda: self.time, self.sleep))
-        self.clean_up = functools.partial(clean_up_node, NODE, self.mig, self.allocator, self.deferred)
         self.sweep = functools.partial(sweep_node, NODE, self.cluster, self.host, lambda: None)
+
+    def clean_up(self):
+        """Cleans up, and makes the deferred writes that follow."""
+        clean_up_node(NODE, self.mig, self.allocator)
+        self.deferred.flush()
 
     def remember(self, container, name="p"):
         """The kubelet writes down that the container has its devices, if its checkpoint can be read at all."""

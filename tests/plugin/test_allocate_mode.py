@@ -21,7 +21,7 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 def make(tmp_path):
     """Makes settings of a node whose folder can be written."""
     def make(allocate="auto", cdi_root=str(tmp_path / "cdi"), **config):
-        return PluginSettings(config=PluginConfig(node="n1", **config), allocate=allocate, cdi_root=cdi_root)
+        return PluginSettings(node="n1", **config, allocate=allocate, cdi_root=cdi_root)
     return make
 
 

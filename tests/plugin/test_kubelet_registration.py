@@ -7,7 +7,8 @@ import pytest
 from hami.devices.inventory import DeviceInventory
 from hami.errors import HamiError
 from hami.plugin.kubelet_registration import CONNECT_TIMEOUT_S, PROBE_S, KubeletRegistration, Step, next_step
-from hami.plugin.server import PluginServer, socket_identity
+from hami.plugin.server import PluginServer
+from hami.runtime.files import file_version
 from hami.runtime.tasks import HUNG_S
 from tests.devices.cards import cards, config
 from tests.plugin.kubelet import TIMEOUT_S, Kubelet, calling
@@ -57,7 +58,7 @@ def registrations(directory, clock):
     made = []
 
     def make(**fields):
-        settings = config(split_count=1, kubelet_socket=str(directory / "kubelet.sock"), **fields)
+        settings = config(device_split_count=1, kubelet_socket=str(directory / "kubelet.sock"), **fields)
         registration = KubeletRegistration(
             settings, lambda path, on_disconnect: PluginServer(
                 path, settings, inventory, None, on_disconnect=on_disconnect), clock=clock)
@@ -144,14 +145,14 @@ def test_a_new_process_takes_over_and_the_old_one_stands_by(registrations, kubel
     old, new = registrations(), registrations()
     steps(old, 3)
     steps(new, 3)
-    taken = socket_identity(directory / "nvidia-gpu.sock")
+    taken = file_version(directory / "nvidia-gpu.sock")
     assert steps(old, 2) == [Step.STAND_BY] * 2
     assert sum("another process" in record.message for record in caplog.records) == 1
     assert (old.is_replaced(), new.is_replaced()) == (True, False)
     assert (old.unready_reason, new.unready_reason) == ("", ""), "a rollout ends the old one once the new one is ready"
     old.stop()
     old.run()
-    assert socket_identity(directory / "nvidia-gpu.sock") == taken
+    assert file_version(directory / "nvidia-gpu.sock") == taken
 
 
 def test_a_kubelet_that_stays_disconnected_is_registered_with_again(registrations, kubelet, clock):

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from hami.codec.device_config import chart_config
-from hami.devices.config import PluginConfig
 from hami.errors import HamiError, MalformedInput
 from hami.plugin.settings import PluginSettings, read_plugin_settings
 
@@ -25,14 +24,18 @@ def files(tmp_path):
     return write
 
 
+def value_of(settings, field):
+    """The value of a field of the settings, or of their section nvidia."""
+    return getattr(settings if hasattr(settings, field) else settings.nvidia, field)
+
+
 def read(given=(), environ=(), **flags):
     return read_plugin_settings({"node": "n1"} | dict(given) | flags, dict(environ))
 
 
 def test_the_chart_applies_without_any_setting():
     settings = read()
-    allowlist = chart_config().nvidia.mig_profile_allowlist
-    assert settings.config == PluginConfig(node="n1", log_level="1", mig_allowlist=allowlist)
+    assert settings == PluginSettings(node="n1", log_level="1", nvidia=chart_config().nvidia)
     assert settings.devices.nvidia.resource_count_name == "nvidia.com/gpu"
 
 
@@ -45,7 +48,7 @@ def test_the_name_of_the_node_is_required():
     ({"NODE_NAME": "a"}, "a"), ({"NodeName": "b", "NODE_NAME": "a"}, "b"), ({"NODE_NAME": "a", "NodeName": ""}, "a"),
 ])
 def test_the_environment_names_the_node(environ, node):
-    assert read_plugin_settings({}, environ).config.node == node
+    assert read_plugin_settings({}, environ).node == node
 
 
 SECTION = "nvidia: {resourceCountName: nvidia.com/vgpu, deviceSplitCount: 4, deviceMemoryScaling: 1.5, " \
@@ -54,30 +57,31 @@ SECTION = "nvidia: {resourceCountName: nvidia.com/vgpu, deviceSplitCount: 4, dev
 
 
 def test_the_device_configuration_is_read(files):
-    config = read(files(SECTION)).config
-    assert (config.resource, config.split_count, config.memory_scaling, config.core_scaling) == (
-        "nvidia.com/vgpu", 4, 1.5, 2.0)
-    assert (config.preconfigured_memory, config.log_level, config.numa_topology, config.disable_core_limit) == (
-        1000, "3", True, True)
+    settings = read(files(SECTION))
+    assert (settings.resource, settings.log_level) == ("nvidia.com/vgpu", "3")
+    nvidia = settings.nvidia
+    assert (nvidia.device_split_count, nvidia.device_memory_scaling, nvidia.device_core_scaling) == (4, 1.5, 2.0)
+    assert (nvidia.preconfigured_device_memory, nvidia.enable_numa_topology, nvidia.disable_core_limit) == (
+        1000, True, True)
 
 
 # The six flags that are dead upstream
 @pytest.mark.parametrize("field, flag, variable, text, of_environment, of_file", [
-    ("split_count", 2, "DEVICE_SPLIT_COUNT", "3", 3, 4),
-    ("memory_scaling", 2.0, "DEVICE_MEMORY_SCALING", "3", 3.0, 1.5),
-    ("core_scaling", 1.5, "DEVICE_CORES_SCALING", "1.25", 1.25, 2.0),
+    ("device_split_count", 2, "DEVICE_SPLIT_COUNT", "3", 3, 4),
+    ("device_memory_scaling", 2.0, "DEVICE_MEMORY_SCALING", "3", 3.0, 1.5),
+    ("device_core_scaling", 1.5, "DEVICE_CORES_SCALING", "1.25", 1.25, 2.0),
     ("disable_core_limit", False, "DISABLE_CORE_LIMIT", "0", False, True),
 ])
 def test_flags_override_environment_and_file(files, field, flag, variable, text, of_environment, of_file):
     given = files(SECTION)
-    assert getattr(read(given).config, field) == of_file
-    assert getattr(read(given, {variable: text}).config, field) == of_environment
-    assert getattr(read(given, {variable: text}, **{field: flag}).config, field) == flag
+    assert value_of(read(given), field) == of_file
+    assert value_of(read(given, {variable: text}), field) == of_environment
+    assert value_of(read(given, {variable: text}, **{field: flag}), field) == flag
 
 
 def test_the_flag_s_resource_is_the_vendor_s_too(files):
     settings = read(files(SECTION), resource="nvidia.com/part")
-    assert settings.config.resource == "nvidia.com/part"
+    assert settings.resource == "nvidia.com/part"
     assert settings.devices.nvidia.resource_count_name == "nvidia.com/part"
 
 
@@ -105,7 +109,7 @@ def test_a_file_without_a_resource_name_is_refused(files):
     ("ENABLE_TOPOLOGY_SCORE", "True", "topology_score", False),
 ])
 def test_the_environment_sets(variable, text, field, value):
-    assert getattr(read((), {variable: text}).config, field) == value
+    assert value_of(read((), {variable: text}), field) == value
 
 
 @pytest.mark.parametrize("variable, text", [
@@ -127,11 +131,11 @@ flags: {migStrategy: single, failOnInitError: false, nvidiaDriverRoot: /drv,
 imex: {channelIDs: [0], required: true}
 """
     settings = read(files(yaml))
-    config = settings.config
+    config = settings
     assert (settings.mig_strategy, settings.fail_on_init_error, settings.imex_required) == ("single", False, True)
     assert (config.driver_root, config.pass_device_specs, config.imex_channels) == ("/drv", True, (0,))
     assert (config.list_strategies, config.id_strategy) == (("envvar", "volume-mounts"), "index")
-    assert read(files(yaml), {"DEVICE_ID_STRATEGY": "uuid"}).config.id_strategy == "uuid"
+    assert read(files(yaml), {"DEVICE_ID_STRATEGY": "uuid"}).id_strategy == "uuid"
 
 
 def test_a_wrong_flag_in_the_file_is_refused_by_its_place(files):
@@ -140,36 +144,36 @@ def test_a_wrong_flag_in_the_file_is_refused_by_its_place(files):
 
 
 @pytest.mark.parametrize("entry, field, value", [
-    ({"devicesplitcount": 5}, "split_count", 5),
-    ({"devicesplitcount": 0}, "split_count", 4),
-    ({"devicememoryscaling": 3}, "memory_scaling", 3.0),
-    ({"devicecorescaling": 1.1}, "core_scaling", 1.1),
-    ({"preconfigureddevicememory": 7}, "preconfigured_memory", 7),
+    ({"devicesplitcount": 5}, "device_split_count", 5),
+    ({"devicesplitcount": 0}, "device_split_count", 4),
+    ({"devicememoryscaling": 3}, "device_memory_scaling", 3.0),
+    ({"devicecorescaling": 1.1}, "device_core_scaling", 1.1),
+    ({"preconfigureddevicememory": 7}, "preconfigured_device_memory", 7),
     ({"libcudaloglevel": "0"}, "log_level", "0"),
     ({"libcudaloglevel": 4}, "log_level", "4"),
     ({"libcudaloglevel": ""}, "log_level", "3"),
-    ({"enablenumatopology": False}, "numa_topology", False),
+    ({"enablenumatopology": False}, "enable_numa_topology", False),
     ({"enablegetpreferredallocation": True}, "aligned", True),
     ({"operatingmode": ""}, "operating_mode", "hami-core"),
     ({"migstrategy": "none"}, "operating_mode", "hami-core"),
     ({"filterdevices": {"uuid": ["GPU-a"], "index": [1, 2]}}, "filtered_uuids", ("GPU-a",)),
     ({"filterdevices": {"uuid": [], "index": [1, 2]}}, "filtered_indexes", (1, 2)),
-    ({"DeviceSplitCount": 6}, "split_count", 6),
+    ({"DeviceSplitCount": 6}, "device_split_count", 6),
 ], ids=str)
 def test_the_node_s_entry_overrides_the_file(files, entry, field, value):
-    assert getattr(read(files(SECTION, [{"name": "n1"} | entry])).config, field) == value
+    assert value_of(read(files(SECTION, [{"name": "n1"} | entry])), field) == value
 
 
 def test_the_node_s_entry_overrides_flags(files):
     given = files(SECTION, [{"name": "n1", "devicesplitcount": 5}])
-    assert read(given, {"DEVICE_SPLIT_COUNT": "8"}, split_count=9).config.split_count == 5
+    assert read(given, {"DEVICE_SPLIT_COUNT": "8"}, device_split_count=9).nvidia.device_split_count == 5
 
 
 def test_entries_of_the_node_are_applied_in_their_order_and_others_not_at_all(files):
     entries = [{"name": "n1", "devicesplitcount": 5, "devicememoryscaling": 2},
                {"name": "n2", "devicesplitcount": 7}, {"name": "n1", "devicesplitcount": 6}, {"name": "n"}]
-    config = read(files(SECTION, entries)).config
-    assert (config.split_count, config.memory_scaling) == (6, 2.0)
+    nvidia = read(files(SECTION, entries)).nvidia
+    assert (nvidia.device_split_count, nvidia.device_memory_scaling) == (6, 2.0)
 
 
 @pytest.mark.parametrize("node, says", [
@@ -195,7 +199,7 @@ ALLOWING = SECTION.removesuffix("}") + ", migProfileAllowlist: [{models: [A100],
 
 def test_mode_mig_needs_an_allowlist(files):
     node = [{"name": "n1", "operatingmode": "mig"}]
-    assert read(files(ALLOWING, node)).config.operating_mode == "mig"
+    assert read(files(ALLOWING, node)).operating_mode == "mig"
     with pytest.raises(HamiError, match="the node configuration says mig, .* no nvidia.migProfileAllowlist"):
         read(files(SECTION, node))
 
@@ -218,4 +222,4 @@ def test_mig_strategy_is_skipped_in_mode_mig(files, mode, noted):
 
 
 def test_the_record_s_own_defaults_are_what_help_shows():
-    assert PluginSettings().config.split_count == read().config.split_count == 10
+    assert PluginSettings(node="").nvidia.device_split_count == read().nvidia.device_split_count == 10

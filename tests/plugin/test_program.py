@@ -24,7 +24,7 @@ from hami.plugin import api_pb2 as api
 from hami.plugin.program import DevicePluginProgram, serve
 from hami.plugin.settings import read_plugin_settings
 from hami.runtime.tasks import PeriodicTask, Task
-from hami.web.health import Health
+from hami.web.pages import Health
 from tests.builders import write_checksums
 from tests.fake_cluster import FakeCluster
 from tests.plugin.kubelet import calling
@@ -60,7 +60,7 @@ def settings(directory):
     def make(cards=CARDS, **given):
         (directory / "cards.yaml").write_text(cards)
         return read_plugin_settings({
-            "node": "n1", "mock_devices": str(directory / "cards.yaml"), "split_count": 2,
+            "node": "n1", "mock_devices": str(directory / "cards.yaml"), "device_split_count": 2,
             "kubelet_socket": str(directory / "kubelet.sock"), "hook_path": str(directory / "hook")} | given, {})
     return make
 
@@ -297,8 +297,7 @@ def test_without_a_driver_the_start_fails_or_the_node_has_no_cards(settings, clu
     bare = replace(settings(), mock_devices="")
     with pytest.raises(HamiError, match="no NVIDIA driver available"):
         DevicePluginProgram(bare, cluster=cluster)
-    mixed = replace(bare, fail_on_init_error=False, mig_strategy="mixed",
-                    config=replace(bare.config, list_strategies=("cdi-cri",)))
+    mixed = replace(bare, fail_on_init_error=False, mig_strategy="mixed", list_strategies=("cdi-cri",))
     program = DevicePluginProgram(mixed, cluster=cluster)
     program.start()
     program.stop(last=True)

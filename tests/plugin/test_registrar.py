@@ -37,7 +37,7 @@ class Scene:
         self.cluster = FakeCluster(nodes=[Node(name="n1")])
         self.source = source or Source(*cards("GPU-a", "GPU-b"))
         self.inventory = DeviceInventory()
-        self.registrar = NodeRegistrar(self.cluster, self.source, self.inventory, config(**fields), NVIDIA,
+        self.registrar = NodeRegistrar(self.cluster, self.source.cards, self.inventory, config(**fields), NVIDIA,
                                        now=lambda: NOW, is_lock_free=is_lock_free)
 
     def round(self):

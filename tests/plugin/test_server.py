@@ -12,7 +12,8 @@ from e2e.eventually import eventually
 from hami.devices.inventory import DeviceInventory
 from hami.errors import ClusterError, HamiError
 from hami.node.grant import DeviceNode, Grant, Mount
-from hami.plugin.server import _STARTS, PluginServer, register, socket_identity, socket_path
+from hami.plugin.server import _STARTS, PluginServer, register, socket_path
+from hami.runtime.files import file_version
 from tests.devices.cards import cards, config
 from tests.plugin.kubelet import Kubelet, calling
 
@@ -58,7 +59,7 @@ def start(directory, inventory):
     servers = []
 
     def start(allocator=None, pre_start=None, **fields):
-        settings = config(split_count=2, kubelet_socket=str(directory / "kubelet.sock"), **fields)
+        settings = config(device_split_count=2, kubelet_socket=str(directory / "kubelet.sock"), **fields)
         server = PluginServer(socket_path(settings), settings, inventory, allocator or PreparedAllocator(),
                               pre_start=pre_start)
         servers.append(server)
@@ -125,7 +126,7 @@ def test_a_stream_ends_when_its_client_disconnects(start, kubelet, inventory):
 
 @pytest.mark.parametrize("wanted, nodes", [(True, [1]), (False, [])])
 def test_numa_nodes_are_listed_if_that_is_switched_on(start, directory, wanted, nodes):
-    start(numa_topology=wanted)
+    start(enable_numa_topology=wanted)
     with calling(directory / "nvidia-gpu.sock") as caller:
         first = next(caller.list_and_watch())
     assert [node.ID for node in first.devices[0].topology.nodes] == nodes
@@ -217,7 +218,7 @@ def test_an_old_socket_is_replaced(start, directory):
     with socket.socket(socket.AF_UNIX) as old:
         old.bind(str(path))
     server = start()
-    assert socket_identity(path) == server.identity
+    assert file_version(path) == server.identity
     with calling(path) as caller:
         caller.options()
 
@@ -225,7 +226,7 @@ def test_an_old_socket_is_replaced(start, directory):
 def test_only_the_socket_is_in_the_directory_until_stop(start, directory):
     server = start()
     assert {path.name for path in directory.iterdir()} == {"nvidia-gpu.sock", server.endpoint}
-    assert socket_identity(directory / server.endpoint) == server.identity
+    assert file_version(directory / server.endpoint) == server.identity
     server.stop()
     assert list(directory.iterdir()) == []
 
@@ -245,7 +246,7 @@ def test_the_socket_of_a_new_process_is_kept(start, directory):
     first = start()
     second = start()
     first.stop()
-    assert socket_identity(directory / "nvidia-gpu.sock") == second.identity
+    assert file_version(directory / "nvidia-gpu.sock") == second.identity
     with calling(directory / "nvidia-gpu.sock") as caller:
         caller.options()
 

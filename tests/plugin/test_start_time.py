@@ -53,8 +53,8 @@ class Recording(FakeHost):
         return frozenset((one.pod_uid, one.container) for one in self.entries or ())
 
     def prepare(self, uid, container, *, keep=False):
-        super().prepare(uid, container)
         self.kept.append(keep)
+        return super().prepare(uid, container)
 
 
 class StartStage(Stage):

@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hami.errors import HamiError
 from hami.web.connections import Connection
-from hami.web.tls import RETRY_SECONDS, TlsContext
+from hami.web.tls import RETRY_S, TlsContext
 
 TODAY = datetime.datetime(2026, 8, 21, tzinfo=datetime.UTC)
 
@@ -158,7 +158,7 @@ def test_a_pair_that_does_not_match_leaves_the_last_good_one_and_is_logged_once(
     pair.replace(cert=cert)
     for _ in range(3):
         assert served_name(tls, authority) == "first"
-        clock.now += RETRY_SECONDS
+        clock.now += RETRY_S
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     pair.replace(key=key)
     assert served_name(tls, authority) == "second"
@@ -174,7 +174,7 @@ def test_broken_files_are_not_read_for_each_connection(pair, authority):
     tls()
     pair.write("second")
     assert served_name(tls, authority) == "first"
-    clock.now += RETRY_SECONDS
+    clock.now += RETRY_S
     assert served_name(tls, authority) == "second"
 
 

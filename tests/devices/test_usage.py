@@ -3,8 +3,7 @@
 import pynvml
 import pytest
 
-from hami.devices.nvml_usage import NvmlUsage
-from hami.devices.usage import ProcessUsage
+from hami.devices.usage import NvmlUsage, ProcessUsage
 from hami.errors import HamiError
 from tests.devices.fake_nvml import A100, GIB, MIB, FakeNvml, Gpu, Process
 
