@@ -1,4 +1,4 @@
-"""Explains why pods wait, in a thread of its own: one pod at a time, on a copy of the cache, with a pause after each.
+"""Explains why pods wait, in a thread of its own: one pod at a time, on a view of the store, with a pause after each.
 
 Answers are cached, so that many viewers cost as much as one. Pods with the same requests share an answer.
 """
@@ -6,6 +6,7 @@ Answers are cached, so that many viewers cost as much as one. Pods with the same
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from hami.dashboard.live import LiveCluster
 from hami.errors import HamiError
 from hami.inspect.explain import NodeShortage, Suggestion, WaitingReport, explain_pod
 from hami.model import Pod
+from hami.runtime.tasks import Task
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ MAX_QUESTIONS = 64  # questions that wait; the oldest is dropped first
 MIN_AGE_S = 5.0  # of an answer that is replaced because the cluster has changed
 PAUSE = 1.0  # after an answer, as a multiple of the time for which it was computed
 SHOWN_NODES = 20  # nearest nodes of an answer
-SHOWN_CARDS = 8  # of each of them
+SHOWN_DEVICES = 8  # of each of them
 
 _Key = tuple[bytes, Scope]
 
@@ -55,75 +57,57 @@ class _Answer:
     made: float
 
 
-class Explainer:
-    """Explains pods of *live*. One thread computes the answers with `answer_all`; `explain` never waits."""
+class Explainer(Task):
+    """Explains pods of *live* in its thread; `explain` never waits."""
 
     def __init__(self, live: LiveCluster, *, clock: Callable[[], float]) -> None:
+        super().__init__("explainer")
         self._live = live
         self._clock = clock
-        self._changed = threading.Condition()  # guards all that follows, but not while an answer is computed
-        self._wanted: OrderedDict[_Key, Pod] = OrderedDict()
+        self._lock = threading.Lock()  # guards all that follows, but not while an answer is computed
+        self._questions: OrderedDict[_Key, Pod] = OrderedDict()
         self._answers: OrderedDict[_Key, _Answer] = OrderedDict()
-        self._is_stopped = False
         self.answered = 0
         """The number of answers so far."""
 
     def explain(self, pod: Pod, scope: Scope) -> Explanation | None:
         """Returns the latest answer; ``None`` if there is none yet. Requests a new one if the cluster has changed."""
-        key, version, now = (_question(pod), scope), self._live.cache.version(), self._clock()
-        with self._changed:
-            known = self._answers.get(key)
-            if known is None or (known.version != version and now - known.made >= MIN_AGE_S):
-                self._wanted[key] = pod
-                if len(self._wanted) > MAX_QUESTIONS:
-                    self._wanted.popitem(last=False)
-                self._changed.notify()
-            return known.explanation if known is not None else None
+        key, version, now = (_question(pod), scope), self._live.store.version(), self._clock()
+        with self._lock:
+            answer = self._answers.get(key)
+            if answer is None or (answer.version != version and now - answer.made >= MIN_AGE_S):
+                self._questions[key] = pod
+                if len(self._questions) > MAX_QUESTIONS:
+                    self._questions.popitem(last=False)
+                self.wake()
+            return answer.explanation if answer is not None else None
 
-    def answer_all(self, beat: Callable[[], None] = lambda: None) -> None:
-        """Answers the waiting questions, the oldest first, with a pause after each. *beat* is called before each."""
-        while (question := self._take()) is not None:
-            beat()
-            (key, pod), version, begun = question, self._live.cache.version(), self._clock()
-            answer = _Answer(self._answer(pod, key[1]), version, self._clock())
-            with self._changed:
-                self._answers[key] = answer
-                self._answers.move_to_end(key)
-                if len(self._answers) > MAX_ANSWERS:
-                    self._answers.popitem(last=False)
-                self.answered += 1
-                self._changed.wait_for(lambda: self._is_stopped, PAUSE * (answer.made - begun))
-
-    def wait(self, seconds: float) -> bool:
-        """Waits for a question, at most so many seconds. Returns whether to go on."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_stopped or bool(self._wanted), seconds)
-            return not self._is_stopped
-
-    def stop(self) -> None:
-        """Ends waiting, after the answer that is being computed."""
-        with self._changed:
-            self._is_stopped = True
-            self._changed.notify_all()
-
-    def _take(self) -> tuple[_Key, Pod] | None:
-        with self._changed:
-            return self._wanted.popitem(last=False) if self._wanted and not self._is_stopped else None
+    def step(self) -> float:
+        """Answers the oldest question. Returns how long to pause after it."""
+        with self._lock:
+            if not self._questions:
+                return math.inf
+            key, pod = self._questions.popitem(last=False)
+        version, begun = self._live.store.version(), self._clock()
+        answer = _Answer(self._answer(pod, key[1]), version, self._clock())
+        with self._lock:
+            self._answers[key] = answer
+            self._answers.move_to_end(key)
+            if len(self._answers) > MAX_ANSWERS:
+                self._answers.popitem(last=False)
+            self.answered += 1
+        self.pause(PAUSE * (answer.made - begun))
+        return 0.0
 
     def _answer(self, pod: Pod, scope: Scope) -> Explanation:
         try:
-            return self._explain(pod, scope)
+            report = explain_pod(self._live.cluster(self._live.store.nodes.names(), scope, [pod]), pod, ())
         except HamiError as error:
             return Explanation(problem=str(error))
         except Exception:
             log.exception("a pod cannot be explained", extra={"pod": str(pod.ref)})
             return Explanation(problem="internal error, see the dashboard's log")
-
-    def _explain(self, pod: Pod, scope: Scope) -> Explanation:
-        report = explain_pod(self._live.cluster(self._live.cache.nodes.names(), scope, [pod]), pod, ())
-        if not isinstance(report, WaitingReport):
-            return Explanation(problem="the pod is bound by now")
-        return _bounded(report)
+        return _bounded(report) if isinstance(report, WaitingReport) else Explanation(problem="the pod is bound by now")
 
 
 def _question(pod: Pod) -> bytes:
@@ -132,7 +116,8 @@ def _question(pod: Pod) -> bytes:
 
 
 def _bounded(report: WaitingReport) -> Explanation:
-    nodes = tuple(msgspec.structs.replace(node, cards=node.cards[:SHOWN_CARDS]) for node in report.nodes[:SHOWN_NODES])
+    nodes = tuple(msgspec.structs.replace(node, cards=node.cards[:SHOWN_DEVICES])
+                  for node in report.nodes[:SHOWN_NODES])
     return Explanation(
         fits=report.fits, reasons={reason: len(names) for reason, names in report.reasons.items()},
         unfit=len(report.nodes), nodes=nodes, cordoned=len(report.cordoned),

@@ -9,17 +9,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from hami.errors import HamiError
+from hami.dashboard.access import PageError
 
 MAX_RENDERINGS = 64
 MAX_BYTES = 32 << 20  # of all renderings together
 MIN_AGE_S, MAX_AGE_S = 1.0, 10.0  # until a rendering is replaced because the cluster has changed
 AGE_FACTOR = 20.0  # how much longer a rendering is used than it took, between these
 WAIT_S = 10.0  # for a rendering that others are waiting for
-
-
-class Busy(HamiError):
-    """Other renderings take too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +48,16 @@ class Renderings:
     def get(self, key: Hashable, version: Callable[[], Hashable], make: Callable[[], tuple[str, str]]) -> Rendering:
         """Returns the rendering of *key* as of *version*, or one that is little older.
 
-        *make* returns text and content type. Raises: Busy, or what *make* raises.
+        *make* returns text and content type. Raises: PageError if others take too long, or what *make* raises.
         """
-        if (found := self._current(key, version())) is not None:
-            return found
+        if (current := self._current(key, version())) is not None:
+            return current
         if not self._making.acquire(timeout=WAIT_S):
-            raise Busy("the dashboard is busy, try again later")
+            raise PageError("the dashboard is busy, try again later", 503)
         try:
             now = version()
-            if (found := self._current(key, now)) is not None:
-                return found
+            if (current := self._current(key, now)) is not None:
+                return current
             begun = self._clock()
             text, content_type = make()
             made = _rendering(text.encode(), content_type)

@@ -12,7 +12,7 @@ from hami.codec.keys import ASSIGNED_NODE
 from hami.codec.states import parse_lock
 from hami.errors import MalformedInput
 from hami.inspect.cluster import InspectedCluster
-from hami.inspect.tables import printable
+from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_text
 from hami.state.binding import assigned_at, bound_at
 from hami.state.pods import FOREIGN_TTL_S
@@ -39,16 +39,12 @@ def audit(cluster: InspectedCluster) -> list[Finding]:
 
 def render_audit(cluster: InspectedCluster, findings: Sequence[Finding]) -> str:
     """Returns *findings* as text, with what was looked at."""
-    seen = (_count(len(cluster.view.nodes), "node"), _count(len(cluster.pods), "pod"),
-            _count(len(findings), "inconsistency", "inconsistencies") if findings else "consistent")
-    lines = ["{} with devices and {}: {}".format(*seen)]
+    result = counted(len(findings), "inconsistency", "inconsistencies") if findings else "consistent"
+    nodes, pods = counted(len(cluster.view.nodes), "node"), counted(len(cluster.pods), "pod")
+    lines = [f"{nodes} with devices and {pods}: {result}"]
     for finding in findings:
         lines += ["", f"{finding.rule}: {finding.subject}: {finding.problem}", f"  → {finding.remedy}"]
     return "\n".join(map(printable, lines))
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def _overcommitted(cluster: InspectedCluster) -> Iterator[Finding]:

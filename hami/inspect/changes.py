@@ -8,7 +8,8 @@ ended, one at a time, each in a view of its own. Only where neither is enough th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -49,25 +50,28 @@ def find_changes(inspected: InspectedCluster, view: View, pod: Pod, nearest: Seq
     *view*: the cluster in which it waits. *nearest*: the nodes that do not fit, in the order in which changes of the
     cluster are tried.
     """
-    if changes := _Search(inspected, view, pod, nearest[:MAX_NODES]).changes():
+    search, here = _Search(inspected, view, pod, nearest[:MAX_NODES]), _Cluster(view, inspected.offered())
+    quotas = _quotas_of(pod, view)
+    if (changes := search.changes(here)) or not quotas:
         return changes
-    quotas = [quota for quota in view.facts.quotas.get(pod.ref.namespace, {}).values() if quota.matches(pod.scope)]
-    if not quotas:
-        return []
-    lifted = _Search(inspected, view.what_if(quotas={pod.ref.namespace: {}}), pod, nearest[:MAX_NODES])
-    text = f"the namespace has no quota of devices (now {', '.join(quota.name for quota in quotas)})"
-    alone = Change(texts=(), pod=pod, node="", view=lifted.here.view)
-    changes = [replace(alone, node=choice.node)] if (choice := lifted.here.fits(pod)) is not None else lifted.changes()
-    return [replace(change, texts=(*change.texts, text)) for change in changes]
+    names = ", ".join(quota.name for quota in quotas.values())
+    lifted = here.but(f"the namespace has no quota of devices (now {names})",
+                      view.what_if(quotas={pod.ref.namespace: {}}))
+    return [lifted.change(pod, choice.node)] if (choice := lifted.fits(pod)) is not None else search.changes(lifted)
 
 
 @dataclass(frozen=True, slots=True)
 class _Cluster:
-    """A cluster that differs by *text* from the one in which the pod waits. *names*: the nodes that the pod may get."""
+    """A cluster that differs by *texts* from the one in which the pod waits. *names*: the nodes that the pod may
+    get."""
 
     view: View
     names: Sequence[str]
-    text: str = ""
+    texts: tuple[str, ...] = ()
+
+    def but(self, text: str, view: View | None = None, names: Sequence[str] = ()) -> _Cluster:
+        """Returns this cluster with another view, or other nodes that the pod may get."""
+        return _Cluster(view or self.view, names or self.names, (*self.texts, text))
 
     def fits(self, pod: Pod) -> Choice | None:
         """Returns the decision about *pod*."""
@@ -75,7 +79,7 @@ class _Cluster:
 
     def change(self, pod: Pod, node: str, texts: tuple[str, ...] = ()) -> Change:
         """Returns the change that makes this cluster, beside those of the pod in *texts*."""
-        return Change(texts=(*texts, self.text) if self.text else texts, pod=pod, node=node, view=self.view)
+        return Change(texts=(*texts, *self.texts), pod=pod, node=node, view=self.view)
 
 
 _Groups = Iterable[Iterable[_Cluster]]
@@ -83,33 +87,32 @@ _Groups = Iterable[Iterable[_Cluster]]
 
 
 class _Search:
-    """The search for one pod in *view*."""
+    """The search for one pod."""
 
     def __init__(self, inspected: InspectedCluster, view: View, pod: Pod, nearest: Sequence[str]) -> None:
         self._inspected = inspected
         self._pod = pod
         self._nearest = nearest
-        self.here = _Cluster(view, inspected.offered())
         self._relaxations = _relaxations(inspected, pod)
         self._bookings = sorted((booking for booking in view.bookings.values()
                                  if booking.uid != pod.ref.uid and booking.uid in inspected.pods), key=_size)
 
-    def changes(self) -> list[Change]:
-        """Returns the changes of the pod alone and those of the cluster alone; else of both."""
-        return [*self._loosened(self.here), *self._alone()] or list(self._together())
+    def changes(self, here: _Cluster) -> list[Change]:
+        """Returns the changes of the pod alone and those of the cluster *here* alone; else of both."""
+        return [*self._loosened(here), *self._alone(here)] or list(self._together(here))
 
-    def _alone(self) -> Iterator[Change]:
+    def _alone(self, here: _Cluster) -> Iterator[Change]:
         """Yields the changes of the cluster alone."""
-        for groups in self._kinds():
+        for groups in self._kinds(here):
             enough = (answer for group in groups if (answer := _first(group, self._pod)) is not None)
             for cluster, choice in itertools.islice(enough, MAX_OF_A_KIND):
                 yield cluster.change(self._pod, choice.node)
 
-    def _together(self) -> Iterator[Change]:
+    def _together(self, here: _Cluster) -> Iterator[Change]:
         """Yields changes of the pod together with one of the cluster, the first of each kind, and pods that end on
         nodes that are uncordoned."""
         loosest = _applied([relaxation.loosest for relaxation in self._relaxations], self._pod)
-        for groups in (*self._kinds(), self._uncordoned_and_ended()):
+        for groups in (*self._kinds(here), self._uncordoned_and_ended(here)):
             answer = next(filter(None, (_first(group, loosest) for group in groups)), None)
             if answer is not None:
                 cluster, _ = answer
@@ -141,61 +144,65 @@ class _Search:
 
     # Changes of the cluster
 
-    def _kinds(self) -> Iterator[_Groups]:
-        yield ([cluster] for cluster in self._uncordoned_nodes())
-        yield ([cluster] for cluster in self._uncordoned_cards())
-        yield ([cluster] for cluster in self._raised_quotas())
-        yield self._ended()
+    def _kinds(self, here: _Cluster) -> Iterator[_Groups]:
+        yield ([cluster] for cluster in self._uncordoned_nodes(here))
+        yield ([cluster] for cluster in self._uncordoned_devices(here))
+        yield ([cluster] for cluster in self._raised_quotas(here))
+        yield self._ended(here)
 
-    def _uncordoned_nodes(self) -> Iterator[_Cluster]:
+    def _uncordoned_nodes(self, here: _Cluster) -> Iterator[_Cluster]:
         for name in sorted(name for name, node in self._inspected.nodes.items() if node.unschedulable):
-            yield _Cluster(self.here.view, [name], f"node {name} is uncordoned (kubectl uncordon {name})")
+            yield here.but(f"node {name} is uncordoned (kubectl uncordon {name})", names=[name])
 
-    def _uncordoned_and_ended(self) -> _Groups:
+    def _uncordoned_and_ended(self, here: _Cluster) -> _Groups:
         """Yields the pods of cordoned nodes that end where the node is uncordoned, too."""
-        for uncordoned in self._uncordoned_nodes():
-            yield (replace(ended, text=f"{uncordoned.text}, and {ended.text}") for booking in self._bookings
-                   if booking.node in uncordoned.names for ended in [self._end(booking, uncordoned.names)])
+        for uncordoned in self._uncordoned_nodes(here):
+            yield (self._end(booking, uncordoned, uncordoned.names) for booking in self._bookings
+                   if booking.node in uncordoned.names)
 
-    def _uncordoned_cards(self) -> Iterator[_Cluster]:
+    def _uncordoned_devices(self, here: _Cluster) -> Iterator[_Cluster]:
         for name in self._nearest:
             node = self._inspected.nodes[name]
             uuids = parse_list(node.annotations.get(CORDON)) or ()
             for uuid in uuids:
                 rest = ",".join(other for other in uuids if other != uuid)
                 changed = replace(node, annotations={**node.annotations, CORDON: rest})
-                yield _Cluster(self.here.view.what_if(nodes=[changed]), [name],
-                               f"card {uuid} of node {name} is uncordoned (annotation {CORDON})")
+                yield here.but(f"card {uuid} of node {name} is uncordoned (annotation {CORDON})",
+                               here.view.what_if(nodes=[changed]), [name])
 
-    def _raised_quotas(self) -> Iterator[_Cluster]:
-        namespace, names = self._pod.ref.namespace, self.here.names
-        quotas = self.here.view.facts.quotas.get(namespace, {})
-        for quota in quotas.values():
-            for resource in sorted(quota.limits):
-                yield _Cluster(self.here.view.what_if(quotas={
-                    namespace: {**quotas, quota.uid: _without(quota, [resource])}}), names,
-                    f"the quota {quota.name} allows more of limits.{resource} than {quota.limits[resource]}")
+    def _raised_quotas(self, here: _Cluster) -> Iterator[_Cluster]:
+        namespace = self._pod.ref.namespace
+        for uid, quota in _quotas_of(self._pod, here.view).items():
+            for resource, limit in sorted(quota.limits.items()):
+                raised = replace(quota, limits={name: own for name, own in quota.limits.items() if name != resource})
+                yield here.but(f"the quota {quota.name} allows more of limits.{resource} than {limit}",
+                               here.view.what_if(quotas={
+                                   namespace: {**here.view.facts.quotas[namespace], uid: raised}}))
 
-    def _ended(self) -> _Groups:
-        """Yields the pods that end, smallest first: those of the quota, then those of each of the nearest nodes."""
-        if self.here.view.facts.quotas.get(self._pod.ref.namespace):
-            own = [booking for booking in self._bookings if booking.namespace == self._pod.ref.namespace]
-            yield (self._end(booking, self.here.names) for booking in own[:MAX_ENDED])
+    def _ended(self, here: _Cluster) -> _Groups:
+        """Yields the pods that end, smallest first: those that a quota of the pod counts, too, then those of each of
+        the nearest nodes."""
+        quotas = _quotas_of(self._pod, here.view).values()
+        counted = (booking for booking in self._bookings if booking.namespace == self._pod.ref.namespace
+                   and any(quota.matches(booking.scope) for quota in quotas))
+        yield (self._end(booking, here, here.names) for booking in itertools.islice(counted, MAX_ENDED))
         for name in self._nearest:
-            yield (self._end(booking, [name]) for booking in self._bookings if booking.node == name)
+            yield (self._end(booking, here, [name]) for booking in self._bookings if booking.node == name)
 
-    def _end(self, booking: Booking, names: Sequence[str]) -> _Cluster:
-        return _Cluster(self.here.view.what_if(without=[booking.uid]), names,
-                        f"pod {self._inspected.pods[booking.uid].ref} ends")
+    def _end(self, booking: Booking, cluster: _Cluster, names: Sequence[str]) -> _Cluster:
+        return cluster.but(f"pod {self._inspected.pods[booking.uid].ref} ends",
+                           cluster.view.what_if(without=[booking.uid]), names)
+
+
+def _quotas_of(pod: Pod, view: View) -> dict[str, QuotaLimits]:
+    """Returns the quotas that count *pod*, by uid."""
+    quotas = view.facts.quotas.get(pod.ref.namespace, {})
+    return {uid: quota for uid, quota in quotas.items() if quota.matches(pod.scope)}
 
 
 def _first(group: Iterable[_Cluster], pod: Pod) -> tuple[_Cluster, Choice] | None:
     """Returns the first of *group* in which *pod* fits, and where; ``None`` if there is none."""
     return next(((cluster, choice) for cluster in group if (choice := cluster.fits(pod)) is not None), None)
-
-
-def _without(quota: QuotaLimits, resources: Collection[str]) -> QuotaLimits:
-    return replace(quota, limits={name: limit for name, limit in quota.limits.items() if name not in resources})
 
 
 def _size(booking: Booking) -> tuple[int, int, str]:
@@ -235,18 +242,18 @@ class _Relaxation:
 
 def _relaxations(inspected: InspectedCluster, pod: Pod) -> list[_Relaxation]:
     """Returns what can be loosened of *pod*."""
-    found = []
+    relaxations: list[_Relaxation] = []
     for vendor in inspected.vendors:
         requests = [request for container in pod.containers
                     if (request := device_request(vendor, container)) is not None]
         if requests:
             devices = [usage.device for usages in inspected.view.nodes.values() for usage in usages.get(vendor.key, ())]
-            found += [*_amounts(vendor, requests, devices), *_selections(vendor, pod, devices)]
+            relaxations += [*_amounts(vendor, requests, devices), *_selections(vendor, pod, devices)]
     if "mutex" in pod.annotations.get(GPU_POLICY, inspected.record.policies.device):
-        found.append(_annotated("its devices may be shared with other pods", {GPU_POLICY: "spread"}))
+        relaxations.append(_annotated("its devices may be shared with other pods", {GPU_POLICY: "spread"}))
     if parse_bool(pod.annotations.get(NUMA_BIND, "")) is True:
-        found.append(_annotated("its devices may be on several NUMA nodes", {NUMA_BIND: None}))
-    return found
+        relaxations.append(_annotated("its devices may be on several NUMA nodes", {NUMA_BIND: None}))
+    return relaxations
 
 
 def _amounts(vendor: Vendor, requests: Sequence[Request], devices: Sequence[Device]) -> Iterator[_Relaxation]:
@@ -303,21 +310,15 @@ _Setter = Callable[[Vendor, Request, int], Mapping[str, int | None]]
 """Returns the resources of a container with this request that lower an amount to a value; ``None`` removes one."""
 
 
-def _lowered(vendor: Vendor, most: int, setter: _Setter, text: Callable[[int], str]) -> _Relaxation:
-    """Returns the kind of change that lowers an amount of each device to *most* at most, and not below 1."""
+def _lowered(vendor: Vendor, limit: int, setter: _Setter, text: Callable[[int], str]) -> _Relaxation:
+    """Returns the kind of change that lowers an amount of each device to *limit* at most, and not below 1."""
     def step(value: int) -> _Step:
         return _Step(text(value), lambda pod: replace(pod, containers=tuple(
             _limited(vendor, container, setter, value) for container in pod.containers)))
 
     def tighten(is_enough: Callable[[_Step], bool]) -> _Step:
-        low, high = 1, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            if is_enough(step(middle)):
-                low = middle
-            else:
-                high = middle - 1
-        return step(low)
+        values = range(2, limit + 1)  # of which the first ones are enough; 1 always is
+        return step(1 + bisect_left(values, True, key=lambda value: not is_enough(step(value))))
     return _Relaxation(step(1), tighten)
 
 

@@ -1,7 +1,6 @@
 """Snapshots: the record of a cluster as a file, for a bug report that can be asked and replayed anywhere.
 
-A file is JSON, compressed with gzip. It holds what :mod:`hami.inspect.record` keeps, so no environment variables and no
-secrets.
+A file is JSON, compressed with gzip. It holds what a record keeps, so no environment variables and no secrets.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ import yaml
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import ASSIGNED_NODE, NODE_LOCK
 from hami.errors import HamiError, MalformedInput
-from hami.inspect.cluster import InspectedCluster
-from hami.inspect.record import ClusterRecord, UnreadableObject
+from hami.inspect.cluster import ClusterRecord, InspectedCluster, UnreadableObject
 from hami.model import Node, Pod, PodRef, QuotaLimits, ScopeRequirement, Share
 from hami.state.view import Policies
 

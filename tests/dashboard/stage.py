@@ -1,7 +1,6 @@
 """A dashboard over a cache of the tests' own, with viewers whose rights the tests choose."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -9,12 +8,11 @@ from hami.codec.objects import parse_node, parse_quota
 from hami.codec.pods import parse_pod
 from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, create_dashboard
-from hami.dashboard.collector import Collector
 from hami.dashboard.explainer import Explainer
 from hami.dashboard.live import LiveCluster
-from hami.dashboard.monitors import NoMonitor
+from hami.dashboard.monitors import NoMonitor, use_poller
 from hami.dashboard.renderings import Renderings
-from hami.dashboard.scheduling_condition import SchedulingCondition
+from hami.dashboard.scheduling_condition import SchedulingCondition, condition_poller
 from hami.dashboard.views import Views
 from hami.errors import ClusterError
 from hami.inspect.cluster import catalog_of
@@ -65,8 +63,9 @@ class Stage:
         self.live = LiveCluster(self.cache, now=lambda: NOW)
         self.explainer = Explainer(self.live, clock=self.clock)
         self.rendered, self.hung = 0, ""
-        self.collector = Collector(self._page, self._condition, clock=self.clock, now=lambda: NOW)
-        views = Views(self.live, self.explainer, self.collector)
+        self.uses = use_poller(self._page, clock=self.clock, now=lambda: NOW)
+        self.conditions_polled = condition_poller(self._condition, clock=self.clock)
+        views = Views(self.live, self.explainer, use=self.uses.view, condition=self.conditions_polled.view)
         self.app = create_dashboard(Dashboard(
             views, Access(rights, clock=self.clock), Renderings(clock=self.clock), self._version, lambda: unready,
             lambda: self.hung, is_local=rights is None))
@@ -85,7 +84,7 @@ class Stage:
         return stage
 
     def _version(self):
-        return *self.cache.version(), self.explainer.answered, self.collector.changes()
+        return *self.cache.version(), self.explainer.answered, self.uses.changes, self.conditions_polled.changes
 
     def _page(self, node):
         if node not in self.monitors:
@@ -112,12 +111,13 @@ class Stage:
         return answer.json
 
     def collect(self):
-        """Asks what pages want to know, and lets a second pass."""
-        with ThreadPoolExecutor(1) as pool:
-            self.collector.poll_due(pool)
+        """Polls what pages have viewed, and lets a second pass."""
+        for poller in (self.uses, self.conditions_polled):
+            poller.step()
         self.clock.seconds += 1
 
     def explain(self):
         """Answers the questions that wait, and lets time pass until the answers are shown."""
-        self.explainer.answer_all()
+        while self.explainer.step() == 0.0:
+            pass
         self.clock.seconds += 60

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
 from hami.inspect.audit import audit, render_audit
-from hami.inspect.cluster import InspectedCluster
-from hami.inspect.record import UnreadableObject
+from hami.inspect.cluster import InspectedCluster, UnreadableObject
 from hami.model import Node
 from tests.builders import container, gpu, gpus, node, pod
 from tests.inspect.worlds import NOON, held, record, some_world

@@ -7,7 +7,8 @@ from click.testing import CliRunner
 
 from e2e.pods import pod
 from hami.cli import main
-from hami.cli.kubectl import PEOPLE, completions, kubectl_main
+from hami.cli.kubectl import completions, kubectl_main
+from hami.cli.people import PEOPLE
 from tests.inspect.clusters import FakeApi, bound, node, pending, refused
 
 KUBECONFIG = """\

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
 from hami.errors import HamiError
-from hami.inspect.cluster import InspectedCluster, store_of
+from hami.inspect.cluster import InspectedCluster, SchedulingEvent, store_of
 from hami.inspect.explain import BoundReport, explain_pod, render_report
-from hami.inspect.record import SchedulingEvent
 from hami.model import Node
 from hami.scheduling.refusal import CLOSEST_NODES, describe
 from tests.builders import INIT, gpu, gpus, node, pod

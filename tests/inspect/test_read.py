@@ -3,7 +3,7 @@
 import pytest
 
 from hami.errors import ClusterError, HamiError
-from hami.inspect.read import Reader, RecordSource
+from hami.inspect.read import Reader
 from hami.model import PodRef
 from tests.inspect.clusters import FakeApi, bound, node, pending, quota, refused
 
@@ -15,7 +15,7 @@ def read(api, **source):
     """Returns the record of *api*, the notes, and the progress."""
     notes, progress = [], []
     reader = Reader(api.request, progress=lambda *step: progress.append(step), note=notes.append)
-    return reader.record(RecordSource(**source)), notes, progress
+    return reader.record(**source), notes, progress
 
 
 def test_everything_is_read_in_pages():

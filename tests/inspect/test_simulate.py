@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
-from hami.cli.simulate import make_admit
+from hami.cli.people import make_admit
 from hami.codec.pods import convert_pod
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, store_of

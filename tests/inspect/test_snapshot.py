@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis.strategies import from_regex, randoms, sampled_from
 
 from hami.errors import HamiError
-from hami.inspect.cluster import InspectedCluster, store_of
+from hami.inspect.cluster import InspectedCluster, SchedulingEvent, UnreadableObject, store_of
 from hami.inspect.explain import explain_pod
-from hami.inspect.record import SchedulingEvent, UnreadableObject
-from hami.inspect.replay import render_replay, replay
+from hami.inspect.simulate import render_replay, replay
 from hami.inspect.snapshot import anonymize, parse_snapshot, render_snapshot
 from hami.inspect.tables import Style
 from hami.model import PodScope, ScopeRequirement

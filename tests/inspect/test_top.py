@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
 from e2e.nodes import gpu
-from hami.cli.top import KINDS
+from hami.cli.people import TOP_KINDS as KINDS
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster
-from hami.inspect.read import Reader, RecordSource
+from hami.inspect.read import Reader
 from hami.inspect.tables import Style
 from hami.inspect.top import TopQuery, age_of, age_text, render_top
 from tests.inspect.clusters import FakeApi, bound, node, pending, quota
@@ -24,7 +24,7 @@ PODS = [bound("a", "n1", (0, 6000, 50), gpu=1, labels={"app": "x"}), bound("b", 
 
 
 def world(nodes=NODES, pods=PODS, quotas=()):
-    return InspectedCluster(Reader(FakeApi(list(nodes), list(pods), list(quotas)).request).record(RecordSource()))
+    return InspectedCluster(Reader(FakeApi(list(nodes), list(pods), list(quotas)).request).record())
 
 
 def items(kind, of=None, **wanted):
@@ -79,7 +79,7 @@ def test_the_limit_of_a_namespace_is_that_of_quotas_for_all_pods():
 def test_what_another_scheduler_has_just_reserved_is_shown():
     reserved = bound("r", "n1", (1, 500, 0))
     del reserved["spec"]["nodeName"]
-    record = Reader(FakeApi(NODES, [reserved]).request).record(RecordSource())
+    record = Reader(FakeApi(NODES, [reserved]).request).record()
     reserved["metadata"]["annotations"]["hami.io/vgpu-time"] = str(int(record.taken.timestamp()))
     found = world(pods=[reserved])
     assert [(row["name"], row["reserved"]) for row in items("nodes", found)] == [("n1", 1), ("n2", 0), ("n3", 0)]

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from hami.inspect.cluster import InspectedCluster
-from hami.inspect.record import ClusterRecord
+from hami.inspect.cluster import ClusterRecord, InspectedCluster
 from tests.builders import APP, INIT, SIDECAR, gpu, gpus, node, pod, quota
 from tests.scheduling.seeds import some_scope, some_scopes
 
