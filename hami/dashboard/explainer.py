@@ -1,36 +1,30 @@
-"""Explains why pods wait, in a thread of its own: one pod at a time, on a view of the store, with a pause after each.
+"""Explains why pods wait: one pod at a time, on a view of the store, with a pause after each.
 
-Answers are cached, so that many viewers cost as much as one. Pods with the same requests share an answer.
+Many viewers cost as much as one, and pods with the same requests share an answer.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
 from hami.dashboard.access import Scope
 from hami.dashboard.live import LiveCluster
+from hami.dashboard.polled import Poller, PollLimits
 from hami.errors import HamiError
 from hami.inspect.explain import NodeShortage, Suggestion, WaitingReport, explain_pod
 from hami.model import Pod
-from hami.runtime.tasks import Task
 
 log = logging.getLogger(__name__)
 
-MAX_ANSWERS = 256
-MAX_QUESTIONS = 64  # questions that wait; the oldest is dropped first
-MIN_AGE_S = 5.0  # of an answer that is replaced because the cluster has changed
-PAUSE = 1.0  # after an answer, as a multiple of the time for which it was computed
+LIMITS = PollLimits(interval=5.0, shown=math.inf, viewed=15.0, values=256, at_once=1, pause=1.0)
 SHOWN_NODES = 20  # nearest nodes of an answer
 SHOWN_DEVICES = 8  # of each of them
-
-_Key = tuple[bytes, Scope]
 
 
 class Explanation(msgspec.Struct, rename="camel", frozen=True):
@@ -51,68 +45,35 @@ class Explanation(msgspec.Struct, rename="camel", frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    explanation: Explanation
-    version: tuple[int, ...]
-    made: float
+class Question:
+    """Why *pod* waits, for a viewer with *scope*. Equal are those about pods with the same *requests*."""
+
+    requests: bytes
+    scope: Scope
+    pod: Pod = field(compare=False)
+
+    @classmethod
+    def of(cls, pod: Pod, scope: Scope) -> Question:
+        """Returns the question about *pod*."""
+        requests = (pod.ref.namespace, pod.scheduler_name, dict(pod.annotations), pod.containers)
+        return cls(msgspec.msgpack.encode(requests), scope, pod)
 
 
-class Explainer(Task):
-    """Explains pods of *live* in its thread; `explain` never waits."""
-
-    def __init__(self, live: LiveCluster, *, clock: Callable[[], float]) -> None:
-        super().__init__("explainer")
-        self._live = live
-        self._clock = clock
-        self._lock = threading.Lock()  # guards all that follows, but not while an answer is computed
-        self._questions: OrderedDict[_Key, Pod] = OrderedDict()
-        self._answers: OrderedDict[_Key, _Answer] = OrderedDict()
-        self.answered = 0
-        """The number of answers so far."""
-
-    def explain(self, pod: Pod, scope: Scope) -> Explanation | None:
-        """Returns the latest answer; ``None`` if there is none yet. Requests a new one if the cluster has changed."""
-        key, version, now = (_question(pod), scope), self._live.store.version(), self._clock()
-        with self._lock:
-            answer = self._answers.get(key)
-            if answer is None or (answer.version != version and now - answer.made >= MIN_AGE_S):
-                self._questions[key] = pod
-                if len(self._questions) > MAX_QUESTIONS:
-                    self._questions.popitem(last=False)
-                self.wake()
-            return answer.explanation if answer is not None else None
-
-    def step(self) -> float:
-        """Answers the oldest question. Returns how long to pause after it."""
-        with self._lock:
-            if not self._questions:
-                return math.inf
-            key, pod = self._questions.popitem(last=False)
-        version, begun = self._live.store.version(), self._clock()
-        answer = _Answer(self._answer(pod, key[1]), version, self._clock())
-        with self._lock:
-            self._answers[key] = answer
-            self._answers.move_to_end(key)
-            if len(self._answers) > MAX_ANSWERS:
-                self._answers.popitem(last=False)
-            self.answered += 1
-        self.pause(PAUSE * (answer.made - begun))
-        return 0.0
-
-    def _answer(self, pod: Pod, scope: Scope) -> Explanation:
-        try:
-            report = explain_pod(self._live.cluster(self._live.store.nodes.names(), scope, [pod]), pod, ())
-        except HamiError as error:
-            return Explanation(problem=str(error))
-        except Exception:
-            log.exception("a pod cannot be explained", extra={"pod": str(pod.ref)})
-            return Explanation(problem="internal error, see the dashboard's log")
-        return _bounded(report) if isinstance(report, WaitingReport) else Explanation(problem="the pod is bound by now")
+def explainer(live: LiveCluster, *, clock: Callable[[], float]) -> Poller[Question, Explanation]:
+    """Returns the answers to the questions that are viewed; they are computed again when the cluster has changed."""
+    return Poller("explainer", partial(_answer, live), LIMITS, clock=clock, version=live.store.version)
 
 
-def _question(pod: Pod) -> bytes:
-    """Returns what the answer about *pod* depends on, beside the cluster."""
-    return msgspec.msgpack.encode((pod.ref.namespace, pod.scheduler_name, dict(pod.annotations), pod.containers))
+def _answer(live: LiveCluster, question: Question) -> Explanation:
+    pod = question.pod
+    try:
+        report = explain_pod(live.cluster(live.store.nodes.names(), question.scope, [pod]), pod, ())
+    except HamiError as error:
+        return Explanation(problem=str(error))
+    except Exception:
+        log.exception("a pod cannot be explained", extra={"pod": str(pod.ref)})
+        return Explanation(problem="internal error, see the dashboard's log")
+    return _bounded(report) if isinstance(report, WaitingReport) else Explanation(problem="the pod is bound by now")
 
 
 def _bounded(report: WaitingReport) -> Explanation:

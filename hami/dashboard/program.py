@@ -11,7 +11,7 @@ from typing import Any
 from hami.certificates.revision import CERTIFICATE, KEY, Lifetimes, revise
 from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, compile_templates, create_dashboard
-from hami.dashboard.explainer import Explainer
+from hami.dashboard.explainer import explainer
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import Monitors, use_poller
 from hami.dashboard.polled import Poller
@@ -51,19 +51,18 @@ class DashboardProgram:
         self._watches = Watches(api, nodes=store.nodes, pods=store.pods, quotas=store.quotas,
                                 node_selector=settings.node_selector)
         self._live = LiveCluster(store, now=utc_now)
-        self._explainer = Explainer(self._live, clock=clock)
         monitors = Monitors(api, settings.pod_namespace, settings.monitor_selector, settings.monitor_port)
         self._pollers: list[Poller[Any, Any]] = [
+            answers := explainer(self._live, clock=clock),
             uses := use_poller(monitors.page, clock=clock, now=utc_now),
             conditions := condition_poller(partial(read_condition, api), clock=clock)]
         tls = _tls(settings)
         self._app = create_dashboard(Dashboard(
-            Views(self._live, self._explainer, use=uses.view, condition=conditions.view),
+            Views(self._live, explain=answers.view, use=uses.view, condition=conditions.view),
             Access(Reviews(api) if tls is not None else None, clock=clock), Renderings(clock=clock), self._version,
             self.unready_reason, self.hung_reason, is_local=tls is None))
         self._server = AppServer("dashboard", settings.bind_address, self._app, flag="--bind-address", tls=tls)
-        self._tasks: list[Task] = [self._explainer, PeriodicTask("rows", self._refresh, REFRESH_S), *self._pollers,
-                                   *self._watches.tasks]
+        self._tasks: list[Task] = [PeriodicTask("rows", self._refresh, REFRESH_S), *self._pollers, *self._watches.tasks]
 
     def start(self) -> None:
         """Serves, and reads the cluster. Raises: HamiError if the address cannot be listened on."""
@@ -97,7 +96,7 @@ class DashboardProgram:
         return problems(self._tasks)
 
     def _version(self) -> tuple[int, ...]:
-        return (*self._store.version(), self._explainer.answered, *(poller.changes for poller in self._pollers),
+        return (*self._store.version(), *(poller.changes for poller in self._pollers),
                 int(utc_now().timestamp()) // AGES_S)
 
     def _refresh(self) -> None:

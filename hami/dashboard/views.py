@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from hami.dashboard.access import PageError, Scope
-from hami.dashboard.explainer import Explainer, Explanation
+from hami.dashboard.explainer import Explanation, Question
 from hami.dashboard.live import DeviceParts, LiveCluster, with_use
 from hami.dashboard.scheduling_condition import SchedulingCondition
 from hami.dashboard.use import NodeUse, Use, total_use
@@ -140,14 +140,15 @@ class NamespacePage(msgspec.Struct, rename="camel", frozen=True):
 class Views:
     """The pages about *live*. The thread that renders calls them, one at a time.
 
-    *use*: returns the use of a node's cards, *condition* why kube-scheduler does not place a pod; ``None`` if it is not
-    known.
+    *explain*: returns the answer to a question, *use* the use of a node's cards, *condition* why kube-scheduler does
+    not place a pod; ``None`` if it is not known.
     """
 
-    def __init__(self, live: LiveCluster, explainer: Explainer, *, use: Callable[[str], NodeUse | None],
+    def __init__(self, live: LiveCluster, *, explain: Callable[[Question], Explanation | None],
+                 use: Callable[[str], NodeUse | None],
                  condition: Callable[[PodRef], SchedulingCondition | None]) -> None:
         self._live = live
-        self._explainer = explainer
+        self._explain = explain
         self._use = use
         self._condition = condition
 
@@ -233,7 +234,7 @@ class Views:
         return Waiting(
             namespace=pod.ref.namespace, name=pod.ref.name, created=pod.created,
             age_s=age_of(pod.created, self._live.now()), scheduler=pod.scheduler_name,
-            requests=requested_devices(cluster, pod), explanation=self._explainer.explain(pod, scope))
+            requests=requested_devices(cluster, pod), explanation=self._explain(Question.of(pod, scope)))
 
 
 def node_query(given: Mapping[str, str]) -> NodeQuery:

@@ -8,7 +8,7 @@ from hami.codec.objects import parse_node, parse_quota
 from hami.codec.pods import parse_pod
 from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, create_dashboard
-from hami.dashboard.explainer import Explainer
+from hami.dashboard.explainer import explainer
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import NoMonitor, use_poller
 from hami.dashboard.renderings import Renderings
@@ -61,11 +61,11 @@ class Stage:
         for one in pods:
             self.add(one)
         self.live = LiveCluster(self.cache, now=lambda: NOW)
-        self.explainer = Explainer(self.live, clock=self.clock)
+        self.explainer = explainer(self.live, clock=self.clock)
         self.rendered, self.hung = 0, ""
         self.uses = use_poller(self._page, clock=self.clock, now=lambda: NOW)
         self.conditions_polled = condition_poller(self._condition, clock=self.clock)
-        views = Views(self.live, self.explainer, use=self.uses.view, condition=self.conditions_polled.view)
+        views = Views(self.live, explain=self.explainer.view, use=self.uses.view, condition=self.conditions_polled.view)
         self.app = create_dashboard(Dashboard(
             views, Access(rights, clock=self.clock), Renderings(clock=self.clock), self._version, lambda: unready,
             lambda: self.hung, is_local=rights is None))
@@ -84,7 +84,7 @@ class Stage:
         return stage
 
     def _version(self):
-        return *self.cache.version(), self.explainer.answered, self.uses.changes, self.conditions_polled.changes
+        return *self.cache.version(), self.explainer.changes, self.uses.changes, self.conditions_polled.changes
 
     def _page(self, node):
         if node not in self.monitors:
@@ -118,6 +118,6 @@ class Stage:
 
     def explain(self):
         """Answers the questions that wait, and lets time pass until the answers are shown."""
-        while self.explainer.step() == 0.0:
-            pass
+        while self.explainer.due():
+            self.explainer.step()
         self.clock.seconds += 60

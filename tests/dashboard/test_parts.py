@@ -8,6 +8,7 @@ from hypothesis.strategies import randoms
 
 from hami.dashboard.access import Scope
 from hami.dashboard.app import compile_templates
+from hami.dashboard.explainer import Question
 from hami.dashboard.renderings import MAX_RENDERINGS, Renderings
 from hami.dashboard.texts import hue, mib, percent, width
 from hami.dashboard.views import paged
@@ -113,7 +114,7 @@ def test_pods_that_ask_for_the_same_have_one_answer():
     stage = Stage([node("n1")], [pending(f"w{number}", gpu=1, gpumem=90_000) for number in range(9)])
     stage.ask("/pending")
     stage.explain()
-    assert stage.explainer.answered == 1
+    assert stage.explainer.changes == 1
     assert all(item["explanation"]["nodes"] for item in stage.json("/pending")["items"])
 
 
@@ -125,9 +126,9 @@ def test_the_live_rows_are_those_of_hami_top_and_the_answers_those_of_hami_expla
     rows = stage.live.node_rows()
     assert rows == {row.name: row for row in node_rows(world, world.nodes.values())}
     for pod in [pod for pod in record.pods if not pod.node_name][:3]:
-        stage.explainer.explain(pod, Scope())
+        stage.explainer.view(Question.of(pod, Scope()))
         stage.explain()
-        answer, report = stage.explainer.explain(pod, Scope()), explain_pod(world, pod, ())
+        answer, report = stage.explainer.view(Question.of(pod, Scope())), explain_pod(world, pod, ())
         assert (answer.fits, answer.unfit, answer.suggestions) == (report.fits, len(report.nodes), report.suggestions)
 
 
