@@ -6,7 +6,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -16,12 +16,15 @@ from hami.runtime import logs
 from hami.runtime.options import (
     ADDRESS, BOOLEAN, COUNT, DURATION, FILE, RATE, STRING, Flag, Groups, Value, choice, whole_number,
 )
+from hami.runtime.settings import ClusterSettings
 from hami.scheduler.settings import DEVICE_POLICIES, NODE_POLICIES, Settings, parse_device_policy_flag, read_settings
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
     from hami.scheduler.program import SchedulerProgram
+
+S = TypeVar("S", bound=ClusterSettings)
 
 log = logging.getLogger(__name__)
 
@@ -166,8 +169,9 @@ SCHEDULER_FLAGS: Groups = (
 )
 
 
-def settings_of_command_line(ctx: click.Context, groups: Groups, values: dict[str, object]) -> Settings:
-    """The settings of command line and environment; *values* are the parameters of the command."""
+def settings_of_command_line(ctx: click.Context, groups: Groups, values: dict[str, object],
+                             read: Callable[..., S]) -> S:
+    """Returns the settings that *read* makes of command line and environment; *values*: the command's parameters."""
     from hami.vendors.entry_points import sections
 
     given: dict[str, object] = {}
@@ -176,9 +180,9 @@ def settings_of_command_line(ctx: click.Context, groups: Groups, values: dict[st
         if flag.config_key:
             mapping, _, key = flag.config_key.rpartition(".")
             fallback.setdefault(mapping, {}).setdefault(key, Flagged(value, flag.name))
-        elif hasattr(DEFAULTS, flag.parameter):
+        elif flag not in NO_EFFECT:
             given[flag.parameter] = value
-    return read_settings(given, os.environ, fallback=fallback, known=sections())
+    return read(given, os.environ, fallback=fallback, known=sections())
 
 
 MOVED = {f"--dashboard-{name}": f"hami dashboard --{name}"
@@ -195,7 +199,7 @@ def scheduler_command(ctx: click.Context, /, **values: object) -> None:
     """
     from hami.vendors.entry_points import catalog
 
-    settings = settings_of_command_line(ctx, SCHEDULER_FLAGS, values)
+    settings = settings_of_command_line(ctx, SCHEDULER_FLAGS, values, read_settings)
     logs.configure(settings.log_format, settings.log_verbosity)
     for note in settings.devices.notes:
         log.warning("device configuration", extra={"note": note})
