@@ -10,10 +10,10 @@ import msgspec
 
 from hami.codec.keys import ASSIGNED_NODE
 from hami.dashboard.access import Scope
-from hami.dashboard.use import NodeUse, Use
+from hami.dashboard.use import Use, Uses
 from hami.inspect.cluster import ClusterRecord, InspectedCluster
 from hami.inspect.top import DeviceRow, NodeRow, device_rows, node_rows
-from hami.model import Node, Pod
+from hami.model import Pod
 from hami.scheduling.amounts import cores_of
 from hami.state.store import Store
 from hami.state.table import Booking
@@ -110,27 +110,25 @@ class LiveCluster:
                 self._shown, self._sources = view, sources
             return self._rows.copy()
 
-    def devices(self, names: Sequence[str], scope: Scope) -> dict[str, list[DeviceParts]]:
-        """Returns the devices of the nodes *names*, by node."""
+    def devices(self, names: Sequence[str], scope: Scope,
+                uses: Callable[[str], Uses | None]) -> dict[str, tuple[DeviceParts, ...]]:
+        """Returns the devices of the nodes *names*, by node. *uses*: returns what is in use of a node, if it is
+        known."""
         cluster = self.cluster(names, scope)
-        return {node.name: _device_parts(cluster, node) for node in cluster.nodes.values()}
+        return {node.name: tuple(_device_parts(cluster, row, uses(node.name) or {})
+                                 for row in device_rows(cluster, [node])) for node in cluster.nodes.values()}
 
 
-def with_use(device: DeviceParts, use: NodeUse) -> DeviceParts:
-    """Returns *device* with what is in use of it. Parts of other pods than those that the viewer may see have none."""
-    uuid = device.row.uuid
-    segments = tuple(msgspec.structs.replace(part, use=use.of_part(uuid, part.namespace, part.pod))
-                     if part.namespace is not None and part.pod is not None else part for part in device.segments)
-    return DeviceParts(device.row, segments, use.of_card(uuid))
-
-
-def _device_parts(cluster: InspectedCluster, node: Node) -> list[DeviceParts]:
-    return [DeviceParts(row, _segments(cluster, row)) for row in device_rows(cluster, [node])]
-
-
-def _segments(cluster: InspectedCluster, row: DeviceRow) -> tuple[Segment, ...]:
-    segments = [
-        Segment(pod.ref.namespace if pod else None, pod.ref.name if pod else None, charge.memory_mib,
-                cores_of(cluster.vendors[row.vendor], charge.cores), is_reserved=pod is not None and not pod.node_name)
-        for pod, charge in cluster.holders(row.node, row.vendor, row.uuid)]
-    return tuple(sorted(segments, key=lambda part: (-part.memory_mib, part.namespace or "~", part.pod or "")))
+def _device_parts(cluster: InspectedCluster, row: DeviceRow, uses: Uses) -> DeviceParts:
+    """Returns a device with its parts. Those of pods that the viewer may not see have no use."""
+    segments = []
+    for pod, charge in cluster.holders(row.node, row.vendor, row.uuid):
+        cores = cores_of(cluster.vendors[row.vendor], charge.cores)
+        if pod is None:
+            segments.append(Segment(None, None, charge.memory_mib, cores, is_reserved=False))
+        else:
+            segments.append(Segment(pod.ref.namespace, pod.ref.name, charge.memory_mib, cores,
+                                    is_reserved=not pod.node_name,
+                                    use=uses.get((row.uuid, pod.ref.namespace, pod.ref.name))))
+    segments.sort(key=lambda part: (-part.memory_mib, part.namespace or "~", part.pod or ""))
+    return DeviceParts(row, tuple(segments), uses.get((row.uuid,)))

@@ -17,7 +17,7 @@ from hami.codec.pods import parse_observed_pod
 from hami.codec.times import render_time
 from hami.dashboard.answers import Answers
 from hami.dashboard.polled import Poller, PollLimits
-from hami.dashboard.use import NodeUse, parse_use
+from hami.dashboard.use import Uses, parse_use
 from hami.errors import HamiError
 from hami.kube.api import Api
 from hami.runtime.options import Address
@@ -111,7 +111,7 @@ def read_page(host: str, port: int, *, timeout: float = TIMEOUT_S, limit: int = 
 
 
 def use_poller(page: Callable[[str], str], *, clock: Callable[[], float],
-               now: Callable[[], datetime]) -> Poller[str, NodeUse]:
+               now: Callable[[], datetime]) -> Poller[str, Uses]:
     """Returns the use of the cards of each node that is viewed. *page*: returns the metrics page of a node's monitor,
     as `Monitors.page`."""
     return Poller("use of cards", page, USE_LIMITS, clock=clock,

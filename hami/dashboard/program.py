@@ -58,7 +58,7 @@ class DashboardProgram:
             conditions := condition_poller(partial(read_condition, api), clock=clock)]
         tls = _tls(settings)
         self._app = create_dashboard(Dashboard(
-            Views(self._live, explain=answers.view, use=uses.view, condition=conditions.view),
+            Views(self._live, explain=answers.view, uses=uses.view, condition=conditions.view),
             Access(Reviews(api) if tls is not None else None, clock=clock), Renderings(clock=clock), self._version,
             self.unready_reason, self.hung_reason, is_local=tls is None))
         self._server = AppServer("dashboard", settings.bind_address, self._app, flag="--bind-address", tls=tls)

@@ -27,6 +27,11 @@ class Rendering:
     content_type: str
     etag: str
 
+    @property
+    def size(self) -> int:
+        """The bytes that it occupies."""
+        return len(self.body) + len(self.compressed)
+
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
@@ -41,9 +46,8 @@ class Renderings:
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._making = threading.Lock()  # held while one is made
-        self._lock = threading.Lock()  # guards _kept and _bytes
+        self._lock = threading.Lock()  # guards _kept
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
-        self._bytes = 0
 
     def get(self, key: Hashable, version: Callable[[], Hashable], make: Callable[[], tuple[str, str]]) -> Rendering:
         """Returns the rendering of *key* as of *version*, or one that is little older.
@@ -78,19 +82,11 @@ class Renderings:
 
     def _keep(self, key: Hashable, made: _Kept) -> None:
         with self._lock:
-            self._drop(key)
             self._kept[key] = made
-            self._bytes += _size(made)
-            while len(self._kept) > MAX_RENDERINGS or (self._bytes > MAX_BYTES and len(self._kept) > 1):
-                self._drop(next(iter(self._kept)))
-
-    def _drop(self, key: Hashable) -> None:
-        if (kept := self._kept.pop(key, None)) is not None:
-            self._bytes -= _size(kept)
-
-
-def _size(kept: _Kept) -> int:
-    return len(kept.rendering.body) + len(kept.rendering.compressed)
+            self._kept.move_to_end(key)
+            excess = sum(kept.rendering.size for kept in self._kept.values()) - MAX_BYTES
+            while len(self._kept) > MAX_RENDERINGS or (excess > 0 and len(self._kept) > 1):
+                excess -= self._kept.popitem(last=False)[1].rendering.size
 
 
 def _rendering(body: bytes, content_type: str) -> Rendering:

@@ -11,9 +11,9 @@ import msgspec
 
 from hami.dashboard.access import PageError, Scope
 from hami.dashboard.explainer import Explanation, Question
-from hami.dashboard.live import DeviceParts, LiveCluster, with_use
+from hami.dashboard.live import DeviceParts, LiveCluster
 from hami.dashboard.scheduling_condition import SchedulingCondition
-from hami.dashboard.use import NodeUse, Use, total_use
+from hami.dashboard.use import Use, Uses, total_use
 from hami.inspect.cluster import InspectedCluster, unknown_name
 from hami.inspect.explain import RequestedDevices, requested_devices
 from hami.inspect.top import NAMESPACES, NODES, PODS, NamespaceRow, NodeRow, PodRow, age_of, namespace_rows, pod_rows
@@ -140,16 +140,16 @@ class NamespacePage(msgspec.Struct, rename="camel", frozen=True):
 class Views:
     """The pages about *live*. The thread that renders calls them, one at a time.
 
-    *explain*: returns the answer to a question, *use* the use of a node's cards, *condition* why kube-scheduler does
+    *explain*: returns the answer to a question, *uses* the use of a node's cards, *condition* why kube-scheduler does
     not place a pod; ``None`` if it is not known.
     """
 
     def __init__(self, live: LiveCluster, *, explain: Callable[[Question], Explanation | None],
-                 use: Callable[[str], NodeUse | None],
+                 uses: Callable[[str], Uses | None],
                  condition: Callable[[PodRef], SchedulingCondition | None]) -> None:
         self._live = live
         self._explain = explain
-        self._use = use
+        self._uses = uses
         self._condition = condition
 
     def nodes(self, scope: Scope, query: NodeQuery) -> NodeList:
@@ -159,7 +159,7 @@ class Views:
         if query.sort != "name":
             rows.sort(key=NODES.orders[query.sort], reverse=True)
         shown, page, pages = paged(rows, query.page, NODES_A_PAGE)
-        devices = self._devices([row.name for row in shown], scope)
+        devices = self._live.devices([row.name for row in shown], scope, self._uses)
         items = tuple(_item(row, devices.get(row.name, ())) for row in shown)
         return NodeList(_total(rows), items, page, pages)
 
@@ -168,7 +168,7 @@ class Views:
         rows = self._live.node_rows()
         if name not in rows:
             raise _unknown("node with devices:", name, rows)
-        return _item(rows[name], self._devices([name], scope).get(name, ()))
+        return _item(rows[name], self._live.devices([name], scope, self._uses).get(name, ()))
 
     def device(self, scope: Scope, node: str, uuid: str) -> DevicePage:
         """Returns one device. Raises: PageError."""
@@ -200,8 +200,8 @@ class Views:
         held, waits = [], None
         if booking is not None:
             uuids = {charge.uuid for _, charges in booking.charges for charge in charges}
-            held = [DevicePage(booking.node, device) for device in self._devices([booking.node], scope).get(
-                booking.node, ()) if device.row.uuid in uuids]
+            devices = self._live.devices([booking.node], scope, self._uses).get(booking.node, ())
+            held = [DevicePage(booking.node, device) for device in devices if device.row.uuid in uuids]
         elif waiting is not None:
             waits = msgspec.structs.replace(
                 self._waiting(cluster, waiting, scope), condition=self._condition(waiting.ref))
@@ -223,12 +223,6 @@ class Views:
         shown, page, pages = paged(pods, page, PODS_A_PAGE)
         rows = sorted(pod_rows(cluster, shown), key=PODS.name)
         return NamespacePage(name, tuple(items), tuple(rows), len(pods), page, pages)
-
-    def _devices(self, names: Sequence[str], scope: Scope) -> dict[str, list[DeviceParts]]:
-        """Returns the devices of the nodes *names*, by node, with their use where it is known."""
-        devices = self._live.devices(names, scope)
-        uses = {name: use for name in devices if (use := self._use(name)) is not None}
-        return devices | {name: [with_use(device, use) for device in devices[name]] for name, use in uses.items()}
 
     def _waiting(self, cluster: InspectedCluster, pod: Pod, scope: Scope) -> Waiting:
         return Waiting(

@@ -8,7 +8,7 @@ of the record are missing, which is itself a reason for differences.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -129,9 +129,13 @@ def simulate(cluster: InspectedCluster, sources: Sequence[PodSource], moved: Seq
     Raises: HamiError.
     """
     placer = _Placer(cluster)
-    outcomes = [placer.place_moved(pod) for pod in moved if requests_devices(cluster.vendors, pod.containers)]
+    outcomes = [placer.place(f"pod/{pod.ref.name}", 1, [pod]) for pod in moved
+                if requests_devices(cluster.vendors, pod.containers)]
     for number, source in enumerate(sources):
-        outcomes.append(placer.place(source, number, scenario, admit))
+        wanted = source.count if scenario.replicas is None else scenario.replicas
+        pods = (_numbered(_admitted(placer.view, source, scenario, admit), source, number, count, wanted)
+                for count in range(wanted))
+        outcomes.append(placer.place(source.title, wanted, pods))
     return SimulationReport(tuple(outcomes), tuple(placer.placed))
 
 
@@ -206,49 +210,42 @@ class _Placer:
     def __init__(self, cluster: InspectedCluster) -> None:
         self.placed: list[PlacedPod] = []
         self._cluster = cluster
-        self._view = cluster.view
+        self.view = cluster.view
         self._names = cluster.offered()
         self._indexes = {(name, vendor, usage.device.uuid): usage.device.index
                          for name, usages in cluster.view.nodes.items()
                          for vendor, devices in usages.items() for usage in devices}
 
-    def place_moved(self, pod: Pod) -> Outcome:
-        """Places one pod of a drained node."""
-        title = f"pod/{pod.ref.name}"
-        refusal = self._place(title, pod)
-        return self._refused(title, 1, 0, pod, refusal) if refusal is not None else Outcome(title, 1, 1)
-
-    def place(self, source: PodSource, number: int, scenario: Scenario, admit: Admit) -> Outcome:
-        """Places the pods of *source* until one does not fit: the others ask for the same."""
-        wanted = source.count if scenario.replicas is None else scenario.replicas
-        for count in range(wanted):
-            admitted = _admitted(self._view, source, scenario, admit)
-            if isinstance(admitted, str):
-                return Outcome(source.title, wanted, count, admitted)
-            name = source.name if wanted == 1 else f"{source.name}-{count}"
-            ref = PodRef(admitted.ref.namespace, name, f"simulated-{number}-{count}")
-            if (refusal := self._place(source.title, replace(admitted, ref=ref))) is not None:
-                return self._refused(source.title, wanted, count, admitted, refusal)
-        return Outcome(source.title, wanted, wanted)
-
-    def _place(self, title: str, pod: Pod) -> Refusal | None:
-        answer, self._view = self._view.assume(pod, self._names)
-        if isinstance(answer, Refusal):
-            return answer
-        node, cards = "", list[str]()
-        if answer is not None:
-            node = answer.node
-            shares = {(share.type, share.uuid): None for shares in answer.placement for share in shares}
-            cards = [str(self._indexes.get((node, *share), share[1])) for share in shares]
-        self.placed.append(PlacedPod(title, pod.ref.name, node, tuple(cards)))
-        return None
+    def place(self, title: str, wanted: int, pods: Iterable[Pod | str]) -> Outcome:
+        """Places the *pods* of a workload until one does not fit, or is denied, for the reason in its place."""
+        for count, pod in enumerate(pods):
+            if isinstance(pod, str):
+                return Outcome(title, wanted, count, pod)
+            answer, self.view = self.view.assume(pod, self._names)
+            if isinstance(answer, Refusal):
+                return self._refused(title, wanted, count, pod, answer)
+            node, devices = "", list[str]()
+            if answer is not None:
+                node = answer.node
+                shares = {(share.type, share.uuid): None for shares in answer.placement for share in shares}
+                devices = [str(self._indexes.get((node, *share), share[1])) for share in shares]
+            self.placed.append(PlacedPod(title, pod.ref.name, node, tuple(devices)))
+        return Outcome(title, wanted, wanted)
 
     def _refused(self, title: str, wanted: int, placed: int, pod: Pod, refusal: Refusal) -> Outcome:
         by_count = sorted(refusal.nodes_by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
         stopped = ", ".join(f"{counted(len(names), 'node')} {reason}" for reason, names in by_count)
-        closest = self._view.closest(refusal, CLOSEST_NODES)
+        closest = self.view.closest(refusal, CLOSEST_NODES)
         return Outcome(title, wanted, placed, stopped or "no node has devices", requested_devices(self._cluster, pod),
                        refusal.nodes, tuple(node_shortage(pod, node) for node in closest))
+
+
+def _numbered(pod: Pod | str, source: PodSource, number: int, count: int, wanted: int) -> Pod | str:
+    """Returns *pod* with the name that the pod *count* of *source* gets, or why it is denied."""
+    if isinstance(pod, str):
+        return pod
+    name = source.name if wanted == 1 else f"{source.name}-{count}"
+    return replace(pod, ref=PodRef(pod.ref.namespace, name, f"simulated-{number}-{count}"))
 
 
 def _admitted(view: View, source: PodSource, scenario: Scenario, admit: Admit) -> Pod | str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
@@ -246,30 +246,29 @@ def age_text(seconds: int | None) -> str:
 
 
 def _nodes(cluster: InspectedCluster, query: TopQuery, matches: Matches) -> list[Node]:
-    for name in query.names:
-        if name not in cluster.nodes:
-            raise unknown_name("node", name, cluster.nodes)
+    _check_names("node", query.names, cluster.nodes)
     chosen = query.names or cluster.nodes
     return [cluster.nodes[name] for name in chosen if matches(cluster.nodes[name].labels)]
 
 
 def _pods(cluster: InspectedCluster, query: TopQuery, matches: Matches) -> list[Pod]:
     pods = [pod for pod in cluster.pods.values() if query.namespace in ("", pod.ref.namespace)]
-    present = {pod.ref.name for pod in pods}
-    for name in query.names:
-        if name not in present:
-            where = f" in namespace {query.namespace}" if query.namespace else ""
-            raise unknown_name("pod with devices" + where + ":", name, present)
+    where = f" in namespace {query.namespace}" if query.namespace else ""
+    _check_names(f"pod with devices{where}:", query.names, {pod.ref.name for pod in pods})
     return [pod for pod in pods if (not query.names or pod.ref.name in query.names) and matches(pod.labels)]
 
 
 def _namespaces(cluster: InspectedCluster, query: TopQuery) -> list[NamespaceRow]:
     rows = namespace_rows(cluster, query.names or ([query.namespace] if query.namespace else None))
-    present = {row.name for row in rows}
-    for name in query.names:
-        if name not in present:
-            raise unknown_name("namespace that uses devices:", name, {row.name for row in namespace_rows(cluster)})
+    if query.names:
+        _check_names("namespace that uses devices:", query.names, {row.name for row in namespace_rows(cluster)})
     return rows
+
+
+def _check_names(kind: str, names: Iterable[str], present: Collection[str]) -> None:
+    for name in names:
+        if name not in present:
+            raise unknown_name(kind, name, present)
 
 
 def _usages(cluster: InspectedCluster, node: str) -> Iterable[DeviceUsage]:

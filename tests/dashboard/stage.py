@@ -65,7 +65,7 @@ class Stage:
         self.rendered, self.hung = 0, ""
         self.uses = use_poller(self._page, clock=self.clock, now=lambda: NOW)
         self.conditions_polled = condition_poller(self._condition, clock=self.clock)
-        views = Views(self.live, explain=self.explainer.view, use=self.uses.view, condition=self.conditions_polled.view)
+        views = Views(self.live, explain=self.explainer.view, uses=self.uses.view, condition=self.conditions_polled.view)
         self.app = create_dashboard(Dashboard(
             views, Access(rights, clock=self.clock), Renderings(clock=self.clock), self._version, lambda: unready,
             lambda: self.hung, is_local=rights is None))

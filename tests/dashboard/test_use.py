@@ -55,11 +55,11 @@ def test_the_page_of_our_monitor_is_read(tmp_path):
     stage.region("a", processes=[Slot(used={0: 400 * MIB}, sm={0: 30})])
     stage.work("a", 4007, 500 * MIB, 33)
     stage.nvml.gpus[0].used, stage.nvml.gpus[0].rates = GIB, (60, 20)
-    found = parse_use("".join(render(families(stage.run(), legacy=True))), AT)
-    assert found.of_card(CARD) == Use(1024, 60, AT)
-    assert found.of_part(CARD, "default", "a") == Use(500, 33, AT)
-    assert found.of_card(OTHER).memory_mib == 0
-    assert found.of_part(OTHER, "default", "a") is None
+    uses = parse_use("".join(render(families(stage.run(), legacy=True))), AT)
+    assert uses[CARD,] == Use(1024, 60, AT)
+    assert uses[CARD, "default", "a"] == Use(500, 33, AT)
+    assert uses[OTHER,].memory_mib == 0
+    assert (OTHER, "default", "a") not in uses
 
 
 @pytest.mark.parametrize("page, expected", [
@@ -88,12 +88,12 @@ def test_the_page_of_our_monitor_is_read(tmp_path):
     ('up{device_uuid="a"} 5\n', {}),
 ], ids=lambda value: repr(value)[:60])
 def test_pages(page, expected):
-    assert parse_use(page, AT).uses == expected
+    assert parse_use(page, AT) == expected
 
 
 def test_only_so_many_samples_are_read():
     page = "".join(pod_lines(pod=f"p{number}") for number in range(MAX_SAMPLES))
-    assert len(parse_use(page, AT).uses) == MAX_SAMPLES // 2
+    assert len(parse_use(page, AT)) == MAX_SAMPLES // 2
 
 
 @given(some.text(alphabet=string.printable + "é\0\u2028", max_size=200), some.integers(0, 200))
