@@ -175,7 +175,7 @@ def people_command(name: str, *, of_cluster: bool = True, has_forms: bool = True
                 ctx.exit(answer.status)
 
         command = click.command(name=name, context_settings=CONTEXT_SETTINGS)(run)
-        command.params += [*(CLIENT_OPTIONS if of_cluster else ()), *(OUTPUT_OPTIONS if has_forms else ())]
+        command.params.extend([*(CLIENT_OPTIONS if of_cluster else ()), *(OUTPUT_OPTIONS if has_forms else ())])
         return command
     return declare
 

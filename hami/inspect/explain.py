@@ -37,7 +37,7 @@ class RequestedDevices(_Record, frozen=True):
 
 
 class DeviceShortage(_Record, frozen=True):
-    """What is free of a device, and what is missing. *reason*: the first rule that it fails, empty if it would serve."""
+    """A device: its free and its missing amounts. *reason*: the first rule that it fails, empty if it would serve."""
 
     index: int
     uuid: str

@@ -30,19 +30,19 @@ class Rights:
 
     users: dict = field(default_factory=dict)
     may: dict = field(default_factory=dict)
-    asked: list = field(default_factory=list)
+    reviewed: list = field(default_factory=list)
     is_down: bool = False
 
     def identity(self, token):
-        self.asked.append(token)
+        self.reviewed.append(token)
         if self.is_down:
             raise ClusterError("no answer")
         name = self.users.get(token)
         return Identity(name) if name else None
 
-    def may_list_pods(self, who, namespace):
-        self.asked.append((who.username, namespace))
-        allowed = self.may.get(who.username, ())
+    def may_list_pods(self, viewer, namespace):
+        self.reviewed.append((viewer.username, namespace))
+        allowed = self.may.get(viewer.username, ())
         return namespace in allowed or "" in allowed
 
 
@@ -54,18 +54,19 @@ class Stage:
         self.conditions = {}  # by name of a pod
         self.clock = Clock()
         self.cache = Store(catalog_of(""), Policies(), clock=self.clock, now=lambda: NOW)
-        for one in nodes:
-            self.cache.nodes.upsert(parse_node(json.dumps(one).encode()))
-        for one in quotas:
-            self.cache.quotas.upsert(parse_quota(json.dumps(one).encode()))
-        for one in pods:
-            self.add(one)
+        for node in nodes:
+            self.cache.nodes.upsert(parse_node(json.dumps(node).encode()))
+        for quota in quotas:
+            self.cache.quotas.upsert(parse_quota(json.dumps(quota).encode()))
+        for pod in pods:
+            self.add(pod)
         self.live = LiveCluster(self.cache, now=lambda: NOW)
         self.explainer = explainer(self.live, clock=self.clock)
         self.rendered, self.hung = 0, ""
         self.uses = use_poller(self._page, clock=self.clock, now=lambda: NOW)
         self.conditions_polled = condition_poller(self._condition, clock=self.clock)
-        views = Views(self.live, explain=self.explainer.view, uses=self.uses.view, condition=self.conditions_polled.view)
+        views = Views(self.live, explain=self.explainer.view, uses=self.uses.view,
+                      condition=self.conditions_polled.view)
         self.app = create_dashboard(Dashboard(
             views, Access(rights, clock=self.clock), Renderings(clock=self.clock), self._version, lambda: unready,
             lambda: self.hung, is_local=rights is None))
@@ -75,12 +76,12 @@ class Stage:
     def of(cls, record):
         """The dashboard of a cluster that was recorded."""
         stage = cls()
-        for one in record.nodes:
-            stage.cache.nodes.upsert(one)
-        for one in record.quotas:
-            stage.cache.quotas.upsert(one)
-        for one in record.pods:
-            stage.cache.pods.upsert(one)
+        for node in record.nodes:
+            stage.cache.nodes.upsert(node)
+        for quota in record.quotas:
+            stage.cache.quotas.upsert(quota)
+        for pod in record.pods:
+            stage.cache.pods.upsert(pod)
         return stage
 
     def _version(self):

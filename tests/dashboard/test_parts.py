@@ -18,7 +18,7 @@ from hami.inspect.top import NAMESPACES, namespace_rows, node_rows, pod_rows
 from tests.builders import content
 from tests.dashboard.stage import Stage
 from tests.inspect.clusters import bound, node, pending
-from tests.inspect.worlds import some_world
+from tests.inspect.records import some_record
 from tests.world import Clock
 
 
@@ -126,31 +126,32 @@ def test_pods_that_ask_for_the_same_have_one_answer():
 @settings(max_examples=20)
 @given(rng=randoms(use_true_random=True))
 def test_the_live_rows_are_those_of_hami_top_and_the_answers_those_of_hami_explain(rng):
-    record = some_world(rng)
-    world, stage = InspectedCluster(record), Stage.of(record)
+    record = some_record(rng)
+    inspected, stage = InspectedCluster(record), Stage.of(record)
     rows = stage.live.node_rows()
-    assert rows == {row.name: row for row in node_rows(world, world.nodes.values())}
+    assert rows == {row.name: row for row in node_rows(inspected, inspected.nodes.values())}
     for pod in [pod for pod in record.pods if not pod.node_name][:3]:
         stage.explainer.view(Question.of(pod, Scope()))
         stage.explain()
-        answer, report = stage.explainer.view(Question.of(pod, Scope())), explain_pod(world, pod, ())
+        answer, report = stage.explainer.view(Question.of(pod, Scope())), explain_pod(inspected, pod, ())
         assert (answer.fits, answer.unfit, answer.suggestions) == (report.fits, len(report.nodes), report.suggestions)
 
 
 @settings(max_examples=20)
 @given(rng=randoms(use_true_random=True))
 def test_the_namespaces_are_those_of_hami_top(rng):
-    record = some_world(rng)
-    world, stage = InspectedCluster(record), Stage.of(record)
-    expected = sorted(namespace_rows(world), key=NAMESPACES.name)
+    record = some_record(rng)
+    inspected, stage = InspectedCluster(record), Stage.of(record)
+    expected = sorted(namespace_rows(inspected), key=NAMESPACES.name)
     assert sorted(namespace_rows(stage.live.cluster((), Scope()), Scope()), key=NAMESPACES.name) == expected
     for name in {row.name for row in expected}:
         own = stage.live.namespace(name)
         assert sorted(namespace_rows(own, [name]), key=NAMESPACES.name) == [row for row in expected if row.name == name]
-        holders = [world.pods[uid] for uid in own.pods]
+        holders = [inspected.pods[uid] for uid in own.pods]
         shown = [(row.name, row.node, row.cards, row.memory_mib, row.cores)
                  for row in pod_rows(own, own.pods.values())]
-        assert shown == [(row.name, row.node, row.cards, row.memory_mib, row.cores) for row in pod_rows(world, holders)]
+        assert shown == [(row.name, row.node, row.cards, row.memory_mib, row.cores)
+                         for row in pod_rows(inspected, holders)]
 
 
 @settings(max_examples=20)
@@ -165,10 +166,10 @@ def test_rows_follow_every_change(chance):
             case 1:
                 fresh = Stage([node(on, unschedulable=chance.random() < 0.5)]).cache.nodes.get(on)
                 stage.cache.nodes.upsert(fresh)
-            case 2 if (known := stage.cache.nodes.get(on)) is not None and chance.random() < 0.3:
-                stage.cache.nodes.remove(known)
-        world = stage.live.cluster(stage.cache.nodes.names(), Scope())
-        assert stage.live.node_rows() == {row.name: row for row in node_rows(world, world.nodes.values())}
+            case 2 if (fresh := stage.cache.nodes.get(on)) is not None and chance.random() < 0.3:
+                stage.cache.nodes.remove(fresh)
+        inspected = stage.live.cluster(stage.cache.nodes.names(), Scope())
+        assert stage.live.node_rows() == {row.name: row for row in node_rows(inspected, inspected.nodes.values())}
 
 
 @pytest.mark.parametrize("items, page, expected", [

@@ -195,7 +195,7 @@ def process(tmp_path):
     started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True,
                                env=os.environ | {"KUBECONFIG": str(tmp_path / "kubeconfig")})
     try:
-        yield started, next(int(found[1]) for line in started.stderr if (found := re.search(r"serving.*:(\d+)", line)))
+        yield started, next(int(match[1]) for line in started.stderr if (match := re.search(r"serving.*:(\d+)", line)))
     finally:
         started.kill()
         started.wait(TIMEOUT_S)

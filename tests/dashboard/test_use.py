@@ -206,11 +206,11 @@ class Pods:
 
     def __init__(self, **addresses):
         self.addresses = addresses
-        self.asked = []
+        self.requests = []
         self.is_ready = "True"
 
     def request(self, method, path, *, query=None):
-        self.asked.append((method, path, query["labelSelector"]))
+        self.requests.append((method, path, query["labelSelector"]))
         name = query["fieldSelector"].removeprefix("spec.nodeName=")
         items = [{"status": {"podIP": address, "conditions": [{"type": "Ready", "status": self.is_ready}]}}
                  for address in self.addresses.get(name, ())]
@@ -228,14 +228,14 @@ def test_a_monitor_is_looked_for_once_in_a_while_and_again_when_it_does_not_answ
 
     monitors = Monitors(pods, "hami", "a=b", 7, clock=clock, read=answer)
     assert [monitors.page("n1") for _ in range(2)] == ["page"] * 2
-    assert pods.asked == [("GET", "/api/v1/namespaces/hami/pods", "a=b")]
+    assert pods.requests == [("GET", "/api/v1/namespaces/hami/pods", "a=b")]
     assert read == [("10.0.0.1", 7)] * 2
     with pytest.raises(NoMonitor):
         monitors.page("n1")
     monitors.page("n1")
     clock.seconds += 3600
     monitors.page("n1")
-    assert len(pods.asked) == 3
+    assert len(pods.requests) == 3
     with pytest.raises(NoMonitor, match="n2"):
         monitors.page("n2")
     pods.is_ready = "False"

@@ -50,7 +50,7 @@ def test_objects_that_cannot_be_read_are_counted():
     broken["spec"]["containers"] = "none"
     record, _, _ = read(FakeApi([node("n")], [broken, pending("a", gpu=1)]))
     assert [pod.ref.name for pod in record.pods] == ["a"]
-    assert [(one.kind, one.name) for one in record.unreadable] == [("pod", "default/broken")]
+    assert [(unreadable.kind, unreadable.name) for unreadable in record.unreadable] == [("pod", "default/broken")]
 
 
 @pytest.mark.parametrize("path, error, said", [
