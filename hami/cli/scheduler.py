@@ -106,9 +106,18 @@ NO_EFFECT = (
 )
 
 
+_KEYS = {"name": "resourceCountName", "memory": "resourceMemoryName", "cores": "resourceCoreName",
+         "vcount": "resourceVCountName", "vmemory": "resourceVMemoryName", "vcore": "resourceVCoreName"}
+
+
 def _names(section: str, flags: Mapping[str, str], help: str = "") -> Iterator[Flag]:
     """Flags that set resource names of a section: name of the flag → key."""
     return (Flag(name, _RESOURCE, help, config_key=f"{section}.{key}") for name, key in flags.items())
+
+
+def _usual_names(section: str, prefix: str, *amounts: str, help: str = "") -> Iterator[Flag]:
+    """Flags that set the names of the resources for *amounts*: ``--PREFIX-AMOUNT``."""
+    return _names(section, {f"--{prefix}-{amount}": _KEYS[amount] for amount in amounts}, help)
 
 
 CONFIG_FLAGS = (
@@ -122,22 +131,13 @@ CONFIG_FLAGS = (
     Flag("--default-cores", COUNT, "Default cores in percent of a device.", config_key="nvidia.defaultCores"),
     Flag("--overwrite-env", BOOLEAN, "Hide all devices from containers without a request.",
          config_key="nvidia.overwriteEnv"),
-    *_names("cambricon", {
-        "--cambricon-mlu-name": "resourceCountName", "--cambricon-mlu-memory": "resourceMemoryName",
-        "--cambricon-mlu-cores": "resourceCoreName"}),
-    *_names("hygon", {
-        "--dcu-name": "resourceCountName", "--dcu-memory": "resourceMemoryName", "--dcu-cores": "resourceCoreName"}),
-    *_names("metax", {
-        "--metax-name": "resourceCountName", "--metax-vcount": "resourceVCountName",
-        "--metax-vmemory": "resourceVMemoryName", "--metax-vcore": "resourceVCoreName"}),
+    *_usual_names("cambricon", "cambricon-mlu", "name", "memory", "cores"),
+    *_usual_names("hygon", "dcu", "name", "memory", "cores"),
+    *_usual_names("metax", "metax", "name", "vcount", "vmemory", "vcore"),
     Flag("--sgpu-topology-aware", BOOLEAN, "Choose whole sGPU devices by their links.",
          config_key="metax.sgpuTopologyAware"),
-    *_names("mthreads", {
-        "--mthreads-name": "resourceCountName", "--mthreads-memory": "resourceMemoryName",
-        "--mthreads-cores": "resourceCoreName"}),
-    *_names("kunlun", {
-        "--kunlun-name": "resourceCountName", "--kunlun-vcount": "resourceVCountName",
-        "--kunlun-vmemory": "resourceVMemoryName"}),
+    *_usual_names("mthreads", "mthreads", "name", "memory", "cores"),
+    *_usual_names("kunlun", "kunlun", "name", "vcount", "vmemory"),
     *_names("enflame", {
         "--enflame-gcu-resource-name": "resourceNameGCU", "--enflame-drs-gcu-resource-name": "resourceNameDRSGCU",
         "--enflame-vgcu-resource-name": "resourceNameDRSGCU",  # an older name; the one above takes precedence
@@ -146,9 +146,7 @@ CONFIG_FLAGS = (
     *_names("enflame", {"--enflame-vgcu-legacy-resource-name": "resourceNameVGCU"},
             "Applies where resourceNameDRSGCU is not set."),
     *_names("enflame", {"--enflame-vgcu-percentage-resource-name": "resourceNameVGCUPercentage"}, "Has no effect."),
-    *_names("iluvatars[]", {
-        "--iluvatar-name": "resourceCountName", "--iluvatar-memory": "resourceMemoryName",
-        "--iluvatar-cores": "resourceCoreName"}, "Requires --enable-iluvatar."),
+    *_usual_names("iluvatars[]", "iluvatar", "name", "memory", "cores", help="Requires --enable-iluvatar."),
     *_names("vnpus.configs[]", {"--ascend-name": "resourceName", "--ascend-memory": "resourceMemoryName"},
             "Requires --enable-ascend."),
     *_names("vnpus.configs[Ascend310P]", {

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hami.dashboard.answers import Answers
-from hami.errors import ClusterError, HamiError, MalformedInput
+from hami.dashboard.caches import Answers
+from hami.dashboard.errors import PageError
+from hami.errors import ClusterError, MalformedInput
 from hami.kube.reviews import Identity, Reviews
 
 T = TypeVar("T")
@@ -26,14 +27,6 @@ MAX_CONCURRENT_REVIEWS = 4
 
 _BEARER = re.compile(r"[Bb]earer +([-A-Za-z0-9._~+/]+=*)")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-
-
-class PageError(HamiError):
-    """There is no page for the viewer. *status*: of the answer."""
-
-    def __init__(self, message: str, status: int) -> None:
-        self.status = status
-        super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True)

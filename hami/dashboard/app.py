@@ -21,9 +21,10 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from hami import __version__
 from hami.dashboard import texts
-from hami.dashboard.access import Access, PageError, Scope
+from hami.dashboard.access import Access, Scope
+from hami.dashboard.caches import Rendering, Renderings
+from hami.dashboard.errors import PageError
 from hami.dashboard.live import DeviceParts
-from hami.dashboard.renderings import Rendering, Renderings
 from hami.dashboard.views import Views, node_query, page_of
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,6 @@ LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 METHODS = ("GET",)  # Flask adds HEAD
 MAX_CELLS = 4096  # cells of devices, of some 1 KiB each: 20 pages
 ARGUMENTS = frozenset({"node", "model", "state", "sort", "page"})  # of queries; namespaces come from `_namespaces`
-MAX_QUERIES = 64  # of namespaces, which each link of a page repeats
 STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
 
 Make = Callable[[Scope], Any]
@@ -109,12 +109,8 @@ def _device_cells(app: flask.Flask) -> Callable[[DeviceParts], Markup]:
 
 def _namespaces() -> tuple[str, ...]:
     """Returns the namespaces that the viewer asks for, as one parameter each or separated by commas."""
-    return _names_in(tuple(flask.request.args.getlist("namespace")))
-
-
-@lru_cache(MAX_QUERIES)
-def _names_in(texts_given: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(sorted({name.strip() for text in texts_given for name in text.split(",")} - {""}))
+    given = flask.request.args.getlist("namespace")
+    return tuple(sorted({name.strip() for text in given for name in text.split(",")} - {""}))
 
 
 def _add_pages(app: flask.Flask, dashboard: Dashboard) -> None:

@@ -14,8 +14,8 @@ from functools import partial
 import msgspec
 
 from hami.dashboard.access import Scope
+from hami.dashboard.caches import Poller, PollLimits
 from hami.dashboard.live import LiveCluster
-from hami.dashboard.polled import Poller, PollLimits
 from hami.errors import HamiError
 from hami.inspect.explain import NodeShortage, Suggestion, WaitingReport, explain_pod
 from hami.model import Pod

@@ -15,8 +15,7 @@ import msgspec
 from hami.codec.documents import decode
 from hami.codec.pods import parse_observed_pod
 from hami.codec.times import render_time
-from hami.dashboard.answers import Answers
-from hami.dashboard.polled import Poller, PollLimits
+from hami.dashboard.caches import Answers, Poller, PollLimits
 from hami.dashboard.use import Uses, parse_use
 from hami.errors import HamiError
 from hami.kube.api import Api

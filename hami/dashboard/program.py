@@ -11,11 +11,10 @@ from typing import Any
 from hami.certificates.revision import CERTIFICATE, KEY, Lifetimes, revise
 from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, compile_templates, create_dashboard
+from hami.dashboard.caches import Poller, Renderings
 from hami.dashboard.explainer import explainer
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import Monitors, use_poller
-from hami.dashboard.polled import Poller
-from hami.dashboard.renderings import Renderings
 from hami.dashboard.scheduling_condition import condition_poller, read_condition
 from hami.dashboard.settings import DashboardSettings
 from hami.dashboard.views import Views

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from hami.codec.pods import parse_observed_pod
-from hami.dashboard.polled import Poller, PollLimits
+from hami.dashboard.caches import Poller, PollLimits
 from hami.inspect.tables import printable
 from hami.kube.api import Api
 from hami.model import PodRef

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
-from hami.dashboard.access import PageError, Scope
+from hami.dashboard.access import Scope
+from hami.dashboard.errors import PageError
 from hami.dashboard.explainer import Explanation, Question
 from hami.dashboard.live import DeviceParts, LiveCluster
 from hami.dashboard.scheduling_condition import SchedulingCondition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -103,7 +103,6 @@ class Reader:
     request: Requester
     progress: Progress = lambda resource, count, total: None
     note: Callable[[str], None] = lambda text: None
-    _noted: set[str] = field(default_factory=set)
 
     def record(self, *, config_map: tuple[str, str] = ("kube-system", "hami-scheduler-device"),
                device_config: str | None = None, policies: Policies = Policies()) -> ClusterRecord:
@@ -123,7 +122,7 @@ class Reader:
         try:
             quotas = self._list("resourcequotas", {}, parse_quota, lambda quota: quota.uid, unreadable)
         except MissingRight as error:
-            self._note_once(f"{error}; quotas are left out of account")
+            self.note(f"{error}; quotas are left out of account")
         return ClusterRecord(taken=taken, nodes=nodes, pods=pods, quotas=quotas, device_config=text,
                              policies=policies, unreadable=tuple(unreadable))
 
@@ -162,7 +161,7 @@ class Reader:
             with _in_words("list", "events", scope):
                 read_list(self.request, "events", path, {"fieldSelector": selector}, take, lambda count, total: None)
         except HamiError as error:
-            self._note_once(str(error))
+            self.note(str(error))
         return events
 
     def _config(self, namespace: str, name: str) -> str:
@@ -171,7 +170,7 @@ class Reader:
             data = self._get("configmaps", f"/api/v1/namespaces/{namespace}/configmaps/{name}", namespace)
         except (NotFound, MissingRight) as error:
             problem = error if isinstance(error, MissingRight) else f"there is no ConfigMap {namespace}/{name}"
-            self._note_once(f"{problem}; the chart's device configuration is assumed")
+            self.note(f"{problem}; the chart's device configuration is assumed")
             return ""
         text = (decode(f"ConfigMap {namespace}/{name}", _CONFIG_MAP, data).data or {}).get(CONFIG_KEY)
         if text is None:
@@ -203,11 +202,6 @@ class Reader:
     def _get(self, resource: str, path: str, namespace: str) -> bytes:
         with _in_words("get", resource, f"namespace {namespace}"):
             return self.request("GET", path)
-
-    def _note_once(self, text: str) -> None:
-        if text not in self._noted:
-            self._noted.add(text)
-            self.note(text)
 
 
 def _latest(events: list[_PodEvent]) -> list[SchedulingEvent]:

@@ -8,10 +8,10 @@ from hami.codec.objects import parse_node, parse_quota
 from hami.codec.pods import parse_pod
 from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, create_dashboard
+from hami.dashboard.caches import Renderings
 from hami.dashboard.explainer import explainer
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import NoMonitor, use_poller
-from hami.dashboard.renderings import Renderings
 from hami.dashboard.scheduling_condition import SchedulingCondition, condition_poller
 from hami.dashboard.views import Views
 from hami.errors import ClusterError

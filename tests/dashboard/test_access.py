@@ -2,7 +2,8 @@
 
 import pytest
 
-from hami.dashboard.access import ACCEPTED_S, MAX_NAMESPACES, REFUSED_S, Access, PageError, Scope
+from hami.dashboard.access import ACCEPTED_S, MAX_NAMESPACES, REFUSED_S, Access, Scope
+from hami.dashboard.errors import PageError
 from tests.dashboard.stage import Rights
 from tests.world import Clock
 

@@ -8,8 +8,8 @@ from hypothesis.strategies import randoms
 
 from hami.dashboard.access import Scope
 from hami.dashboard.app import compile_templates
+from hami.dashboard.caches import MAX_BYTES, MAX_RENDERINGS, Renderings
 from hami.dashboard.explainer import Question
-from hami.dashboard.renderings import MAX_BYTES, MAX_RENDERINGS, Renderings
 from hami.dashboard.texts import hue, mib, percent, width
 from hami.dashboard.views import paged
 from hami.inspect.cluster import InspectedCluster

@@ -14,8 +14,8 @@ from hypothesis import strategies as some
 from hypothesis.strategies import randoms
 
 from e2e.nodes import gpu
+from hami.dashboard.caches import FAILED_S, Poller, PollLimits
 from hami.dashboard.monitors import USE_LIMITS, Monitors, NoMonitor, is_host, read_page, use_poller
-from hami.dashboard.polled import FAILED_S, Poller, PollLimits
 from hami.dashboard.scheduling_condition import MESSAGE_LIMIT, SchedulingCondition, read_condition
 from hami.dashboard.use import LINE_LIMIT, MAX_MIB, MAX_SAMPLES, Use, parse_use, total_use
 from hami.errors import ClusterError, MalformedInput
