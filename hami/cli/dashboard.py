@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
-from hami.cli.flags import LOG_FORMAT, VERBOSITY, GroupedCommand
+from hami.cli.flags import LOG_FORMAT, VERBOSITY, GroupedCommand, run_program
 from hami.cli.scheduler import CLUSTER, DEVICE_GROUPS, SCHEDULING, settings_of_command_line
 from hami.dashboard.settings import SERVING, DashboardSettings, read_dashboard_settings
-from hami.runtime import logs
 from hami.runtime.options import Flag, Groups
 
 if TYPE_CHECKING:
@@ -45,9 +43,7 @@ def dashboard_command(ctx: click.Context, /, **values: object) -> None:
     from hami.scheduler.cluster_cache import cluster_cache  # the parent process of the scheduler stays small
 
     settings = settings_of_command_line(ctx, DASHBOARD_FLAGS, values, read_dashboard_settings)
-    logs.configure(settings.log_format, settings.verbosity)
-    serve: Callable[[DashboardSettings, Store], int] = ctx.obj or run_dashboard  # tests pass their own
-    ctx.exit(serve(settings, cluster_cache(settings)))
+    run_program(ctx, run_dashboard, settings, cluster_cache(settings))
 
 
 def run_dashboard(settings: DashboardSettings, store: Store) -> int:

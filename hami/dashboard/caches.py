@@ -47,7 +47,8 @@ class _Recent(OrderedDict[K, V]):
 
 
 class Answers(Generic[V]):
-    """Answers of the API server by key, each used for *accepted_s* seconds, or *refused_s* if it is false. Threads may share it."""
+    """Answers of the API server by key, each used for *accepted_s* seconds, or *refused_s* if it is false. Threads may
+    share it."""
 
     def __init__(self, clock: Callable[[], float], *, accepted_s: float, refused_s: float = 0.0) -> None:
         self._clock = clock

@@ -17,6 +17,7 @@ from hami.codec.keys import CORDON, GPU_POLICY, NUMA_BIND
 from hami.codec.policies import parse_list
 from hami.codec.register import parse_bool
 from hami.inspect.cluster import InspectedCluster
+from hami.inspect.tables import counted
 from hami.model import Container, Device, Pod, QuotaLimits, Request
 from hami.scheduling.refusal import Choice
 from hami.scheduling.usage import total_charge
@@ -230,19 +231,32 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Relaxation:
-    """A kind of change. *loosest*: the most that it can do. *tighten*: returns the smallest change that is enough by a
-    function that says so; *loosest* must be enough."""
+    """A kind of change in *degrees*, of which the last is the most that it can do. *step*: returns the change in a
+    degree from 0. *is_ordered*: where a degree is enough, all that follow are."""
 
-    loosest: _Step
-    tighten: Callable[[Callable[[_Step], bool]], _Step]
+    step: Callable[[int], _Step]
+    degrees: int = 1
+    is_ordered: bool = False
+
+    @property
+    def loosest(self) -> _Step:
+        """The most that it can do."""
+        return self.step(self.degrees - 1)
+
+    def tighten(self, is_enough: Callable[[_Step], bool]) -> _Step:
+        """Returns the smallest change that is enough; the loosest must be."""
+        degrees = range(self.degrees - 1)
+        if self.is_ordered:
+            return self.step(bisect_left(degrees, True, key=lambda degree: is_enough(self.step(degree))))
+        return next((step for step in map(self.step, degrees) if is_enough(step)), self.loosest)
 
 
 # Kinds of changes of a pod
 
 
 def _relaxations(inspected: InspectedCluster, pod: Pod) -> list[_Relaxation]:
-    """Returns what can be loosened of *pod*."""
-    relaxations: list[_Relaxation] = []
+    """Returns the kinds of changes that *pod* permits."""
+    relaxations, steps = list[_Relaxation](), list[_Step]()
     for vendor in inspected.vendors:
         requests = [request for container in pod.containers
                     if (request := device_request(vendor, container)) is not None]
@@ -250,10 +264,10 @@ def _relaxations(inspected: InspectedCluster, pod: Pod) -> list[_Relaxation]:
             devices = [usage.device for usages in inspected.view.nodes.values() for usage in usages.get(vendor.key, ())]
             relaxations += [*_amounts(vendor, requests, devices), *_selections(vendor, pod, devices)]
     if "mutex" in pod.annotations.get(GPU_POLICY, inspected.record.policies.device):
-        relaxations.append(_annotated("its devices may be shared with other pods", {GPU_POLICY: "spread"}))
+        steps.append(_annotate("its devices may be shared with other pods", {GPU_POLICY: "spread"}))
     if parse_bool(pod.annotations.get(NUMA_BIND, "")) is True:
-        relaxations.append(_annotated("its devices may be on several NUMA nodes", {NUMA_BIND: None}))
-    return relaxations
+        steps.append(_annotate("its devices may be on several NUMA nodes", {NUMA_BIND: None}))
+    return [*relaxations, *(_Relaxation([step].__getitem__) for step in steps)]
 
 
 def _amounts(vendor: Vendor, requests: Sequence[Request], devices: Sequence[Device]) -> Iterator[_Relaxation]:
@@ -263,14 +277,14 @@ def _amounts(vendor: Vendor, requests: Sequence[Request], devices: Sequence[Devi
     memory = max(request.memory_mib or largest * (request.memory_percent or 0) // WHOLE for request in requests)
     cores, count = (max(getattr(request, name) for request in requests) for name in ("cores", "count"))
     if vendor.resources.memory and memory > factor:
-        yield _lowered(vendor, memory // factor - 1, _with_memory, lambda value: (
-            f"it asks for at most {value * factor:,} MiB of each {vendor.key} device"))
+        yield _lowered(vendor, memory // factor - 1, lambda request, value: _with_memory(request, value * factor),
+                       lambda value: f"it asks for at most {value * factor:,} MiB of each {vendor.key} device")
     if vendor.resources.cores and cores > 1:
-        yield _lowered(vendor, cores - 1, _with_cores, lambda value: (
-            f"it asks for at most {value} cores of each {vendor.key} device"))
+        yield _lowered(vendor, cores - 1, lambda request, value: replace(request, cores=min(request.cores, value)),
+                       lambda value: f"it asks for at most {value} cores of each {vendor.key} device")
     if count > 1:
-        yield _lowered(vendor, count - 1, _with_count, lambda value: (
-            f"each container asks for at most {value} {vendor.key} {'device' if value == 1 else 'devices'}"))
+        yield _lowered(vendor, count - 1, lambda request, value: replace(request, count=min(request.count, value)),
+                       lambda value: f"each container asks for at most {counted(value, f'{vendor.key} device')}")
 
 
 def _selections(vendor: Vendor, pod: Pod, devices: Sequence[Device]) -> Iterator[_Relaxation]:
@@ -284,13 +298,7 @@ def _selections(vendor: Vendor, pod: Pod, devices: Sequence[Device]) -> Iterator
             models = sorted({device.model for device in devices}) if name == "type" and keys.use_types else []
             steps = [_annotate(f"it asks for the type {model} (annotation {keys.use_types})",
                                dict.fromkeys(given) | {keys.use_types: model}) for model in models]
-            yield _Relaxation(loosest, partial(_first_enough, [*steps, loosest]))
-
-
-def _annotated(text: str, annotations: Mapping[str, str | None]) -> _Relaxation:
-    """Returns a kind of change without degrees."""
-    step = _annotate(text, annotations)
-    return _Relaxation(step, lambda is_enough: step)
+            yield _Relaxation([*steps, loosest].__getitem__, len(steps) + 1)
 
 
 def _annotate(text: str, annotations: Mapping[str, str | None]) -> _Step:
@@ -301,57 +309,37 @@ def _annotate(text: str, annotations: Mapping[str, str | None]) -> _Step:
     return _Step(text, apply)
 
 
-def _first_enough(steps: Sequence[_Step], is_enough: Callable[[_Step], bool]) -> _Step:
-    """Returns the first of *steps* that is enough, or the last."""
-    return next((step for step in steps[:-1] if is_enough(step)), steps[-1])
-
-
-_Setter = Callable[[Vendor, Request, int], Mapping[str, int | None]]
-"""Returns the resources of a container with this request that lower an amount to a value; ``None`` removes one."""
-
-
-def _lowered(vendor: Vendor, limit: int, setter: _Setter, text: Callable[[int], str]) -> _Relaxation:
+def _lowered(vendor: Vendor, limit: int, lower: Callable[[Request, int], Request],
+             text: Callable[[int], str]) -> _Relaxation:
     """Returns the kind of change that lowers an amount of each device to *limit* at most, and not below 1."""
-    def step(value: int) -> _Step:
+    def step(degree: int) -> _Step:
+        value = limit - degree
         return _Step(text(value), lambda pod: replace(pod, containers=tuple(
-            _limited(vendor, container, setter, value) for container in pod.containers)))
-
-    def tighten(is_enough: Callable[[_Step], bool]) -> _Step:
-        values = range(2, limit + 1)  # of which the first ones are enough; 1 always is
-        return step(1 + bisect_left(values, True, key=lambda value: not is_enough(step(value))))
-    return _Relaxation(step(1), tighten)
+            _limited(vendor, container, lower, value) for container in pod.containers)))
+    return _Relaxation(step, limit, is_ordered=True)
 
 
-def _limited(vendor: Vendor, container: Container, setter: _Setter, value: int) -> Container:
-    request = device_request(vendor, container)
-    changes = setter(vendor, request, value) if request is not None else {}
+def _with_memory(request: Request, memory_mib: int) -> Request:
+    if request.memory_percent is None and request.memory_mib <= memory_mib:
+        return request
+    return replace(request, memory_mib=memory_mib, memory_percent=None)
+
+
+def _limited(vendor: Vendor, container: Container, lower: Callable[[Request, int], Request], value: int) -> Container:
+    if (request := device_request(vendor, container)) is None:
+        return container
+    before, after = _amounts_of(vendor, request), _amounts_of(vendor, lower(request, value))
+    changes = {name: amount for name, amount in after.items() if amount != before[name]}
     limits = {name: text for name, text in container.limits.items() if name not in changes}
     requests = {name: text for name, text in container.requests.items() if name not in changes}
-    limits |= {name: str(amount) for name, amount in changes.items() if amount is not None}
+    limits |= {name: str(amount) for name, amount in changes.items() if amount}
     return replace(container, limits=limits, requests=requests)
 
 
-def _with_memory(vendor: Vendor, request: Request, value: int) -> Mapping[str, int | None]:
-    factor = max(vendor.resources.memory_factor, 1)
-    if request.memory_percent is None and request.memory_mib <= value * factor:
-        return {}
-    removed = {vendor.resources.memory_percent: None} if vendor.resources.memory_percent else {}
-    return {**removed, vendor.resources.memory: value * _devices(vendor, request)}
-
-
-def _with_cores(vendor: Vendor, request: Request, value: int) -> Mapping[str, int | None]:
-    return {vendor.resources.cores: value * _devices(vendor, request)} if request.cores > value else {}
-
-
-def _with_count(vendor: Vendor, request: Request, value: int) -> Mapping[str, int | None]:
-    if request.count <= value:
-        return {}
+def _amounts_of(vendor: Vendor, request: Request) -> dict[str, int]:
+    """Returns the amounts of resources with which a container makes *request*; 0: it does not name the resource."""
     names = vendor.resources
-    totals = {names.memory: request.memory_mib // max(names.memory_factor, 1), names.cores: request.cores}
-    kept = {name: amount * value for name, amount in totals.items() if name and amount and names.amounts_are_totals}
-    return {**kept, names.count: value}
-
-
-def _devices(vendor: Vendor, request: Request) -> int:
-    """Returns for how many devices an amount counts."""
-    return request.count if vendor.resources.amounts_are_totals else 1
+    devices = request.count if names.amounts_are_totals else 1
+    amounts = {names.count: request.count, names.memory: request.memory_mib // max(names.memory_factor, 1) * devices,
+               names.memory_percent: request.memory_percent or 0, names.cores: request.cores * devices}
+    return {name: amount for name, amount in amounts.items() if name}
