@@ -48,18 +48,16 @@ def render_audit(cluster: InspectedCluster, findings: Sequence[Finding]) -> str:
 
 
 def _overcommitted(cluster: InspectedCluster) -> Iterator[Finding]:
-    for name, usages in cluster.view.nodes.items():
-        for vendor, devices in usages.items():
-            for usage in devices:
-                if usage.is_overcommitted:
-                    device = usage.device
-                    holders = cluster.holders(name, vendor, device.uuid)
-                    pods = sorted(str(pod.ref) for pod, _ in holders if pod is not None)
-                    yield Finding(
-                        "OverCommitted", f"card {device.index} ({device.uuid}) of node {name}",
-                        f"{usage.memory_used_mib:,} of {device.memory_mib:,} MiB, {usage.cores_used} of {device.cores} "
-                        f"cores, {usage.slots_used} of {device.slots} slots are given out",
-                        f"delete one of its pods: {', '.join(pods)}; check that only one scheduler places pods")
+    for name, usage in cluster.usages():
+        if usage.is_overcommitted:
+            device = usage.device
+            holders = cluster.holders(name, device.vendor, device.uuid)
+            pods = sorted(str(pod.ref) for pod, _ in holders if pod is not None)
+            yield Finding(
+                "OverCommitted", f"card {device.index} ({device.uuid}) of node {name}",
+                f"{usage.memory_used_mib:,} of {device.memory_mib:,} MiB, {usage.cores_used} of {device.cores} cores, "
+                f"{usage.slots_used} of {device.slots} slots are given out",
+                f"delete one of its pods: {', '.join(pods)}; check that only one scheduler places pods")
 
 
 def _unreadable_allocations(cluster: InspectedCluster) -> Iterator[Finding]:

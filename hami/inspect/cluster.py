@@ -7,7 +7,7 @@ secrets. It is seen by the scheduler's own store, so that every answer comes fro
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -16,7 +16,7 @@ from hami.codec.device_config import chart_config, parse_device_config
 from hami.codec.keys import GPU_POLICY, NODE_POLICY, NUMA_BIND, WEIGHTS
 from hami.codec.objects import parse_resource_version
 from hami.errors import HamiError
-from hami.model import Node, Pod, QuotaLimits
+from hami.model import DeviceUsage, Node, Pod, QuotaLimits
 from hami.scheduling.usage import Charge
 from hami.state.store import Store
 from hami.state.view import Policies, View
@@ -85,6 +85,15 @@ class InspectedCluster:
         self.vendors = self.view.vendors
         self.nodes: Mapping[str, Node] = {node.name: node for node in record.nodes}
         self.pods: Mapping[str, Pod] = {pod.ref.uid: pod for pod in record.pods}
+
+    def usages_on(self, node: str) -> list[DeviceUsage]:
+        """Returns the devices of *node* and their usage, by vendor."""
+        usages = self.view.usages(node)
+        return [usage for vendor in sorted(usages) for usage in usages[vendor]]
+
+    def usages(self) -> Iterator[tuple[str, DeviceUsage]]:
+        """Yields the usage of each device, with its node."""
+        return ((name, usage) for name in self.view.nodes for usage in self.usages_on(name))
 
     def holders(self, node: str, vendor: str, uuid: str) -> list[tuple[Pod | None, Charge]]:
         """Returns the pods on a device with what they hold of it; ``None`` for a pod that the record does not have."""

@@ -257,8 +257,8 @@ def _bound(cluster: InspectedCluster, pod: Pod) -> BoundReport:
 
 
 def _held_devices(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
-    indexes = {(vendor, usage.device.uuid): usage.device.index
-               for vendor, usages in cluster.view.usages(pod.node_name).items() for usage in usages}
+    indexes = {(usage.device.vendor, usage.device.uuid): usage.device.index
+               for usage in cluster.usages_on(pod.node_name)}
     for vendor in cluster.vendors.allocated_in(pod.annotations):
         try:
             containers = parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated])

@@ -212,9 +212,8 @@ class _Placer:
         self._cluster = cluster
         self.view = cluster.view
         self._names = cluster.offered()
-        self._indexes = {(name, vendor, usage.device.uuid): usage.device.index
-                         for name, usages in cluster.view.nodes.items()
-                         for vendor, devices in usages.items() for usage in devices}
+        self._indexes = {(node, usage.device.vendor, usage.device.uuid): usage.device.index
+                         for node, usage in cluster.usages()}
 
     def place(self, title: str, wanted: int, pods: Iterable[Pod | str]) -> Outcome:
         """Places the *pods* of a workload until one does not fit, or is denied, for the reason in its place."""
@@ -284,8 +283,7 @@ def _cordoned(record: ClusterRecord, uuids: Collection[str]) -> ClusterRecord:
     if not uuids:
         return record
     cluster = InspectedCluster(record)
-    places = {usage.device.uuid: (name, vendor) for name, usages in cluster.view.nodes.items()
-              for vendor, devices in usages.items() for usage in devices}
+    places = {usage.device.uuid: (name, usage.device.vendor) for name, usage in cluster.usages()}
     nodes = dict(cluster.nodes)
     for uuid in uuids:
         if uuid not in places:

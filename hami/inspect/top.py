@@ -149,7 +149,7 @@ def node_rows(cluster: InspectedCluster, nodes: Iterable[Node]) -> list[NodeRow]
 
 
 def _node_row(cluster: InspectedCluster, node: Node, has_problem: bool) -> NodeRow:
-    usages = list(_usages(cluster, node.name))
+    usages = cluster.usages_on(node.name)
     total, used = Amounts(), Amounts()
     for usage in usages:
         vendor = cluster.vendors[usage.device.vendor]
@@ -167,7 +167,7 @@ def _node_row(cluster: InspectedCluster, node: Node, has_problem: bool) -> NodeR
 
 def device_rows(cluster: InspectedCluster, nodes: Iterable[Node]) -> list[DeviceRow]:
     """Returns a row for each device of *nodes*."""
-    return [_device_row(cluster, node, usage) for node in nodes for usage in _usages(cluster, node.name)]
+    return [_device_row(cluster, node, usage) for node in nodes for usage in cluster.usages_on(node.name)]
 
 
 def _device_row(cluster: InspectedCluster, node: Node, usage: DeviceUsage) -> DeviceRow:
@@ -190,7 +190,7 @@ def pod_rows(cluster: InspectedCluster, pods: Iterable[Pod]) -> list[PodRow]:
         booking = cluster.view.bookings.get(pod.ref.uid)
         charges = [(vendor, charge) for vendor, held in booking.charges for charge in held] if booking else []
         node = booking.node if booking else pod.node_name
-        indexes = {_key(node, usage): usage.device.index for usage in _usages(cluster, node)}
+        indexes = {_key(node, usage): usage.device.index for usage in cluster.usages_on(node)}
         requests = [request_text(request, cluster.vendors[request.vendor]) for container in pod.containers
                     for request in device_requests(cluster.vendors, container)]
         rows.append(PodRow(
@@ -269,11 +269,6 @@ def _check_names(kind: str, names: Iterable[str], present: Collection[str]) -> N
     for name in names:
         if name not in present:
             raise unknown_name(kind, name, present)
-
-
-def _usages(cluster: InspectedCluster, node: str) -> Iterable[DeviceUsage]:
-    usages = cluster.view.usages(node)
-    return (usage for vendor in sorted(usages) for usage in usages[vendor])
 
 
 def _key(node: str, usage: DeviceUsage) -> tuple[str, str, str]:
