@@ -101,11 +101,12 @@ class LiveCluster:
             view = self.view()
             if view is not self._shown:
                 cordoned, unreadable = self.store.nodes.cordoned(), {node for node, _ in view.facts.problems}
-                sources: dict[str, _Source] = {name: (view.usages(name), name in cordoned, name in unreadable)
-                                               for name in view.nodes.keys() | unreadable}
-                current = {name for name, source in sources.items() if source == self._sources.get(name)}
-                cluster = self.cluster(sorted(sources.keys() - current), EVERYTHING)
-                self._rows = {name: row for name, row in self._rows.items() if name in current}
+                usages = {**dict.fromkeys(unreadable), **view.nodes}
+                sources = {name: (usage, name in cordoned, name in unreadable) for name, usage in usages.items()}
+                for name in self._sources.keys() - sources.keys():
+                    self._rows.pop(name, None)
+                stale = [name for name, source in sources.items() if source != self._sources.get(name)]
+                cluster = self.cluster(sorted(stale), EVERYTHING)
                 self._rows |= {row.name: row for row in node_rows(cluster, cluster.nodes.values())}
                 self._shown, self._sources = view, sources
             return self._rows.copy()
