@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from hami.dashboard.errors import PageError
@@ -181,7 +182,7 @@ class Poller(Task, Generic[K, V]):
     def __init__(self, name: str, fetch: Callable[[K], Any], limits: PollLimits, *, clock: Callable[[], float],
                  parse: Callable[[Any], V] = lambda fetched: fetched,
                  version: Callable[[], Hashable] | None = None) -> None:
-        """*fetch*: returns what *parse* makes the value of; raises HamiError, and runs in threads of its own.
+        """*fetch*: returns what *parse* makes the value of; raises HamiError, and may run in several threads.
 
         *version*: returns the version of that from which all values are made: a value is polled again only if it has
         changed; ``None``: it always has.
@@ -235,11 +236,11 @@ class Poller(Task, Generic[K, V]):
     def step(self) -> float:
         """Polls some of what is due. Values are fetched at the same time, and parsed here one after the other."""
         due, version, begun = self.due(), self._version(), self._clock()
-        polls = [(key, self._pool.submit(self._fetch, key)) for key in due[:self._limits.at_once]]
-        for key, poll in polls:
+        polls = [(key, self._start(key)) for key in due[:self._limits.at_once]]
+        for key, fetched in polls:
             value = None
             try:
-                value = self._parse(poll.result())
+                value = self._parse(fetched())
             except HamiError as error:
                 log.debug("dashboard poll without a result", extra={"key": str(key), "error": str(error)})
             except Exception:
@@ -247,6 +248,13 @@ class Poller(Task, Generic[K, V]):
             self.put(key, value, version)
         self.pause(self._limits.pause * (self._clock() - begun))
         return 0.0 if len(due) > len(polls) else POLL_PAUSE_S
+
+    def _start(self, key: K) -> Callable[[], Any]:
+        """Returns what waits for the fetched value. A single one is fetched in this thread: the process, which ends
+        only after those of the pool, need not wait for it."""
+        if self._limits.at_once == 1:
+            return partial(self._fetch, key)
+        return self._pool.submit(self._fetch, key).result
 
     def finish(self) -> None:
         """Waits for the polls in progress."""
