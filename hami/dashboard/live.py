@@ -105,7 +105,7 @@ class LiveCluster:
                 sources = {name: (usage, name in cordoned, name in unreadable) for name, usage in usages.items()}
                 for name in self._sources.keys() - sources.keys():
                     self._rows.pop(name, None)
-                stale = [name for name, source in sources.items() if source != self._sources.get(name)]
+                stale = [name for name, source in sources.items() if not _is_same(source, self._sources.get(name))]
                 cluster = self.cluster(sorted(stale), EVERYTHING)
                 self._rows |= {row.name: row for row in node_rows(cluster, cluster.nodes.values())}
                 self._shown, self._sources = view, sources
@@ -118,6 +118,11 @@ class LiveCluster:
         cluster = self.cluster(names, scope)
         return {node.name: tuple(_device_parts(cluster, row, uses(node.name) or {})
                                  for row in device_rows(cluster, [node])) for node in cluster.nodes.values()}
+
+
+def _is_same(source: _Source, earlier: _Source | None) -> bool:
+    """Reports whether nothing has changed. Equal usage can be that of other pods."""
+    return earlier is not None and source[0] is earlier[0] and source[1:] == earlier[1:]
 
 
 def _device_parts(cluster: InspectedCluster, row: DeviceRow, uses: Uses) -> DeviceParts:

@@ -47,13 +47,13 @@ class Rights:
 
 
 class Stage:
-    """A dashboard with these objects. *rights*: ``None`` for a loopback address."""
+    """A dashboard with these objects. *rights*: ``None`` for a loopback address. *options*: of the store."""
 
-    def __init__(self, nodes=(), pods=(), quotas=(), rights=None, unready=""):
+    def __init__(self, nodes=(), pods=(), quotas=(), rights=None, unready="", **options):
         self.monitors = {}  # metrics pages by node
         self.conditions = {}  # by name of a pod
         self.clock = Clock()
-        self.cache = Store(catalog_of(""), Policies(), clock=self.clock, now=lambda: NOW)
+        self.cache = Store(catalog_of(""), Policies(), clock=self.clock, now=lambda: NOW, **options)
         for node in nodes:
             self.cache.nodes.upsert(parse_node(json.dumps(node).encode()))
         for quota in quotas:

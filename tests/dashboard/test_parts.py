@@ -1,11 +1,13 @@
 """Renderings are shared, explanations leave the cluster's cache alone, rows follow every change."""
 
+import json
 import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
+from hami.codec.pods import parse_pod
 from hami.dashboard.access import Scope
 from hami.dashboard.app import compile_templates
 from hami.dashboard.caches import MAX_BYTES, MAX_RENDERINGS, Renderings
@@ -16,7 +18,7 @@ from hami.inspect.cluster import InspectedCluster
 from hami.inspect.explain import explain_pod
 from hami.inspect.top import NAMESPACES, namespace_rows, node_rows, pod_rows
 from tests.builders import content
-from tests.dashboard.stage import Stage
+from tests.dashboard.stage import NOW, Stage
 from tests.inspect.clusters import bound, node, pending
 from tests.inspect.records import some_record
 from tests.world import Clock
@@ -170,6 +172,17 @@ def test_rows_follow_every_change(chance):
                 stage.cache.nodes.remove(fresh)
         inspected = stage.live.cluster(stage.cache.nodes.names(), Scope())
         assert stage.live.node_rows() == {row.name: row for row in node_rows(inspected, inspected.nodes.values())}
+
+
+def test_a_row_follows_a_change_of_pods_that_hold_the_same():
+    reserved, placed = bound("a", "n1", (0, 100, 5), gpu=1), bound("b", "n1", (0, 100, 5), gpu=1)
+    del reserved["spec"]["nodeName"]
+    reserved["metadata"]["annotations"]["hami.io/vgpu-time"] = str(int(NOW.timestamp()))
+    stage = Stage([node("n1")], [reserved], foreign_reservations=True)
+    assert stage.live.node_rows()["n1"].reserved == 1
+    stage.cache.pods.remove(parse_pod(json.dumps(reserved).encode()))
+    stage.add(placed)
+    assert stage.live.node_rows()["n1"].reserved == 0
 
 
 @pytest.mark.parametrize("items, page, expected", [
