@@ -39,7 +39,7 @@ READ = {  # of hami.state: views and records, and functions of a pod
     "hami.state.binding.bound_at", "hami.state.pods.FOREIGN_TTL_S",
 }
 STORES = {  # readers that fill a store, or take the views of one
-    "hami/inspect/world.py", "hami/inspect/cluster.py", "hami/dashboard/program.py", "hami/dashboard/live.py",
+    "hami/inspect/cluster.py", "hami/dashboard/program.py", "hami/dashboard/live.py",
 }
 
 MAX_PARAMETERS = 8

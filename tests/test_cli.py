@@ -1,5 +1,6 @@
 """The command line."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -346,7 +347,7 @@ def test_no_two_flags_set_the_same_field():
     assert len(names) == len(set(names))
     fields = {flag.parameter for title, flags in SCHEDULER_FLAGS for flag in flags
               if not flag.config_key and "without effect" not in title}
-    assert fields <= set(DEFAULTS.__slots__)
+    assert fields <= {field.name for field in dataclasses.fields(DEFAULTS)}
 
 
 def listing(*args, **environ):

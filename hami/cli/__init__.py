@@ -11,8 +11,8 @@ from hami import __version__
 from hami.cli.dashboard import dashboard_command
 from hami.cli.device_plugin import device_plugin_command
 from hami.cli.group import Commands, run
-from hami.cli.kubectl import PEOPLE
 from hami.cli.monitor import monitor_command
+from hami.cli.people import PEOPLE
 from hami.cli.scheduler import scheduler_command
 from hami.cli.vendors import vendors_command
 

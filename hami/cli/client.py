@@ -1,34 +1,32 @@
-"""Parts that the commands for people share: the user's own access to the cluster, and the form of the output."""
+"""The commands for people as one kind: the user's own access to the cluster, and the form of the answer."""
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hami.errors import HamiError
+from hami.inspect.tables import FORMS, Style, printable, render_document
+from hami.model import Pod, PodRef
 from hami.runtime.options import read_text
+from hami.scheduler.settings import NODE_POLICIES
 
 if TYPE_CHECKING:
+    from hami.inspect.cluster import ClusterRecord, InspectedCluster, SchedulingEvent
     from hami.inspect.read import Reader
-    from hami.inspect.record import ClusterRecord, SchedulingEvent
-    from hami.inspect.tables import Style
     from hami.kube.pages import Requester
-    from hami.model import Pod, PodRef
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 TIMEOUT_S = 30.0  # for each page
 YOUNG_OBJECTS = 1_000_000
 """Objects between two garbage collections: a command ends soon, and most of what it allocates stays until then."""
-NODE_POLICIES = ("binpack", "spread")
-FORMS = ("table", "wide", "json", "yaml")
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +52,6 @@ class Client:
 
     def read(self) -> ClusterRecord:
         """Returns the record of the cluster, or that of the snapshot. Raises: HamiError."""
-        from hami.inspect.read import RecordSource
         from hami.runtime.interpreter import collect_rarely
         from hami.state.view import Policies
 
@@ -65,8 +62,16 @@ class Client:
         if not slash:
             raise HamiError(f"--device-config-map={self.device_config_map}: expected NAMESPACE/NAME")
         text = read_text("--device-config-file", self.device_config_file) if self.device_config_file else None
-        return self.reader().record(RecordSource(
-            config_map=(namespace, name), device_config=text, policies=Policies(self.node_policy, self.device_policy)))
+        return self.reader().record(config_map=(namespace, name), device_config=text,
+                                    policies=Policies(self.node_policy, self.device_policy))
+
+    def cluster(self) -> InspectedCluster:
+        """Returns the cluster. Raises: HamiError, also if no node offers devices."""
+        from hami.inspect.cluster import InspectedCluster
+
+        cluster = InspectedCluster(self.read())
+        cluster.check_has_devices()
+        return cluster
 
     def find_pod(self, ref: PodRef) -> Pod | None:
         """Returns the pod of this namespace and name, also one without devices; ``None`` if there is none."""
@@ -76,9 +81,11 @@ class Client:
         """Returns why a pod of *record* could not be scheduled, in the words of kube-scheduler."""
         return record.events.get(ref.uid, ()) if self.snapshot else self.reader().events(ref)
 
-    def all_events(self) -> Mapping[str, tuple[SchedulingEvent, ...]]:
-        """Returns why pods could not be scheduled, by uid."""
-        return self.reader().all_events()
+    def single_namespace(self, reason: str) -> str:
+        """Returns the chosen namespace. Raises: HamiError with *reason* if it is not a single one."""
+        if self.all_namespaces:
+            raise HamiError(f"{reason}: use -n instead of -A")
+        return self.chosen_namespace()
 
     def chosen_namespace(self) -> str:
         """Returns the namespace of the command line, else of the context; empty for all namespaces."""
@@ -109,71 +116,78 @@ def connect_api(client: Client) -> Requester:
     return Api.connect(timeout=TIMEOUT_S, pool=2, kubeconfig=client.kubeconfig, context=client.context).request
 
 
-_CLIENT_OPTIONS = (
-    click.option("--kubeconfig", default="", metavar="FILE", help="Configuration of the access; without it that of "
+CLIENT_OPTIONS = (
+    click.Option(["--kubeconfig"], default="", metavar="FILE", help="Configuration of the access; without it that of "
                  "KUBECONFIG, else ~/.kube/config."),
-    click.option("--context", default="", metavar="NAME", help="Context of the configuration to use."),
-    click.option("-n", "--namespace", default="", metavar="NAME", help="Namespace of pods; without it that of the "
+    click.Option(["--context"], default="", metavar="NAME", help="Context of the configuration to use."),
+    click.Option(["-n", "--namespace"], default="", metavar="NAME", help="Namespace of pods; without it that of the "
                  "context."),
-    click.option("-A", "--all-namespaces", is_flag=True, help="Pods of all namespaces."),
-    click.option("--device-config-file", default="", metavar="FILE", help="Device configuration of the scheduler, "
+    click.Option(["-A", "--all-namespaces"], is_flag=True, help="Pods of all namespaces."),
+    click.Option(["--device-config-file"], default="", metavar="FILE", help="Device configuration of the scheduler, "
                  "instead of the ConfigMap."),
-    click.option("--device-config-map", default="kube-system/hami-scheduler-device", show_default=True,
+    click.Option(["--device-config-map"], default="kube-system/hami-scheduler-device", show_default=True,
                  metavar="NAMESPACE/NAME", help="ConfigMap with the device configuration."),
-    click.option("--node-scheduler-policy", "node_policy", type=click.Choice(NODE_POLICIES), default="binpack",
+    click.Option(["--node-scheduler-policy", "node_policy"], type=click.Choice(NODE_POLICIES), default="binpack",
                  show_default=True, help="Default node policy of the scheduler."),
-    click.option("--gpu-scheduler-policy", "device_policy", default="spread", show_default=True, metavar="POLICY",
+    click.Option(["--gpu-scheduler-policy", "device_policy"], default="spread", show_default=True, metavar="POLICY",
                  help="Default device policy of the scheduler."),
-    click.option("--snapshot", default="", metavar="FILE", help="Answer from a file that hami snapshot has written, "
+    click.Option(["--snapshot"], default="", metavar="FILE", help="Answer from a file that hami snapshot has written, "
                  "instead of a cluster; it contains the device configuration and the policies."),
 )
-_CLIENT_FIELDS = (
-    "snapshot", "kubeconfig", "context", "namespace", "all_namespaces", "device_config_file", "device_config_map",
-    "node_policy", "device_policy",
-)
-_OUTPUT_OPTIONS = (
-    click.option("-o", "--output", "form", type=click.Choice(FORMS), default="table", show_default=True,
+"""The fields of `Client` but the last."""
+OUTPUT_OPTIONS = (
+    click.Option(["-o", "--output", "form"], type=click.Choice(FORMS), default="table", show_default=True,
                  help="Form of the output."),
-    click.option("--no-headers", is_flag=True, help="Leave out headings and summaries of tables."),
+    click.Option(["--no-headers"], is_flag=True, help="Leave out headings and summaries of tables."),
 )
 
 
-def client_options(command: F) -> F:
-    """Adds the options of the access to *command*, which takes them as ``client``."""
-    @click.pass_context
-    @functools.wraps(command)
-    def run(ctx: click.Context, /, **values: Any) -> Any:
-        fields = {name: values.pop(name) for name in _CLIENT_FIELDS}
-        return command(client=Client(**fields, connect=ctx.obj or connect_api), **values)
-    for option in reversed(_CLIENT_OPTIONS):
-        run = option(run)
-    return run  # type: ignore[return-value]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer of a command. *document*: records, for JSON and YAML. *text*: returns the text of the other forms.
+
+    *status*: the exit status.
+    """
+
+    document: object
+    text: Callable[[], str]
+    status: int = 0
 
 
-def output_options(command: F) -> F:
-    """Adds the options of the output to *command*, which takes them as ``style``."""
-    @functools.wraps(command)
-    def run(*, form: str, no_headers: bool, **values: Any) -> Any:
-        return command(style=make_style(form, headers=not no_headers), **values)
-    for option in reversed(_OUTPUT_OPTIONS):
-        run = option(run)
-    return run  # type: ignore[return-value]
+def people_command(name: str, *, of_cluster: bool = True, has_forms: bool = True) -> Callable[..., click.Command]:
+    """Declares a command for people by a function that has the command's own arguments and options.
+
+    *of_cluster*: the command has the options of the access, and the function takes ``client``. *has_forms*: the command
+    has the options of the output, and the function takes ``style`` and returns an `Answer`, or ``None`` if it has
+    printed everything itself.
+    """
+    def declare(function: Callable[..., Answer | None]) -> click.Command:
+        @click.pass_context
+        @functools.wraps(function)
+        def run(ctx: click.Context, /, **values: Any) -> None:
+            if of_cluster:
+                fields = {str(option.name): values.pop(str(option.name)) for option in CLIENT_OPTIONS}
+                values["client"] = Client(**fields, connect=ctx.obj or connect_api)
+            style = make_style(values.pop("form"), headers=not values.pop("no_headers")) if has_forms else Style()
+            answer = function(**values, **({"style": style} if has_forms else {}))
+            if answer is not None:
+                click.echo(render_document(answer.document, style.form) if style.is_document else answer.text())
+                ctx.exit(answer.status)
+
+        command = click.command(name=name, context_settings=CONTEXT_SETTINGS)(run)
+        command.params.extend([*(CLIENT_OPTIONS if of_cluster else ()), *(OUTPUT_OPTIONS if has_forms else ())])
+        return command
+    return declare
 
 
-def make_style(form: str, *, headers: bool = True) -> Style:
+def make_style(form: str, *, headers: bool) -> Style:
     """Returns the style of the output: with colors only on a terminal, and not if NO_COLOR is set."""
-    import os
-
-    from hami.inspect.tables import Style
-
     is_terminal = sys.stdout is not None and sys.stdout.isatty()  # there is none where it was closed
     return Style(form, headers, color=is_terminal and not os.environ.get("NO_COLOR"))
 
 
 def show_note(text: str) -> None:
     """Prints a note on standard error."""
-    from hami.inspect.tables import printable
-
     click.echo(f"note: {printable(text)}", err=True)
 
 

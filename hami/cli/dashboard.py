@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
-from hami.cli.flags import LOG_FORMAT, VERBOSITY, GroupedCommand, flags_given
-from hami.cli.scheduler import CLUSTER, DEFAULTS, DEVICE_GROUPS, SCHEDULING, settings_of_command_line
-from hami.dashboard.settings import SERVING, DashboardSettings
-from hami.runtime import logs
+from hami.cli.flags import LOG_FORMAT, VERBOSITY, GroupedCommand, run_program
+from hami.cli.scheduler import CLUSTER, DEVICE_GROUPS, SCHEDULING, settings_of_command_line
+from hami.dashboard.settings import SERVING, DashboardSettings, read_dashboard_settings
 from hami.runtime.options import Flag, Groups
 
 if TYPE_CHECKING:
     from hami.state.store import Store
 
 DASHBOARD_DEFAULTS = DashboardSettings()
-_OF_THE_SCHEDULER = ("node_scheduler_policy", "gpu_scheduler_policy", "foreign_reservations", "node_selector",
-                     "kube_timeout")
 
 
 def _shared(flags: tuple[Flag, ...]) -> tuple[Flag, ...]:
-    return tuple(flag for flag in flags if flag.parameter in _OF_THE_SCHEDULER)
+    return tuple(flag for flag in flags if hasattr(DASHBOARD_DEFAULTS, flag.parameter))
 
 
 DASHBOARD_FLAGS: Groups = (
@@ -34,7 +30,7 @@ DASHBOARD_FLAGS: Groups = (
 )
 
 
-@click.command(name="dashboard", cls=GroupedCommand, groups=DASHBOARD_FLAGS, defaults=(DASHBOARD_DEFAULTS, DEFAULTS))
+@click.command(name="dashboard", cls=GroupedCommand, groups=DASHBOARD_FLAGS, defaults=(DASHBOARD_DEFAULTS,))
 @click.pass_context
 def dashboard_command(ctx: click.Context, /, **values: object) -> None:
     """Serve read-only pages: nodes with their cards and pods, pods that wait and what would help, quotas.
@@ -46,17 +42,12 @@ def dashboard_command(ctx: click.Context, /, **values: object) -> None:
     """
     from hami.scheduler.cluster_cache import cluster_cache  # the parent process of the scheduler stays small
 
-    shared = settings_of_command_line(ctx, DASHBOARD_FLAGS, values)
-    logs.configure(shared.log_format, shared.verbosity)
-    given = {flag.parameter: value for flag, value in flags_given(ctx, (("", SERVING),), values)}
-    settings = DashboardSettings(node_selector=shared.node_selector, request_timeout=shared.request_timeout,
-                                 pod_namespace=shared.pod_namespace, **given)  # type: ignore[arg-type]
-    serve: Callable[[DashboardSettings, Store], int] = ctx.obj or run_dashboard  # tests pass their own
-    ctx.exit(serve(settings, cluster_cache(shared)))
+    settings = settings_of_command_line(ctx, DASHBOARD_FLAGS, values, read_dashboard_settings)
+    run_program(ctx, run_dashboard, settings, cluster_cache(settings))
 
 
-def run_dashboard(settings: DashboardSettings, cache: Store) -> int:
+def run_dashboard(settings: DashboardSettings, store: Store) -> int:
     """Serves until a stop signal arrives. Returns the exit status."""
     from hami.dashboard.program import serve
 
-    return serve(settings, cache)
+    return serve(settings, store)

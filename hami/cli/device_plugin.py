@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 import click
 
-from hami.cli.flags import LOG_FORMAT, VERBOSITY, GroupedCommand, flags_given
+from hami.cli.flags import LOG_FORMAT, VERBOSITY, GroupedCommand, fields_given, run_program
 from hami.plugin.flags import FLAGS
 from hami.plugin.settings import PluginSettings, read_plugin_settings
-from hami.runtime import logs
 from hami.runtime.options import Groups
 
 PLUGIN_DEFAULTS = PluginSettings(node="")
@@ -27,14 +27,8 @@ def device_plugin_command(ctx: click.Context, /, **values: object) -> None:
     name are equivalent; a BOOL may be omitted (true). SIGHUP reloads everything. DP_DISABLE_HEALTHCHECKS and
     DP_ENABLE_HEALTHCHECKS list XIDs to ignore or to observe, separated by commas, or all.
     """
-    given = {flag.parameter: value for flag, value in flags_given(ctx, PLUGIN_FLAGS, values)}
-
-    def read() -> PluginSettings:
-        return read_plugin_settings(given, os.environ)
-    settings = read()
-    logs.configure(settings.log_format, settings.verbosity)
-    serve: Callable[[PluginSettings, Callable[[], PluginSettings]], int] = ctx.obj or run_device_plugin
-    ctx.exit(serve(settings, read))
+    read = partial(read_plugin_settings, fields_given(ctx, PLUGIN_FLAGS, values), os.environ)
+    run_program(ctx, run_device_plugin, read(), read)
 
 
 def run_device_plugin(settings: PluginSettings, read: Callable[[], PluginSettings]) -> int:

@@ -6,10 +6,10 @@ booleans are Go's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import durationpy
@@ -35,6 +35,18 @@ def flags_given(ctx: click.Context, groups: Groups, values: dict[str, object]) -
             if flag.repeated and isinstance(value, tuple):
                 value = tuple(dict.fromkeys(word for words in value for word in words))
             yield flag, value
+
+
+def fields_given(ctx: click.Context, groups: Groups, values: dict[str, object]) -> dict[str, object]:
+    """The values of the flags of the command line, by field."""
+    return {flag.parameter: value for flag, value in flags_given(ctx, groups, values)}
+
+
+def run_program(ctx: click.Context, serve: Callable[..., int], settings: Any, *arguments: object) -> NoReturn:
+    """Sets up the log, and runs *serve* with *settings* and *arguments*. Tests pass their own as the context's object.
+    """
+    logs.configure(settings.log_format, settings.verbosity)
+    ctx.exit((ctx.obj or serve)(settings, *arguments))
 
 
 class GroupedCommand(click.Command):

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from hami.errors import HamiError
+from hami.inspect.tables import printable
 
 _SHORT_WITH_VALUE = re.compile(r"(-[A-Za-z])=(.+)", re.DOTALL)
 
@@ -28,8 +29,6 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except HamiError as error:
-            from hami.inspect.tables import printable
-
             click.echo(f"error: {printable(' '.join(str(error).splitlines()))}", err=True)
             ctx.exit(1)
 

@@ -11,16 +11,9 @@ import click
 from click.shell_completion import ShellComplete
 
 from hami import __version__
-from hami.cli.audit import audit_command
-from hami.cli.explain import explain_command
 from hami.cli.group import Commands, run
-from hami.cli.simulate import capacity_command, simulate_command
-from hami.cli.snapshot import replay_command, snapshot_command
-from hami.cli.top import top_command
+from hami.cli.people import PEOPLE
 
-PEOPLE = (top_command, explain_command, simulate_command, capacity_command, audit_command, snapshot_command,
-          replay_command)
-"""The commands for people."""
 NO_FILES = ":4"  # the last line of a completion: ShellCompDirectiveNoFileComp
 WITH_FILES = ":0"
 
@@ -42,9 +35,9 @@ def completions(words: list[str]) -> list[str]:
     """Returns the lines with which kubectl completes the last of *words*."""
     *args, incomplete = words or [""]
     shell = ShellComplete(kubectl_main, {}, "kubectl-hami", "_KUBECTL_HAMI_COMPLETE")
-    found = shell.get_completions(args, incomplete)
-    lines = [f"{item.value}\t{item.help}" if item.help else str(item.value) for item in found if item.type == "plain"]
-    return [*lines, WITH_FILES if any(item.type == "file" for item in found) else NO_FILES]
+    items = shell.get_completions(args, incomplete)
+    lines = [f"{item.value}\t{item.help}" if item.help else str(item.value) for item in items if item.type == "plain"]
+    return [*lines, WITH_FILES if any(item.type == "file" for item in items) else NO_FILES]
 
 
 def console_script() -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import click
 
-from hami.cli.flags import LOG_FORMAT, VERBOSITY, GroupedCommand, flags_given
+from hami.cli.flags import LOG_FORMAT, VERBOSITY, GroupedCommand, fields_given, run_program
 from hami.monitor.settings import FLAGS, MonitorSettings, read_monitor_settings
-from hami.runtime import logs
 from hami.runtime.options import Groups
 
 MONITOR_FLAGS: Groups = (*FLAGS, ("Output", (VERBOSITY, LOG_FORMAT)))
@@ -23,11 +21,7 @@ def monitor_command(ctx: click.Context, /, **values: object) -> None:
     A flag overrides the environment variable in brackets. - and _ in a flag's name are equivalent; a BOOL may be
     omitted (true). A DURATION is written as 1s or 500ms. With --once it prints what containers use now.
     """
-    given = {flag.parameter: value for flag, value in flags_given(ctx, MONITOR_FLAGS, values)}
-    settings = read_monitor_settings(given, os.environ)
-    logs.configure(settings.log_format, settings.verbosity)
-    run: Callable[[MonitorSettings], int] = ctx.obj or run_monitor  # tests pass their own
-    ctx.exit(run(settings))
+    run_program(ctx, run_monitor, read_monitor_settings(fields_given(ctx, MONITOR_FLAGS, values), os.environ))
 
 
 def run_monitor(settings: MonitorSettings) -> int:

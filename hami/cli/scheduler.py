@@ -6,7 +6,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -16,12 +16,15 @@ from hami.runtime import logs
 from hami.runtime.options import (
     ADDRESS, BOOLEAN, COUNT, DURATION, FILE, RATE, STRING, Flag, Groups, Value, choice, whole_number,
 )
+from hami.runtime.settings import ClusterSettings
 from hami.scheduler.settings import DEVICE_POLICIES, NODE_POLICIES, Settings, parse_device_policy_flag, read_settings
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
     from hami.scheduler.program import SchedulerProgram
+
+S = TypeVar("S", bound=ClusterSettings)
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +106,18 @@ NO_EFFECT = (
 )
 
 
+_KEYS = {"name": "resourceCountName", "memory": "resourceMemoryName", "cores": "resourceCoreName",
+         "vcount": "resourceVCountName", "vmemory": "resourceVMemoryName", "vcore": "resourceVCoreName"}
+
+
 def _names(section: str, flags: Mapping[str, str], help: str = "") -> Iterator[Flag]:
     """Flags that set resource names of a section: name of the flag → key."""
     return (Flag(name, _RESOURCE, help, config_key=f"{section}.{key}") for name, key in flags.items())
+
+
+def _usual_names(section: str, prefix: str, *amounts: str, help: str = "") -> Iterator[Flag]:
+    """Flags that set the names of the resources for *amounts*: ``--PREFIX-AMOUNT``."""
+    return _names(section, {f"--{prefix}-{amount}": _KEYS[amount] for amount in amounts}, help)
 
 
 CONFIG_FLAGS = (
@@ -119,22 +131,13 @@ CONFIG_FLAGS = (
     Flag("--default-cores", COUNT, "Default cores in percent of a device.", config_key="nvidia.defaultCores"),
     Flag("--overwrite-env", BOOLEAN, "Hide all devices from containers without a request.",
          config_key="nvidia.overwriteEnv"),
-    *_names("cambricon", {
-        "--cambricon-mlu-name": "resourceCountName", "--cambricon-mlu-memory": "resourceMemoryName",
-        "--cambricon-mlu-cores": "resourceCoreName"}),
-    *_names("hygon", {
-        "--dcu-name": "resourceCountName", "--dcu-memory": "resourceMemoryName", "--dcu-cores": "resourceCoreName"}),
-    *_names("metax", {
-        "--metax-name": "resourceCountName", "--metax-vcount": "resourceVCountName",
-        "--metax-vmemory": "resourceVMemoryName", "--metax-vcore": "resourceVCoreName"}),
+    *_usual_names("cambricon", "cambricon-mlu", "name", "memory", "cores"),
+    *_usual_names("hygon", "dcu", "name", "memory", "cores"),
+    *_usual_names("metax", "metax", "name", "vcount", "vmemory", "vcore"),
     Flag("--sgpu-topology-aware", BOOLEAN, "Choose whole sGPU devices by their links.",
          config_key="metax.sgpuTopologyAware"),
-    *_names("mthreads", {
-        "--mthreads-name": "resourceCountName", "--mthreads-memory": "resourceMemoryName",
-        "--mthreads-cores": "resourceCoreName"}),
-    *_names("kunlun", {
-        "--kunlun-name": "resourceCountName", "--kunlun-vcount": "resourceVCountName",
-        "--kunlun-vmemory": "resourceVMemoryName"}),
+    *_usual_names("mthreads", "mthreads", "name", "memory", "cores"),
+    *_usual_names("kunlun", "kunlun", "name", "vcount", "vmemory"),
     *_names("enflame", {
         "--enflame-gcu-resource-name": "resourceNameGCU", "--enflame-drs-gcu-resource-name": "resourceNameDRSGCU",
         "--enflame-vgcu-resource-name": "resourceNameDRSGCU",  # an older name; the one above takes precedence
@@ -143,9 +146,7 @@ CONFIG_FLAGS = (
     *_names("enflame", {"--enflame-vgcu-legacy-resource-name": "resourceNameVGCU"},
             "Applies where resourceNameDRSGCU is not set."),
     *_names("enflame", {"--enflame-vgcu-percentage-resource-name": "resourceNameVGCUPercentage"}, "Has no effect."),
-    *_names("iluvatars[]", {
-        "--iluvatar-name": "resourceCountName", "--iluvatar-memory": "resourceMemoryName",
-        "--iluvatar-cores": "resourceCoreName"}, "Requires --enable-iluvatar."),
+    *_usual_names("iluvatars[]", "iluvatar", "name", "memory", "cores", help="Requires --enable-iluvatar."),
     *_names("vnpus.configs[]", {"--ascend-name": "resourceName", "--ascend-memory": "resourceMemoryName"},
             "Requires --enable-ascend."),
     *_names("vnpus.configs[Ascend310P]", {
@@ -166,8 +167,9 @@ SCHEDULER_FLAGS: Groups = (
 )
 
 
-def settings_of_command_line(ctx: click.Context, groups: Groups, values: dict[str, object]) -> Settings:
-    """The settings of command line and environment; *values* are the parameters of the command."""
+def settings_of_command_line(ctx: click.Context, groups: Groups, values: dict[str, object],
+                             read: Callable[..., S]) -> S:
+    """Returns the settings that *read* makes of command line and environment; *values*: the command's parameters."""
     from hami.vendors.entry_points import sections
 
     given: dict[str, object] = {}
@@ -176,9 +178,9 @@ def settings_of_command_line(ctx: click.Context, groups: Groups, values: dict[st
         if flag.config_key:
             mapping, _, key = flag.config_key.rpartition(".")
             fallback.setdefault(mapping, {}).setdefault(key, Flagged(value, flag.name))
-        elif hasattr(DEFAULTS, flag.parameter):
+        elif flag not in NO_EFFECT:
             given[flag.parameter] = value
-    return read_settings(given, os.environ, fallback=fallback, known=sections())
+    return read(given, os.environ, fallback=fallback, known=sections())
 
 
 MOVED = {f"--dashboard-{name}": f"hami dashboard --{name}"
@@ -195,7 +197,7 @@ def scheduler_command(ctx: click.Context, /, **values: object) -> None:
     """
     from hami.vendors.entry_points import catalog
 
-    settings = settings_of_command_line(ctx, SCHEDULER_FLAGS, values)
+    settings = settings_of_command_line(ctx, SCHEDULER_FLAGS, values, read_settings)
     logs.configure(settings.log_format, settings.log_verbosity)
     for note in settings.devices.notes:
         log.warning("device configuration", extra={"note": note})

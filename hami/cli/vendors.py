@@ -8,6 +8,7 @@ from hami.cli.client import show_note
 from hami.cli.flags import GroupedCommand
 from hami.cli.scheduler import DEFAULTS, DEVICE_GROUPS, settings_of_command_line
 from hami.runtime.options import Flag, Groups, choice
+from hami.scheduler.settings import read_settings
 
 TABLE_FORMATS = ("text", "markdown", "json")  # as in hami.inspect.vendors, which is imported when the command runs
 VENDORS_FLAGS: Groups = (
@@ -27,7 +28,7 @@ def vendors_command(ctx: click.Context, /, **values: object) -> None:
     """
     from hami.inspect.vendors import entries, render
 
-    settings = settings_of_command_line(ctx, VENDORS_FLAGS, values)
+    settings = settings_of_command_line(ctx, DEVICE_GROUPS, values, read_settings)
     for note in settings.devices.notes:
         show_note(note)
     rows = entries(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)

@@ -14,16 +14,18 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import flask
+import msgspec
 from markupsafe import Markup
 from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from hami import __version__
 from hami.dashboard import texts
-from hami.dashboard.access import Access, AccessDenied, Scope
-from hami.dashboard.live import CardParts
-from hami.dashboard.renderings import Busy, Rendering, Renderings
-from hami.dashboard.views import BadQuery, Unknown, Views, node_query, page_of, to_json
+from hami.dashboard.access import Access, Scope
+from hami.dashboard.caches import Rendering, Renderings
+from hami.dashboard.errors import PageError
+from hami.dashboard.live import DeviceParts
+from hami.dashboard.views import Views, node_query, page_of
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +38,8 @@ HEADERS: Mapping[str, str] = {
 }
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 METHODS = ("GET",)  # Flask adds HEAD
-MAX_CELLS = 4096  # cells of cards, of some 1 KiB each: 20 pages
-ARGUMENTS = frozenset({"node", "model", "state", "sort", "page"})  # of queries; namespaces come from `_asked`
-MAX_QUERIES = 64  # of namespaces, which each link of a page repeats
+MAX_CELLS = 4096  # cells of devices, of some 1 KiB each: 20 pages
+ARGUMENTS = frozenset({"node", "model", "state", "sort", "page"})  # of queries; namespaces come from `_namespaces`
 STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
 
 Make = Callable[[Scope], Any]
@@ -72,7 +73,7 @@ def create_dashboard(dashboard: Dashboard) -> flask.Flask:
     app = _Pages(__name__, static_url_path=f"/static/{__version__}")
     app.config["SEND_FILE_MAX_AGE_DEFAULT"] = STATIC_SECONDS
     app.jinja_env.filters.update(texts.FILTERS)
-    app.jinja_env.globals.update(link=link, kept_card_cell=_card_cells(app))
+    app.jinja_env.globals.update(link=link, kept_card_cell=_device_cells(app))
     app.before_request(partial(_check_request, dashboard))
     app.after_request(_add_headers)
     app.register_error_handler(Exception, _answer_error)
@@ -89,51 +90,46 @@ def compile_templates(app: flask.Flask) -> None:
 def link(path: str, /, *names: str, **query: object) -> str:
     """Returns the address of a page: *path*, then *names* as segments. The viewer's namespaces are kept."""
     given = {name: str(value) for name, value in query.items() if value not in ("", None)}
-    pairs = [*given.items(), *(("namespace", name) for name in _asked())]
+    pairs = [*given.items(), *(("namespace", name) for name in _namespaces())]
     address = path + "".join(f"/{quote(name, safe='')}" for name in names)
     return f"{address}?{urlencode(pairs)}" if pairs else address
 
 
-def _card_cells(app: flask.Flask) -> Callable[[CardParts], Markup]:
+def _device_cells(app: flask.Flask) -> Callable[[DeviceParts], Markup]:
     """Returns what renders the cell of a card. Cells are kept: most cards of a page have not changed since the last
     time, and their cells are the most of it."""
     @lru_cache(MAX_CELLS)
-    def rendered(card: CardParts, asked: tuple[str, ...]) -> Markup:
-        """*asked*: the namespaces that the links of the cell keep."""
+    def rendered(device: DeviceParts, namespaces: tuple[str, ...]) -> Markup:
+        """*namespaces*: those that the links of the cell keep."""
         macros: Any = app.jinja_env.get_template("parts.html").module
-        return Markup(macros.card_cell(card))
+        return Markup(macros.card_cell(device))
 
-    return lambda card: rendered(card, _asked())
+    return lambda device: rendered(device, _namespaces())
 
 
-def _asked() -> tuple[str, ...]:
+def _namespaces() -> tuple[str, ...]:
     """Returns the namespaces that the viewer asks for, as one parameter each or separated by commas."""
-    return _names_in(tuple(flask.request.args.getlist("namespace")))
-
-
-@lru_cache(MAX_QUERIES)
-def _names_in(texts_given: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(sorted({name.strip() for text in texts_given for name in text.split(",")} - {""}))
+    given = flask.request.args.getlist("namespace")
+    return tuple(sorted({name.strip() for text in given for name in text.split(",")} - {""}))
 
 
 def _add_pages(app: flask.Flask, dashboard: Dashboard) -> None:
     views = dashboard.views
 
-    def add(path: str, template: str, make: Callable[..., Make]) -> None:
-        """*make* takes the variables of *path*, and returns what makes the record."""
+    def add(path: str, template: str, make: Callable[..., Any]) -> None:
+        """*make* takes the scope of the viewer and the variables of *path*, and returns the record."""
         def show(**variables: str) -> flask.Response:
-            return _answer(dashboard, template, make(**variables), variables.get("namespace", ""))
+            return _answer(dashboard, template, partial(make, **variables), variables.get("namespace", ""))
         app.add_url_rule(path, template + path, show, methods=METHODS)
 
-    add("/", "nodes.html", lambda: lambda scope: views.nodes(scope, node_query(flask.request.args)))
-    add("/pending", "pending.html", lambda: lambda scope: views.pending(scope, page_of(flask.request.args)))
-    add("/nodes/<name>", "node.html", lambda name: lambda scope: views.node(scope, name))
-    add("/cards/<node>/<path:uuid>", "card.html", lambda node, uuid: lambda scope: views.card(scope, node, uuid))
-    add("/pods/<namespace>/<name>", "pod.html",
-        lambda namespace, name: lambda scope: views.pod(scope, namespace, name))
-    add("/namespaces", "namespaces.html", lambda: views.namespaces)
+    add("/", "nodes.html", lambda scope: views.nodes(scope, node_query(flask.request.args)))
+    add("/pending", "pending.html", lambda scope: views.pending(scope, page_of(flask.request.args)))
+    add("/nodes/<name>", "node.html", views.node)
+    add("/cards/<node>/<path:uuid>", "card.html", views.device)
+    add("/pods/<namespace>/<name>", "pod.html", views.pod)
+    add("/namespaces", "namespaces.html", views.namespaces)
     add("/namespaces/<namespace>", "namespace.html",
-        lambda namespace: lambda scope: views.namespace(namespace, page_of(flask.request.args)))
+        lambda scope, namespace: views.namespace(namespace, page_of(flask.request.args)))
 
     def add_probe(path: str, reason: Callable[[], str], status: int) -> None:
         """Adds a page for the kubelet, which has no token."""
@@ -148,33 +144,33 @@ def _add_pages(app: flask.Flask, dashboard: Dashboard) -> None:
 
 
 def _check_request(dashboard: Dashboard) -> None:
-    """Raises: AccessDenied for a name of this host that is not its own: a foreign site may point its name at loopback.
+    """Raises: PageError for a name of this host that is not its own: a foreign site may point its name at loopback.
     MethodNotAllowed for what is no question."""
     if flask.request.method not in ("GET", "HEAD"):
         raise MethodNotAllowed(valid_methods=["GET", "HEAD"])
     host = flask.request.host
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     if dashboard.is_local and name not in LOOPBACK_HOSTS:
-        raise AccessDenied("this address is served as localhost only", 403)
+        raise PageError("this address is served as localhost only", 403)
 
 
 def _answer(dashboard: Dashboard, template: str, make: Make, namespace: str) -> flask.Response:
     """Answers with the page for the viewer, or 304."""
     request = flask.request
-    scope = dashboard.access.scope(request.headers.get("Authorization", ""), _asked(), namespace)
+    scope = dashboard.access.scope(request.headers.get("Authorization", ""), _namespaces(), namespace)
     if reason := dashboard.unready_reason():
-        raise AccessDenied(reason, 503)
+        raise PageError(reason, 503)
     form = request.args.get("format", "html")
     if form not in ("html", "json"):
-        raise BadQuery(f"format={form[:20]}: expected html or json")
+        raise PageError(f"format={form[:20]}: expected html or json", 400)
     key = form, request.path, _canonical(request.args), scope
-    found = dashboard.renderings.get(key, dashboard.version, lambda: _render(form, template, make(scope), scope))
-    return _response(found)
+    return _response(dashboard.renderings.get(
+        key, dashboard.version, lambda: _render(form, template, make(scope), scope)))
 
 
 def _render(form: str, template: str, document: Any, scope: Scope) -> tuple[str, str]:
     if form == "json":
-        return to_json(document), "application/json"
+        return msgspec.json.encode(document).decode(), "application/json"
     query = partial(flask.request.args.get, default="")
     page = flask.render_template(template, page=document, scope=scope, query=query, version=__version__, here=_here)
     return page, "text/html; charset=utf-8"
@@ -191,15 +187,15 @@ def _canonical(args: MultiDict[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, text) for name, text in args.items(multi=True) if name in ARGUMENTS | {"namespace"}))
 
 
-def _response(found: Rendering) -> flask.Response:
-    headers = {"ETag": f'"{found.etag}"', "Vary": "Accept-Encoding, Authorization",
+def _response(rendering: Rendering) -> flask.Response:
+    headers = {"ETag": f'"{rendering.etag}"', "Vary": "Accept-Encoding, Authorization",
                "Cache-Control": "private, no-cache"}  # a browser asks each time, with the ETag
-    if flask.request.if_none_match.contains(found.etag):
+    if flask.request.if_none_match.contains(rendering.etag):
         return flask.Response(status=304, headers=headers)
     if flask.request.accept_encodings["gzip"]:
-        return flask.Response(found.compressed, headers=headers | {"Content-Encoding": "gzip"},
-                              content_type=found.content_type)
-    return flask.Response(found.body, headers=headers, content_type=found.content_type)
+        return flask.Response(rendering.compressed, headers=headers | {"Content-Encoding": "gzip"},
+                              content_type=rendering.content_type)
+    return flask.Response(rendering.body, headers=headers, content_type=rendering.content_type)
 
 
 def _add_headers(response: flask.Response) -> flask.Response:
@@ -211,14 +207,8 @@ def _add_headers(response: flask.Response) -> flask.Response:
 def _answer_error(error: Exception) -> flask.Response:
     """Answers with a status and one line, never a traceback."""
     match error:
-        case AccessDenied():
+        case PageError():
             status, text = error.status, str(error)
-        case BadQuery():
-            status, text = 400, str(error)
-        case Unknown():
-            status, text = 404, str(error)
-        case Busy():
-            status, text = 503, str(error)
         case HTTPException():
             status, text = error.code or 500, error.name
         case _:

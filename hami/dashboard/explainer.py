@@ -1,19 +1,20 @@
-"""Explains why pods wait, in a thread of its own: one pod at a time, on a copy of the cache, with a pause after each.
+"""Explains why pods wait: one pod at a time, on a view of the store, with a pause after each.
 
-Answers are cached, so that many viewers cost as much as one. Pods with the same requests share an answer.
+Many viewers cost as much as one, and pods with the same requests share an answer.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections import OrderedDict
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
 from hami.dashboard.access import Scope
+from hami.dashboard.caches import Poller, PollLimits
 from hami.dashboard.live import LiveCluster
 from hami.errors import HamiError
 from hami.inspect.explain import NodeShortage, Suggestion, WaitingReport, explain_pod
@@ -21,14 +22,9 @@ from hami.model import Pod
 
 log = logging.getLogger(__name__)
 
-MAX_ANSWERS = 256
-MAX_QUESTIONS = 64  # questions that wait; the oldest is dropped first
-MIN_AGE_S = 5.0  # of an answer that is replaced because the cluster has changed
-PAUSE = 1.0  # after an answer, as a multiple of the time for which it was computed
+LIMITS = PollLimits(interval=5.0, shown=math.inf, viewed=15.0, values=256, at_once=1, pause=1.0)
 SHOWN_NODES = 20  # nearest nodes of an answer
-SHOWN_CARDS = 8  # of each of them
-
-_Key = tuple[bytes, Scope]
+SHOWN_DEVICES = 8  # of each of them
 
 
 class Explanation(msgspec.Struct, rename="camel", frozen=True):
@@ -49,90 +45,40 @@ class Explanation(msgspec.Struct, rename="camel", frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    explanation: Explanation
-    version: tuple[int, ...]
-    made: float
+class Question:
+    """Why *pod* waits, for a viewer with *scope*. Equal are those about pods with the same *requests*."""
+
+    requests: bytes
+    scope: Scope
+    pod: Pod = field(compare=False)
+
+    @classmethod
+    def of(cls, pod: Pod, scope: Scope) -> Question:
+        """Returns the question about *pod*."""
+        requests = (pod.ref.namespace, pod.scheduler_name, dict(pod.annotations), pod.containers)
+        return cls(msgspec.msgpack.encode(requests), scope, pod)
 
 
-class Explainer:
-    """Explains pods of *live*. One thread computes the answers with `answer_all`; `explain` never waits."""
-
-    def __init__(self, live: LiveCluster, *, clock: Callable[[], float]) -> None:
-        self._live = live
-        self._clock = clock
-        self._changed = threading.Condition()  # guards all that follows, but not while an answer is computed
-        self._wanted: OrderedDict[_Key, Pod] = OrderedDict()
-        self._answers: OrderedDict[_Key, _Answer] = OrderedDict()
-        self._is_stopped = False
-        self.answered = 0
-        """The number of answers so far."""
-
-    def explain(self, pod: Pod, scope: Scope) -> Explanation | None:
-        """Returns the latest answer; ``None`` if there is none yet. Requests a new one if the cluster has changed."""
-        key, version, now = (_question(pod), scope), self._live.cache.version(), self._clock()
-        with self._changed:
-            known = self._answers.get(key)
-            if known is None or (known.version != version and now - known.made >= MIN_AGE_S):
-                self._wanted[key] = pod
-                if len(self._wanted) > MAX_QUESTIONS:
-                    self._wanted.popitem(last=False)
-                self._changed.notify()
-            return known.explanation if known is not None else None
-
-    def answer_all(self, beat: Callable[[], None] = lambda: None) -> None:
-        """Answers the waiting questions, the oldest first, with a pause after each. *beat* is called before each."""
-        while (question := self._take()) is not None:
-            beat()
-            (key, pod), version, begun = question, self._live.cache.version(), self._clock()
-            answer = _Answer(self._answer(pod, key[1]), version, self._clock())
-            with self._changed:
-                self._answers[key] = answer
-                self._answers.move_to_end(key)
-                if len(self._answers) > MAX_ANSWERS:
-                    self._answers.popitem(last=False)
-                self.answered += 1
-                self._changed.wait_for(lambda: self._is_stopped, PAUSE * (answer.made - begun))
-
-    def wait(self, seconds: float) -> bool:
-        """Waits for a question, at most so many seconds. Returns whether to go on."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_stopped or bool(self._wanted), seconds)
-            return not self._is_stopped
-
-    def stop(self) -> None:
-        """Ends waiting, after the answer that is being computed."""
-        with self._changed:
-            self._is_stopped = True
-            self._changed.notify_all()
-
-    def _take(self) -> tuple[_Key, Pod] | None:
-        with self._changed:
-            return self._wanted.popitem(last=False) if self._wanted and not self._is_stopped else None
-
-    def _answer(self, pod: Pod, scope: Scope) -> Explanation:
-        try:
-            return self._explain(pod, scope)
-        except HamiError as error:
-            return Explanation(problem=str(error))
-        except Exception:
-            log.exception("a pod cannot be explained", extra={"pod": str(pod.ref)})
-            return Explanation(problem="internal error, see the dashboard's log")
-
-    def _explain(self, pod: Pod, scope: Scope) -> Explanation:
-        report = explain_pod(self._live.cluster(self._live.cache.nodes.names(), scope, [pod]), pod, ())
-        if not isinstance(report, WaitingReport):
-            return Explanation(problem="the pod is bound by now")
-        return _bounded(report)
+def explainer(live: LiveCluster, *, clock: Callable[[], float]) -> Poller[Question, Explanation]:
+    """Returns the answers to the questions that are viewed; they are computed again when the cluster has changed."""
+    return Poller("explainer", partial(_answer, live), LIMITS, clock=clock, version=live.store.version)
 
 
-def _question(pod: Pod) -> bytes:
-    """Returns what the answer about *pod* depends on, beside the cluster."""
-    return msgspec.msgpack.encode((pod.ref.namespace, pod.scheduler_name, dict(pod.annotations), pod.containers))
+def _answer(live: LiveCluster, question: Question) -> Explanation:
+    pod = question.pod
+    try:
+        report = explain_pod(live.cluster(live.store.nodes.names(), question.scope, [pod]), pod, ())
+    except HamiError as error:
+        return Explanation(problem=str(error))
+    except Exception:
+        log.exception("a pod cannot be explained", extra={"pod": str(pod.ref)})
+        return Explanation(problem="internal error, see the dashboard's log")
+    return _bounded(report) if isinstance(report, WaitingReport) else Explanation(problem="the pod is bound by now")
 
 
 def _bounded(report: WaitingReport) -> Explanation:
-    nodes = tuple(msgspec.structs.replace(node, cards=node.cards[:SHOWN_CARDS]) for node in report.nodes[:SHOWN_NODES])
+    nodes = tuple(msgspec.structs.replace(node, cards=node.cards[:SHOWN_DEVICES])
+                  for node in report.nodes[:SHOWN_NODES])
     return Explanation(
         fits=report.fits, reasons={reason: len(names) for reason, names in report.reasons.items()},
         unfit=len(report.nodes), nodes=nodes, cordoned=len(report.cordoned),

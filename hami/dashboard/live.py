@@ -1,4 +1,4 @@
-"""The rows of ``hami top`` for some nodes, made from the cache as it is now."""
+"""The rows of ``hami top`` for some nodes, made from the store as it is now."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ import msgspec
 
 from hami.codec.keys import ASSIGNED_NODE
 from hami.dashboard.access import Scope
-from hami.dashboard.use import NodeUse, Use
-from hami.inspect.cluster import InspectedCluster
-from hami.inspect.record import ClusterRecord
-from hami.inspect.top import CardRow, NodeRow, card_rows, node_rows
-from hami.model import Node, Pod
+from hami.dashboard.use import Use, Uses
+from hami.inspect.cluster import ClusterRecord, InspectedCluster
+from hami.inspect.top import DeviceRow, NodeRow, device_rows, node_rows
+from hami.model import Pod
 from hami.scheduling.amounts import cores_of
 from hami.state.store import Store
 from hami.state.table import Booking
 from hami.state.view import View
 
 EVERYTHING = Scope()
-CORDONED, UNREADABLE = "cordoned", "unreadable"
+
+_Source = tuple[object, bool, bool]
+"""The usage of a node's devices, whether it is cordoned, and whether an inventory of it cannot be read: its row is made
+of these. A view shares the usage of unchanged nodes with the view before."""
 
 
 class Segment(msgspec.Struct, rename="camel", frozen=True):
-    """The part of a card that one pod holds. *pod*: ``None`` where the viewer may not know it.
+    """The part of a device that one pod holds. *pod*: ``None`` where the viewer may not know it.
 
-    *is_reserved*: it is not bound yet. *use*: what the pod really uses of the card; ``None``: unknown.
+    *is_reserved*: it is not bound yet. *use*: what the pod really uses of the device; ``None``: unknown.
     """
 
     namespace: str | None
@@ -38,36 +40,33 @@ class Segment(msgspec.Struct, rename="camel", frozen=True):
     use: Use | None = None
 
 
-class CardParts(msgspec.Struct, rename="camel", frozen=True):
+class DeviceParts(msgspec.Struct, rename="camel", frozen=True):
     """A device with the parts that pods hold of it, largest first. *use*: what is really in use; ``None``: unknown."""
 
-    row: CardRow
+    row: DeviceRow
     segments: tuple[Segment, ...]
     use: Use | None = None
 
 
 class LiveCluster:
-    """The content of *cache* now."""
+    """The content of *store* now."""
 
-    def __init__(self, cache: Store, *, now: Callable[[], datetime]) -> None:
-        self.cache = cache
+    def __init__(self, store: Store, *, now: Callable[[], datetime]) -> None:
+        self.store = store
         self.now = now
-        self._viewing = threading.Lock()  # guards the next two
-        self._view: View | None = None
-        self._viewed: tuple[int, ...] = ()
-        self._refreshing = threading.Lock()  # guards all that follows
-        self._rows: dict[str, NodeRow] = {}
+        self._lock = threading.RLock()  # guards all that follows
         self._version: tuple[int, ...] = ()
-        self._change = -1
-        self._nodes_change = -1
-        self._marks: frozenset[tuple[str, str]] = frozenset()
+        self._view = store.view()
+        self._shown: View | None = None
+        self._sources: dict[str, _Source] = {}
+        self._rows: dict[str, NodeRow] = {}
 
     def view(self) -> View:
         """Returns the view of the store as it is now; the one of the last call, if nothing has changed since."""
-        version = self.cache.version()
-        with self._viewing:
-            if self._view is None or version != self._viewed:
-                self._view, self._viewed = self.cache.view(), version
+        version = self.store.version()
+        with self._lock:
+            if version != self._version:
+                self._view, self._version = self.store.view(), version
             return self._view
 
     def cluster(self, names: Sequence[str], scope: Scope, pods: Iterable[Pod] = ()) -> InspectedCluster:
@@ -83,74 +82,59 @@ class LiveCluster:
 
     def _cluster(self, view: View, names: Sequence[str], holders: Iterable[Booking],
                  pods: Iterable[Pod] = ()) -> InspectedCluster:
-        known = {pod.ref.uid: pod for pod in pods}
-        nodes = [node for name in names if (node := self.cache.nodes.get(name)) is not None]
+        by_uid = {pod.ref.uid: pod for pod in pods}
         for booking in holders:
-            if booking.uid not in known and (ref := view.ref(booking.uid)) is not None:
-                pod = view.facts.pods.get(booking.uid)
-                known[ref.uid] = (Pod(ref=ref, node_name=pod.node, phase=pod.phase) if pod is not None and pod.node
-                                  else Pod(ref=ref, annotations={ASSIGNED_NODE: booking.node}))
-        record = ClusterRecord(taken=self.now(), nodes=tuple(nodes), pods=tuple(known.values()),
-                               policies=view.facts.policies)
-        return InspectedCluster(record, view)
+            if booking.uid not in by_uid and (ref := view.ref(booking.uid)) is not None:
+                record = view.facts.pods.get(booking.uid)
+                by_uid[ref.uid] = (Pod(ref=ref, node_name=record.node, phase=record.phase) if record and record.node
+                                   else Pod(ref=ref, annotations={ASSIGNED_NODE: booking.node}))
+        nodes = tuple(node for name in names if (node := self.store.nodes.get(name)) is not None)
+        return InspectedCluster(ClusterRecord(taken=self.now(), nodes=nodes, pods=tuple(by_uid.values()),
+                                              policies=view.facts.policies), view)
 
     def node_rows(self) -> dict[str, NodeRow]:
         """Returns the row of each node with devices, or an inventory that cannot be read.
 
         Rows of nodes that have not changed since the last call are those of then.
         """
-        with self._refreshing:
-            version = self.cache.version()
-            if version != self._version:
-                self._refresh()
-                self._version = version
+        with self._lock:
+            view = self.view()
+            if view is not self._shown:
+                cordoned, unreadable = self.store.nodes.cordoned(), {node for node, _ in view.facts.problems}
+                usages = {**dict.fromkeys(unreadable), **view.nodes}
+                sources = {name: (usage, name in cordoned, name in unreadable) for name, usage in usages.items()}
+                for name in self._sources.keys() - sources.keys():
+                    self._rows.pop(name, None)
+                stale = [name for name, source in sources.items() if not _is_same(source, self._sources.get(name))]
+                cluster = self.cluster(sorted(stale), EVERYTHING)
+                self._rows |= {row.name: row for row in node_rows(cluster, cluster.nodes.values())}
+                self._shown, self._sources = view, sources
             return self._rows.copy()
 
-    def _refresh(self) -> None:
-        change, changed, present = self.cache.changed_nodes(self._change)
-        nodes_change = self.cache.nodes.changes
-        marks = self._marks if nodes_change == self._nodes_change else self._read_marks()
-        present |= {name for mark, name in marks if mark == UNREADABLE}
-        for name in self._rows.keys() - present:
-            del self._rows[name]
-        stale = present & {*changed, *(name for _, name in marks ^ self._marks), *(present - self._rows.keys())}
-        cluster = self.cluster(sorted(stale), EVERYTHING)
-        self._rows |= {row.name: row for row in node_rows(cluster, cluster.nodes.values())}
-        self._change, self._nodes_change, self._marks = change, nodes_change, marks
-
-    def _read_marks(self) -> frozenset[tuple[str, str]]:
-        """Returns which nodes are cordoned, and of which an inventory cannot be read."""
-        unreadable = {node for node, _ in self.cache.nodes.problems()}
-        return frozenset([*((CORDONED, name) for name in self.cache.nodes.cordoned()),
-                          *((UNREADABLE, name) for name in unreadable)])
-
-    def cards(self, names: Sequence[str], scope: Scope) -> dict[str, list[CardParts]]:
-        """Returns the cards of the nodes *names*, by node."""
+    def devices(self, names: Sequence[str], scope: Scope,
+                uses: Callable[[str], Uses | None]) -> dict[str, tuple[DeviceParts, ...]]:
+        """Returns the devices of the nodes *names*, by node. *uses*: returns what is in use of a node, if it is
+        known."""
         cluster = self.cluster(names, scope)
-        return {node.name: _cards(cluster, node) for node in cluster.nodes.values()}
+        return {node.name: tuple(_device_parts(cluster, row, uses(node.name) or {})
+                                 for row in device_rows(cluster, [node])) for node in cluster.nodes.values()}
 
 
-def with_use(card: CardParts, use: NodeUse) -> CardParts:
-    """Returns *card* with what is in use of it. Parts of other pods than those that the viewer may see have none."""
-    uuid = card.row.uuid
-    segments = tuple(msgspec.structs.replace(part, use=use.of_part(uuid, part.namespace, part.pod))
-                     if part.namespace is not None and part.pod is not None else part for part in card.segments)
-    return CardParts(card.row, segments, use.of_card(uuid))
+def _is_same(source: _Source, earlier: _Source | None) -> bool:
+    """Reports whether nothing has changed. Equal usage can be that of other pods."""
+    return earlier is not None and source[0] is earlier[0] and source[1:] == earlier[1:]
 
 
-def _cards(cluster: InspectedCluster, node: Node) -> list[CardParts]:
-    """Returns the cards of *node*."""
-    return [CardParts(row, _segments(cluster, row)) for row in card_rows(cluster, [node])]
-
-
-def _segments(cluster: InspectedCluster, row: CardRow) -> tuple[Segment, ...]:
-    vendor = cluster.vendors[row.vendor]
-    found = []
+def _device_parts(cluster: InspectedCluster, row: DeviceRow, uses: Uses) -> DeviceParts:
+    """Returns a device with its parts. Those of pods that the viewer may not see have no use."""
+    segments = []
     for pod, charge in cluster.holders(row.node, row.vendor, row.uuid):
-        ref = pod.ref if pod is not None else None
-        found.append(Segment(
-            namespace=ref.namespace if ref else None, pod=ref.name if ref else None,
-            memory_mib=charge.memory_mib, cores=cores_of(vendor, charge.cores),
-            is_reserved=pod is not None and not pod.node_name))
-    found.sort(key=lambda one: (-one.memory_mib, one.namespace or "~", one.pod or ""))
-    return tuple(found)
+        cores = cores_of(cluster.vendors[row.vendor], charge.cores)
+        if pod is None:
+            segments.append(Segment(None, None, charge.memory_mib, cores, is_reserved=False))
+        else:
+            segments.append(Segment(pod.ref.namespace, pod.ref.name, charge.memory_mib, cores,
+                                    is_reserved=not pod.node_name,
+                                    use=uses.get((row.uuid, pod.ref.namespace, pod.ref.name))))
+    segments.sort(key=lambda part: (-part.memory_mib, part.namespace or "~", part.pod or ""))
+    return DeviceParts(row, tuple(segments), uses.get((row.uuid,)))

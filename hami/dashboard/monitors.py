@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 from http.client import HTTPException, HTTPResponse
 from typing import cast
 
@@ -14,6 +14,9 @@ import msgspec
 
 from hami.codec.documents import decode
 from hami.codec.pods import parse_observed_pod
+from hami.codec.times import render_time
+from hami.dashboard.caches import Answers, Poller, PollLimits
+from hami.dashboard.use import Uses, parse_use
 from hami.errors import HamiError
 from hami.kube.api import Api
 from hami.runtime.options import Address
@@ -21,8 +24,8 @@ from hami.web.connections import Connection
 
 PAGE_LIMIT = 4 << 20  # bytes of an answer
 TIMEOUT_S = 3.0  # for an answer, from the connection to its last byte
+USE_LIMITS = PollLimits(interval=15.0, shown=60.0, viewed=90.0, values=512)
 ADDRESS_S = 60.0  # for which the address of a monitor is believed
-MAX_ADDRESSES = 1024
 
 _REQUEST = "GET /metrics HTTP/1.1\r\nHost: {host}\r\nAccept: text/plain\r\nConnection: close\r\n\r\n"
 
@@ -39,7 +42,8 @@ class NoMonitor(HamiError):
 
 
 class Monitors:
-    """The monitors of the nodes: pods with the labels *selector* in *namespace*, which serve *port*."""
+    """The monitors of the nodes: pods with the labels *selector* in *namespace*, which serve *port*. Without a selector
+    there are none."""
 
     def __init__(self, api: Api, namespace: str, selector: str, port: int, *,
                  clock: Callable[[], float] = time.monotonic, read: Callable[[str, int], str] | None = None) -> None:
@@ -48,37 +52,29 @@ class Monitors:
         self._namespace = namespace
         self._selector = selector
         self._port = port
-        self._clock = clock
         self._read = read or read_page
-        self._lock = threading.Lock()  # guards _addresses
-        self._addresses: dict[str, tuple[str, float]] = {}
+        self._addresses = Answers[str](clock, accepted_s=ADDRESS_S)
 
     def page(self, node: str) -> str:
         """Returns the metrics page of the monitor of *node*. Raises: NoMonitor, ClusterError, MalformedInput."""
-        with self._lock:
-            address, until = self._addresses.get(node, ("", 0.0))
-        if not address or self._clock() >= until:
-            address = self._find(node)
+        address = self._addresses.get(node, lambda: self._find(node))
         try:
             return self._read(address, self._port)
         except NoMonitor:
-            with self._lock:
-                self._addresses.pop(node, None)
+            self._addresses.forget(node)
             raise
 
     def _find(self, node: str) -> str:
+        if not self._selector:
+            raise NoMonitor("no monitor is polled")
         query = {"labelSelector": self._selector, "fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"}
         path = f"/api/v1/namespaces/{self._namespace}/pods"
-        found = decode("pods of the monitor", _PODS, self._api.request("GET", path, query=query))
-        pods = map(parse_observed_pod, found.items or ())
+        items = decode("pods of the monitor", _PODS, self._api.request("GET", path, query=query)).items
+        pods = map(parse_observed_pod, items or ())
         ready = [pod.ip for pod in pods if (state := pod.condition("Ready")) is not None and state.status == "True"]
         address = next(filter(is_host, ready), "")
         if not address:
             raise NoMonitor(f"node {node} has no monitor that is ready")
-        with self._lock:
-            if len(self._addresses) >= MAX_ADDRESSES:
-                self._addresses.clear()
-            self._addresses[node] = address, self._clock() + ADDRESS_S
         return address
 
 
@@ -111,3 +107,11 @@ def read_page(host: str, port: int, *, timeout: float = TIMEOUT_S, limit: int = 
         raise NoMonitor(f"the monitor at {host} answers with status {answer.status}, or not with a page of at most "
                         f"{limit} bytes")
     return page.decode(errors="replace")
+
+
+def use_poller(page: Callable[[str], str], *, clock: Callable[[], float],
+               now: Callable[[], datetime]) -> Poller[str, Uses]:
+    """Returns the use of the cards of each node that is viewed. *page*: returns the metrics page of a node's monitor,
+    as `Monitors.page`."""
+    return Poller("use of cards", page, USE_LIMITS, clock=clock,
+                  parse=lambda text: parse_use(text, render_time(now())))

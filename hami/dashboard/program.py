@@ -6,16 +6,16 @@ import logging
 import time
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 from hami.certificates.revision import CERTIFICATE, KEY, Lifetimes, revise
 from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, compile_templates, create_dashboard
-from hami.dashboard.collector import Collector
-from hami.dashboard.explainer import Explainer
+from hami.dashboard.caches import Poller, Renderings
+from hami.dashboard.explainer import explainer
 from hami.dashboard.live import LiveCluster
-from hami.dashboard.monitors import Monitors
-from hami.dashboard.renderings import Renderings
-from hami.dashboard.scheduling_condition import read_condition
+from hami.dashboard.monitors import Monitors, use_poller
+from hami.dashboard.scheduling_condition import condition_poller, read_condition
 from hami.dashboard.settings import DashboardSettings
 from hami.dashboard.views import Views
 from hami.kube.api import Api
@@ -41,28 +41,27 @@ LIFETIMES = Lifetimes(serving=timedelta(days=3650))  # of a certificate that end
 class DashboardProgram:
     """The parts of ``hami dashboard`` under one configuration. Call `start` and `stop` once."""
 
-    def __init__(self, settings: DashboardSettings, cache: Store, *, api: Api | None = None) -> None:
-        """*cache*: still empty. *api*: ``None`` for the cluster of the environment. Raises: HamiError if there is no
+    def __init__(self, settings: DashboardSettings, store: Store, *, api: Api | None = None) -> None:
+        """*store*: still empty. *api*: ``None`` for the cluster of the environment. Raises: HamiError if there is no
         cluster."""
         api = api or Api.connect(timeout=settings.request_timeout)
         clock = time.monotonic
-        self._cache = cache
-        self._watches = Watches(api, nodes=cache.nodes, pods=cache.pods, quotas=cache.quotas,
+        self._store = store
+        self._watches = Watches(api, nodes=store.nodes, pods=store.pods, quotas=store.quotas,
                                 node_selector=settings.node_selector)
-        self._live = LiveCluster(cache, now=utc_now)
-        self._explainer = Explainer(self._live, clock=clock)
+        self._live = LiveCluster(store, now=utc_now)
         monitors = Monitors(api, settings.pod_namespace, settings.monitor_selector, settings.monitor_port)
-        self._collector = Collector(monitors.page if settings.monitor_selector else None, partial(read_condition, api),
-                                    clock=clock, now=utc_now)
+        self._pollers: list[Poller[Any, Any]] = [
+            answers := explainer(self._live, clock=clock),
+            uses := use_poller(monitors.page, clock=clock, now=utc_now),
+            conditions := condition_poller(partial(read_condition, api), clock=clock)]
         tls = _tls(settings)
         self._app = create_dashboard(Dashboard(
-            Views(self._live, self._explainer, self._collector),
+            Views(self._live, explain=answers.view, uses=uses.view, condition=conditions.view),
             Access(Reviews(api) if tls is not None else None, clock=clock), Renderings(clock=clock), self._version,
             self.unready_reason, self.hung_reason, is_local=tls is None))
         self._server = AppServer("dashboard", settings.bind_address, self._app, flag="--bind-address", tls=tls)
-        self._explaining = PeriodicTask("explainer", self._explain, 0.0)
-        self._is_prepared = False
-        self._tasks: list[Task] = [self._explaining, self._collector, *self._watches.tasks]
+        self._tasks: list[Task] = [PeriodicTask("rows", self._refresh, REFRESH_S), *self._pollers, *self._watches.tasks]
 
     def start(self) -> None:
         """Serves, and reads the cluster. Raises: HamiError if the address cannot be listened on."""
@@ -71,12 +70,12 @@ class DashboardProgram:
         self._server.start()
         for task in self._tasks:
             task.start()
+        compile_templates(self._app)
         log.info("serving", extra={"bind": "%s:%s" % self.address})
 
     def stop(self) -> None:
         """Stops all parts."""
         self._server.stop()
-        self._explainer.stop()
         for task in self._tasks:
             task.stop()
         for task in self._tasks:
@@ -96,18 +95,14 @@ class DashboardProgram:
         return problems(self._tasks)
 
     def _version(self) -> tuple[int, ...]:
-        return (*self._cache.version(), self._explainer.answered, self._collector.changes(),
+        return (*self._store.version(), *(poller.changes for poller in self._pollers),
                 int(utc_now().timestamp()) // AGES_S)
 
-    def _explain(self) -> None:
-        """Computes answers, and the rows of nodes that have changed, so that no viewer waits for many."""
-        if not self._is_prepared:
-            compile_templates(self._app)
-            self._is_prepared = True
-        if self._explainer.wait(REFRESH_S) and self._watches.is_synced():
-            self._cache.expire()
+    def _refresh(self) -> None:
+        """Makes the rows of nodes that have changed, so that no viewer waits for many."""
+        if self._watches.is_synced():
+            self._store.expire()
             self._live.node_rows()
-            self._explainer.answer_all(self._explaining.beat)
 
 
 def _tls(settings: DashboardSettings) -> TlsContexts | None:
@@ -121,7 +116,7 @@ def _tls(settings: DashboardSettings) -> TlsContexts | None:
     return TlsContext(settings.cert_file, settings.key_file, until_made=own) if settings.cert_file else lambda: own
 
 
-def serve(settings: DashboardSettings, cache: Store) -> int:
+def serve(settings: DashboardSettings, store: Store) -> int:
     """Runs until a stop signal; returns the exit status: 1 if a thread has died or hangs. Raises: HamiError if the
     start fails."""
-    return run_until_signal(DashboardProgram(settings, cache), listen())
+    return run_until_signal(DashboardProgram(settings, store), listen())

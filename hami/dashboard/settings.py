@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from hami.codec.device_config import Fallback
 from hami.errors import HamiError
 from hami.runtime.options import ADDRESS, FILE, Address, Flag, Value, whole_number
+from hami.runtime.settings import ClusterSettings, check_key_pair, cluster_values
 
 SERVING = (
     Flag("--bind-address", ADDRESS, "Address of the pages, /healthz and /readyz. A loopback address serves plain HTTP "
@@ -21,11 +24,9 @@ SERVING = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DashboardSettings:
-    """All settings. *cert_file*, *key_file*: empty for none. *monitor_selector*: empty to poll no monitor.
-
-    *node_selector*: a label selector; empty for all nodes. *request_timeout*: seconds.
-    """
+class DashboardSettings(ClusterSettings):
+    """The settings of the dashboard. *cert_file*, *key_file*: empty for none. *monitor_selector*: empty to poll no
+    monitor. Raises: HamiError if they contradict each other."""
 
     bind_address: Address = Address("127.0.0.1", 8445)
     cert_file: str = ""
@@ -33,10 +34,13 @@ class DashboardSettings:
     monitor_selector: str = "app.kubernetes.io/component=hami-monitor"
     monitor_port: int = 9394
 
-    node_selector: str = ""
-    request_timeout: float = 10.0
-    pod_namespace: str = "kube-system"
-
     def __post_init__(self) -> None:
+        check_key_pair(self.cert_file, self.key_file)
         if self.monitor_port > 65_535:
             raise HamiError("--monitor-port: expected a port from 1 to 65535")
+
+
+def read_dashboard_settings(given: Mapping[str, object], environ: Mapping[str, str], *, fallback: Fallback,
+                            known: Collection[str]) -> DashboardSettings:
+    """Returns the settings of flags and environment, as :func:`hami.runtime.settings.cluster_values` reads them."""
+    return DashboardSettings(**cluster_values(given, environ, fallback, known))  # type: ignore[arg-type]

@@ -6,7 +6,6 @@ Only lines of known metrics are parsed, up to a number, and only names of pods a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -41,42 +40,30 @@ class Use(msgspec.Struct, rename="camel", frozen=True):
     as_of: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeUse:
-    """The use of a node's cards, and of the parts that pods hold of them."""
-
-    uses: Mapping[Labels, Use] = field(default_factory=dict)
-
-    def of_card(self, uuid: str) -> Use | None:
-        """Returns the use of a card; ``None`` if it is not known."""
-        return self.uses.get((uuid,))
-
-    def of_part(self, uuid: str, namespace: str, pod: str) -> Use | None:
-        """Returns the use of the part of a card that a pod holds; ``None`` if it is not known."""
-        return self.uses.get((uuid, namespace, pod))
+Uses = Mapping[Labels, Use]
+"""The use of a node's cards, and of the parts that pods hold of them, as far as it is known."""
 
 
-def parse_use(page: str, as_of: str) -> NodeUse:
+def parse_use(page: str, as_of: str) -> Uses:
     """Returns what the metrics *page* of a monitor says, without the lines that cannot be read."""
     sums: dict[str, dict[Labels, float]] = {name: {} for name in METRICS}
     for sample in _samples(page):
         labels = tuple(sample.labels.get(name, "") for name in METRICS[sample.name])
         if all(labels):
-            known = sums[sample.name]
-            known[labels] = known.get(labels, 0.0) + max(0.0, sample.value)
-    return NodeUse(_uses(sums[CARD_MEMORY], sums[CARD_COMPUTE], as_of)
-                   | _uses(sums[POD_MEMORY], sums[POD_COMPUTE], as_of))
+            by_labels = sums[sample.name]
+            by_labels[labels] = by_labels.get(labels, 0.0) + max(0.0, sample.value)
+    return _uses(sums[CARD_MEMORY], sums[CARD_COMPUTE], as_of) | _uses(sums[POD_MEMORY], sums[POD_COMPUTE], as_of)
 
 
 def total_use(uses: Collection[Use | None]) -> Use | None:
     """Returns the sum of the memory and the mean of the compute of *uses*; ``None`` unless all of them are known."""
-    known = [use for use in uses if use is not None]
-    if not known or len(known) < len(uses):
+    measured = [use for use in uses if use is not None]
+    if not measured or len(measured) < len(uses):
         return None
-    memory = [use.memory_mib for use in known if use.memory_mib is not None]
-    compute = [use.compute_percent for use in known if use.compute_percent is not None]
-    return Use(sum(memory) if len(memory) == len(known) else None,
-               sum(compute) // len(known) if len(compute) == len(known) else None, min(use.as_of for use in known))
+    memory = [use.memory_mib for use in measured if use.memory_mib is not None]
+    compute = [use.compute_percent for use in measured if use.compute_percent is not None]
+    return Use(sum(memory) if len(memory) == len(uses) else None,
+               sum(compute) // len(uses) if len(compute) == len(uses) else None, min(use.as_of for use in measured))
 
 
 def _samples(page: str) -> Iterator[Sample]:
@@ -90,11 +77,11 @@ def _samples(page: str) -> Iterator[Sample]:
         if count > MAX_SAMPLES:
             return
         try:
-            found = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
+            samples = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
         except (ValueError, IndexError, OverflowError):
             continue
         # integers of any length pass the parser, and so do NaN and infinity
-        yield from (sample for sample in found if sample.name in METRICS and abs(sample.value) <= GREATEST)
+        yield from (sample for sample in samples if sample.name in METRICS and abs(sample.value) <= GREATEST)
 
 
 def _uses(memory: Mapping[Labels, float], compute: Mapping[Labels, float], as_of: str) -> dict[Labels, Use]:

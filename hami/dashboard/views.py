@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from hami.dashboard.access import Scope
-from hami.dashboard.explainer import Explainer, Explanation
-from hami.dashboard.live import CardParts, LiveCluster, with_use
+from hami.dashboard.errors import PageError
+from hami.dashboard.explainer import Explanation, Question
+from hami.dashboard.live import DeviceParts, LiveCluster
 from hami.dashboard.scheduling_condition import SchedulingCondition
-from hami.dashboard.use import NodeUse, Use, total_use
-from hami.errors import HamiError
+from hami.dashboard.use import Use, Uses, total_use
 from hami.inspect.cluster import InspectedCluster, unknown_name
 from hami.inspect.explain import RequestedDevices, requested_devices
 from hami.inspect.top import NAMESPACES, NODES, PODS, NamespaceRow, NodeRow, PodRow, age_of, namespace_rows, pod_rows
@@ -37,14 +37,6 @@ STATES: Mapping[str, Callable[[NodeRow], bool]] = {
     "over-committed": lambda row: any("over-committed" in word for word in row.state),
 }
 """States of nodes by which they can be chosen."""
-
-
-class BadQuery(HamiError):
-    """The query of the address cannot be read; the text names the parameter."""
-
-
-class Unknown(HamiError):
-    """Nothing has that name; the text has the nearest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +65,7 @@ class NodeItem(msgspec.Struct, rename="camel", frozen=True):
     """A node with its cards. *use*: of all of them; ``None`` unless that of each is known."""
 
     node: NodeRow
-    cards: tuple[CardParts, ...]
+    cards: tuple[DeviceParts, ...]
     use: Use | None
 
 
@@ -112,11 +104,11 @@ class WaitingList(msgspec.Struct, rename="camel", frozen=True):
     pages: int
 
 
-class Neighbors(msgspec.Struct, rename="camel", frozen=True):
-    """A card of which a pod holds a part, with everything that is held of it."""
+class DevicePage(msgspec.Struct, rename="camel", frozen=True):
+    """One device, with everything that is held of it."""
 
     node: str
-    card: CardParts
+    card: DeviceParts
 
 
 class PodPage(msgspec.Struct, rename="camel", frozen=True):
@@ -125,15 +117,8 @@ class PodPage(msgspec.Struct, rename="camel", frozen=True):
     row: PodRow
     bound_at: int
     problems: tuple[str, ...]
-    cards: tuple[Neighbors, ...]
+    cards: tuple[DevicePage, ...]
     waits: Waiting | None
-
-
-class CardPage(msgspec.Struct, rename="camel", frozen=True):
-    """One card."""
-
-    node: str
-    card: CardParts
 
 
 class NamespaceList(msgspec.Struct, rename="camel", frozen=True):
@@ -153,23 +138,20 @@ class NamespacePage(msgspec.Struct, rename="camel", frozen=True):
     pages: int
 
 
-class Polled(Protocol):
-    """Values that are polled while they are viewed: :class:`hami.dashboard.collector.Collector`."""
-
-    def use(self, node: str) -> NodeUse | None:
-        """Returns the use of the cards of *node*; ``None`` if it is not known."""
-
-    def condition(self, ref: PodRef) -> SchedulingCondition | None:
-        """Returns why kube-scheduler does not place a pod; ``None`` if it is not known."""
-
-
 class Views:
-    """The pages about *live*. The thread that renders calls them, one at a time."""
+    """The pages about *live*. The thread that renders calls them, one at a time.
 
-    def __init__(self, live: LiveCluster, explainer: Explainer, polled: Polled) -> None:
+    *explain*: returns the answer to a question, *uses* the use of a node's cards, *condition* why kube-scheduler does
+    not place a pod; ``None`` if it is not known.
+    """
+
+    def __init__(self, live: LiveCluster, *, explain: Callable[[Question], Explanation | None],
+                 uses: Callable[[str], Uses | None],
+                 condition: Callable[[PodRef], SchedulingCondition | None]) -> None:
         self._live = live
-        self._explainer = explainer
-        self._polled = polled
+        self._explain = explain
+        self._uses = uses
+        self._condition = condition
 
     def nodes(self, scope: Scope, query: NodeQuery) -> NodeList:
         """Returns a page of nodes with their cards."""
@@ -178,55 +160,54 @@ class Views:
         if query.sort != "name":
             rows.sort(key=NODES.orders[query.sort], reverse=True)
         shown, page, pages = paged(rows, query.page, NODES_A_PAGE)
-        cards = self._cards([row.name for row in shown], scope)
-        items = tuple(_item(row, cards.get(row.name, ())) for row in shown)
+        devices = self._live.devices([row.name for row in shown], scope, self._uses)
+        items = tuple(_item(row, devices.get(row.name, ())) for row in shown)
         return NodeList(_total(rows), items, page, pages)
 
     def node(self, scope: Scope, name: str) -> NodeItem:
-        """Returns one node. Raises: Unknown."""
+        """Returns one node. Raises: PageError."""
         rows = self._live.node_rows()
         if name not in rows:
             raise _unknown("node with devices:", name, rows)
-        return _item(rows[name], self._cards([name], scope).get(name, ()))
+        return _item(rows[name], self._live.devices([name], scope, self._uses).get(name, ()))
 
-    def card(self, scope: Scope, node: str, uuid: str) -> CardPage:
-        """Returns one card. Raises: Unknown."""
-        cards = {card.row.uuid: card for card in self.node(scope, node).cards}
-        if uuid not in cards:
-            raise _unknown(f"card of node {node}:", uuid, cards)
-        return CardPage(node, cards[uuid])
+    def device(self, scope: Scope, node: str, uuid: str) -> DevicePage:
+        """Returns one device. Raises: PageError."""
+        devices = {device.row.uuid: device for device in self.node(scope, node).cards}
+        if uuid not in devices:
+            raise _unknown(f"card of node {node}:", uuid, devices)
+        return DevicePage(node, devices[uuid])
 
     def pending(self, scope: Scope, page: int) -> WaitingList:
         """Returns a page of the pods that wait."""
-        cache = self._live.cache
-        pods = [pod for pod in cache.pods.waiting()
-                if pod.ref.namespace in scope and cache.booking(pod.ref.uid) is None]
+        store = self._live.store
+        pods = [pod for pod in store.pods.waiting()
+                if pod.ref.namespace in scope and store.booking(pod.ref.uid) is None]
         pods.sort(key=lambda pod: (pod.created, pod.ref.namespace, pod.ref.name))
         shown, page, pages = paged(pods, page, PENDING_A_PAGE)
         cluster = self._live.cluster([], scope)
         return WaitingList(tuple(self._waiting(cluster, pod, scope) for pod in shown), len(pods), page, pages)
 
     def pod(self, scope: Scope, namespace: str, name: str) -> PodPage:
-        """Returns one pod. Raises: Unknown."""
-        cache = self._live.cache
-        record = cache.pods.named(namespace, name)
+        """Returns one pod. Raises: PageError."""
+        store = self._live.store
+        record = store.pods.named(namespace, name)
         if record is None or record.terminated or not record.requests_devices:
-            known = (one.ref.name for one in cache.pods.all() if one.ref.namespace == namespace)
-            raise _unknown(f"pod with devices in namespace {namespace}:", name, known)
-        waiting = next((pod for pod in cache.pods.waiting() if pod.ref == record.ref), None)
-        booking = cache.booking(record.ref.uid)
+            names = (other.ref.name for other in store.pods.all() if other.ref.namespace == namespace)
+            raise _unknown(f"pod with devices in namespace {namespace}:", name, names)
+        waiting, booking = store.pods.waiting_pod(record.ref.uid), store.booking(record.ref.uid)
         cluster = self._live.cluster([booking.node] if booking else [], scope, [waiting] if waiting is not None else [])
         pod = cluster.pods.get(record.ref.uid) or Pod(ref=record.ref, node_name=record.node, phase=record.phase)
-        cards = self._cards([booking.node], scope).get(booking.node, ()) if booking is not None else ()
-        held = {charge.uuid for _, charges in booking.charges for charge in charges} if booking is not None else set()
-        waits = None
-        if waiting is not None and booking is None:
+        held, waits = [], None
+        if booking is not None:
+            uuids = {charge.uuid for _, charges in booking.charges for charge in charges}
+            devices = self._live.devices([booking.node], scope, self._uses).get(booking.node, ())
+            held = [DevicePage(booking.node, device) for device in devices if device.row.uuid in uuids]
+        elif waiting is not None:
             waits = msgspec.structs.replace(
-                self._waiting(cluster, waiting, scope), condition=self._polled.condition(waiting.ref))
-        return PodPage(
-            row=pod_rows(cluster, [pod])[0], bound_at=record.bound_at, problems=record.problems,
-            cards=tuple(Neighbors(booking.node, card) for card in cards if card.row.uuid in held) if booking else (),
-            waits=waits)
+                self._waiting(cluster, waiting, scope), condition=self._condition(waiting.ref))
+        return PodPage(row=pod_rows(cluster, [pod])[0], bound_at=record.bound_at, problems=record.problems,
+                       cards=tuple(held), waits=waits)
 
     def namespaces(self, scope: Scope) -> NamespaceList:
         """Returns what the namespaces of *scope* hold."""
@@ -234,46 +215,38 @@ class Views:
         return NamespaceList(tuple(sorted(rows, key=NAMESPACES.name)))
 
     def namespace(self, name: str, page: int) -> NamespacePage:
-        """Returns one namespace. Raises: Unknown."""
+        """Returns one namespace. Raises: PageError."""
         cluster = self._live.namespace(name)
         items = sorted(namespace_rows(cluster, [name]), key=NAMESPACES.name)
         pods = sorted(cluster.pods.values(), key=lambda pod: pod.ref.name)
         if not items and not pods:
-            raise Unknown(f"no pod in a namespace {name} holds devices, and it has no quota of them")
+            raise PageError(f"no pod in a namespace {name} holds devices, and it has no quota of them", 404)
         shown, page, pages = paged(pods, page, PODS_A_PAGE)
         rows = sorted(pod_rows(cluster, shown), key=PODS.name)
         return NamespacePage(name, tuple(items), tuple(rows), len(pods), page, pages)
-
-    def _cards(self, names: Sequence[str], scope: Scope) -> dict[str, tuple[CardParts, ...]]:
-        """Returns the cards of the nodes *names*, by node, with their use where it is known."""
-        found = {}
-        for name, cards in self._live.cards(names, scope).items():
-            use = self._polled.use(name)
-            found[name] = tuple(cards) if use is None else tuple(with_use(card, use) for card in cards)
-        return found
 
     def _waiting(self, cluster: InspectedCluster, pod: Pod, scope: Scope) -> Waiting:
         return Waiting(
             namespace=pod.ref.namespace, name=pod.ref.name, created=pod.created,
             age_s=age_of(pod.created, self._live.now()), scheduler=pod.scheduler_name,
-            requests=requested_devices(cluster, pod), explanation=self._explainer.explain(pod, scope))
+            requests=requested_devices(cluster, pod), explanation=self._explain(Question.of(pod, scope)))
 
 
 def node_query(given: Mapping[str, str]) -> NodeQuery:
-    """Returns the parameters *given* as a query. Raises: BadQuery."""
+    """Returns the parameters *given* as a query. Raises: PageError."""
     query = NodeQuery(node=_text(given, "node"), model=_text(given, "model"), state=_text(given, "state"),
                       sort=_text(given, "sort") or "name", page=page_of(given))
-    for name, value, known in (("state", query.state, ["", *STATES]), ("sort", query.sort, ["name", *NODES.orders])):
-        if value not in known:
-            raise BadQuery(f"{name}={value}: expected {', '.join(filter(None, known))}")
+    for name, value, choices in (("state", query.state, ["", *STATES]), ("sort", query.sort, ["name", *NODES.orders])):
+        if value not in choices:
+            raise PageError(f"{name}={value}: expected {', '.join(filter(None, choices))}", 400)
     return query
 
 
 def page_of(given: Mapping[str, str]) -> int:
-    """Returns the number of the page. Raises: BadQuery."""
+    """Returns the number of the page. Raises: PageError."""
     text = given.get("page", "1")
     if not (text.isascii() and text.isdigit() and 1 <= len(text) <= 6 and 1 <= int(text) <= MAX_PAGES):
-        raise BadQuery("page: expected a number from 1")
+        raise PageError("page: expected a number from 1", 400)
     return int(text)
 
 
@@ -287,7 +260,7 @@ def paged(items: Sequence[T], page: int, size: int) -> tuple[Sequence[T], int, i
 def _text(given: Mapping[str, str], name: str) -> str:
     text = given.get(name, "").strip()
     if len(text) > TEXT_LIMIT:
-        raise BadQuery(f"{name}: expected at most {TEXT_LIMIT} characters")
+        raise PageError(f"{name}: expected at most {TEXT_LIMIT} characters", 400)
     return text
 
 
@@ -297,29 +270,19 @@ def _is_chosen(row: NodeRow, query: NodeQuery) -> bool:
             and (not query.state or STATES[query.state](row)))
 
 
-def _item(row: NodeRow, cards: Sequence[CardParts]) -> NodeItem:
-    return NodeItem(row, tuple(cards), total_use([card.use for card in cards]))
+def _item(row: NodeRow, devices: Sequence[DeviceParts]) -> NodeItem:
+    return NodeItem(row, tuple(devices), total_use([device.use for device in devices]))
 
 
-def _total(rows: Iterable[NodeRow]) -> Total:
-    nodes = cards = memory = used = free = pods = 0
-    for row in rows:
-        nodes += 1
-        cards += row.cards
-        memory += row.memory_mib
-        used += row.memory_used_mib
-        free = max(free, row.largest_free_mib)
-        pods += row.pods
-    return Total(nodes=nodes, cards=cards, memory_mib=memory, memory_used_mib=used, largest_free_mib=free, pods=pods)
+def _total(rows: Sequence[NodeRow]) -> Total:
+    return Total(nodes=len(rows), cards=sum(row.cards for row in rows), memory_mib=sum(row.memory_mib for row in rows),
+                 memory_used_mib=sum(row.memory_used_mib for row in rows),
+                 largest_free_mib=max((row.largest_free_mib for row in rows), default=0),
+                 pods=sum(row.pods for row in rows))
 
 
-def _unknown(kind: str, name: str, known: Iterable[str]) -> Unknown:
+def _unknown(kind: str, name: str, names: Iterable[str]) -> PageError:
     """Returns the error for a name that matches nothing. Only some names are compared with it: that takes long."""
     shown = name[:TEXT_LIMIT]
-    near = islice((one for one in known if one[:2] == shown[:2]), NAMES_COMPARED)
-    return Unknown(str(unknown_name(kind, shown, near)))
-
-
-def to_json(document: Any) -> str:
-    """Returns a page's record as JSON."""
-    return msgspec.json.encode(document).decode()
+    near = islice((other for other in names if other[:2] == shown[:2]), NAMES_COMPARED)
+    return PageError(str(unknown_name(kind, shown, near)), 404)

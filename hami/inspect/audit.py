@@ -12,7 +12,7 @@ from hami.codec.keys import ASSIGNED_NODE
 from hami.codec.states import parse_lock
 from hami.errors import MalformedInput
 from hami.inspect.cluster import InspectedCluster
-from hami.inspect.tables import printable
+from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_text
 from hami.state.binding import assigned_at, bound_at
 from hami.state.pods import FOREIGN_TTL_S
@@ -39,31 +39,25 @@ def audit(cluster: InspectedCluster) -> list[Finding]:
 
 def render_audit(cluster: InspectedCluster, findings: Sequence[Finding]) -> str:
     """Returns *findings* as text, with what was looked at."""
-    seen = (_count(len(cluster.view.nodes), "node"), _count(len(cluster.pods), "pod"),
-            _count(len(findings), "inconsistency", "inconsistencies") if findings else "consistent")
-    lines = ["{} with devices and {}: {}".format(*seen)]
+    result = counted(len(findings), "inconsistency", "inconsistencies") if findings else "consistent"
+    nodes, pods = counted(len(cluster.view.nodes), "node"), counted(len(cluster.pods), "pod")
+    lines = [f"{nodes} with devices and {pods}: {result}"]
     for finding in findings:
         lines += ["", f"{finding.rule}: {finding.subject}: {finding.problem}", f"  → {finding.remedy}"]
     return "\n".join(map(printable, lines))
 
 
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
-
-
 def _overcommitted(cluster: InspectedCluster) -> Iterator[Finding]:
-    for name, usages in cluster.view.nodes.items():
-        for vendor, devices in usages.items():
-            for usage in devices:
-                if usage.is_overcommitted:
-                    device = usage.device
-                    holders = cluster.holders(name, vendor, device.uuid)
-                    pods = sorted(str(pod.ref) for pod, _ in holders if pod is not None)
-                    yield Finding(
-                        "OverCommitted", f"card {device.index} ({device.uuid}) of node {name}",
-                        f"{usage.memory_used_mib:,} of {device.memory_mib:,} MiB, {usage.cores_used} of {device.cores} "
-                        f"cores, {usage.slots_used} of {device.slots} slots are given out",
-                        f"delete one of its pods: {', '.join(pods)}; check that only one scheduler places pods")
+    for name, usage in cluster.usages():
+        if usage.is_overcommitted:
+            device = usage.device
+            holders = cluster.holders(name, device.vendor, device.uuid)
+            pods = sorted(str(pod.ref) for pod, _ in holders if pod is not None)
+            yield Finding(
+                "OverCommitted", f"card {device.index} ({device.uuid}) of node {name}",
+                f"{usage.memory_used_mib:,} of {device.memory_mib:,} MiB, {usage.cores_used} of {device.cores} cores, "
+                f"{usage.slots_used} of {device.slots} slots are given out",
+                f"delete one of its pods: {', '.join(pods)}; check that only one scheduler places pods")
 
 
 def _unreadable_allocations(cluster: InspectedCluster) -> Iterator[Finding]:

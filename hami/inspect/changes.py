@@ -8,7 +8,8 @@ ended, one at a time, each in a view of its own. Only where neither is enough th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,6 +17,7 @@ from hami.codec.keys import CORDON, GPU_POLICY, NUMA_BIND
 from hami.codec.policies import parse_list
 from hami.codec.register import parse_bool
 from hami.inspect.cluster import InspectedCluster
+from hami.inspect.tables import counted
 from hami.model import Container, Device, Pod, QuotaLimits, Request
 from hami.scheduling.refusal import Choice
 from hami.scheduling.usage import total_charge
@@ -49,25 +51,28 @@ def find_changes(inspected: InspectedCluster, view: View, pod: Pod, nearest: Seq
     *view*: the cluster in which it waits. *nearest*: the nodes that do not fit, in the order in which changes of the
     cluster are tried.
     """
-    if changes := _Search(inspected, view, pod, nearest[:MAX_NODES]).changes():
+    search, here = _Search(inspected, view, pod, nearest[:MAX_NODES]), _Cluster(view, inspected.offered())
+    quotas = _quotas_of(pod, view)
+    if (changes := search.changes(here)) or not quotas:
         return changes
-    quotas = [quota for quota in view.facts.quotas.get(pod.ref.namespace, {}).values() if quota.matches(pod.scope)]
-    if not quotas:
-        return []
-    lifted = _Search(inspected, view.what_if(quotas={pod.ref.namespace: {}}), pod, nearest[:MAX_NODES])
-    text = f"the namespace has no quota of devices (now {', '.join(quota.name for quota in quotas)})"
-    alone = Change(texts=(), pod=pod, node="", view=lifted.here.view)
-    changes = [replace(alone, node=choice.node)] if (choice := lifted.here.fits(pod)) is not None else lifted.changes()
-    return [replace(change, texts=(*change.texts, text)) for change in changes]
+    names = ", ".join(quota.name for quota in quotas.values())
+    lifted = here.but(f"the namespace has no quota of devices (now {names})",
+                      view.what_if(quotas={pod.ref.namespace: {}}))
+    return [lifted.change(pod, choice.node)] if (choice := lifted.fits(pod)) is not None else search.changes(lifted)
 
 
 @dataclass(frozen=True, slots=True)
 class _Cluster:
-    """A cluster that differs by *text* from the one in which the pod waits. *names*: the nodes that the pod may get."""
+    """A cluster that differs by *texts* from the one in which the pod waits. *names*: the nodes that the pod may
+    get."""
 
     view: View
     names: Sequence[str]
-    text: str = ""
+    texts: tuple[str, ...] = ()
+
+    def but(self, text: str, view: View | None = None, names: Sequence[str] = ()) -> _Cluster:
+        """Returns this cluster with another view, or other nodes that the pod may get."""
+        return _Cluster(view or self.view, names or self.names, (*self.texts, text))
 
     def fits(self, pod: Pod) -> Choice | None:
         """Returns the decision about *pod*."""
@@ -75,7 +80,7 @@ class _Cluster:
 
     def change(self, pod: Pod, node: str, texts: tuple[str, ...] = ()) -> Change:
         """Returns the change that makes this cluster, beside those of the pod in *texts*."""
-        return Change(texts=(*texts, self.text) if self.text else texts, pod=pod, node=node, view=self.view)
+        return Change(texts=(*texts, *self.texts), pod=pod, node=node, view=self.view)
 
 
 _Groups = Iterable[Iterable[_Cluster]]
@@ -83,33 +88,32 @@ _Groups = Iterable[Iterable[_Cluster]]
 
 
 class _Search:
-    """The search for one pod in *view*."""
+    """The search for one pod."""
 
     def __init__(self, inspected: InspectedCluster, view: View, pod: Pod, nearest: Sequence[str]) -> None:
         self._inspected = inspected
         self._pod = pod
         self._nearest = nearest
-        self.here = _Cluster(view, inspected.offered())
         self._relaxations = _relaxations(inspected, pod)
         self._bookings = sorted((booking for booking in view.bookings.values()
                                  if booking.uid != pod.ref.uid and booking.uid in inspected.pods), key=_size)
 
-    def changes(self) -> list[Change]:
-        """Returns the changes of the pod alone and those of the cluster alone; else of both."""
-        return [*self._loosened(self.here), *self._alone()] or list(self._together())
+    def changes(self, here: _Cluster) -> list[Change]:
+        """Returns the changes of the pod alone and those of the cluster *here* alone; else of both."""
+        return [*self._loosened(here), *self._alone(here)] or list(self._together(here))
 
-    def _alone(self) -> Iterator[Change]:
+    def _alone(self, here: _Cluster) -> Iterator[Change]:
         """Yields the changes of the cluster alone."""
-        for groups in self._kinds():
+        for groups in self._kinds(here):
             enough = (answer for group in groups if (answer := _first(group, self._pod)) is not None)
             for cluster, choice in itertools.islice(enough, MAX_OF_A_KIND):
                 yield cluster.change(self._pod, choice.node)
 
-    def _together(self) -> Iterator[Change]:
+    def _together(self, here: _Cluster) -> Iterator[Change]:
         """Yields changes of the pod together with one of the cluster, the first of each kind, and pods that end on
         nodes that are uncordoned."""
         loosest = _applied([relaxation.loosest for relaxation in self._relaxations], self._pod)
-        for groups in (*self._kinds(), self._uncordoned_and_ended()):
+        for groups in (*self._kinds(here), self._uncordoned_and_ended(here)):
             answer = next(filter(None, (_first(group, loosest) for group in groups)), None)
             if answer is not None:
                 cluster, _ = answer
@@ -141,61 +145,65 @@ class _Search:
 
     # Changes of the cluster
 
-    def _kinds(self) -> Iterator[_Groups]:
-        yield ([cluster] for cluster in self._uncordoned_nodes())
-        yield ([cluster] for cluster in self._uncordoned_cards())
-        yield ([cluster] for cluster in self._raised_quotas())
-        yield self._ended()
+    def _kinds(self, here: _Cluster) -> Iterator[_Groups]:
+        yield ([cluster] for cluster in self._uncordoned_nodes(here))
+        yield ([cluster] for cluster in self._uncordoned_devices(here))
+        yield ([cluster] for cluster in self._raised_quotas(here))
+        yield self._ended(here)
 
-    def _uncordoned_nodes(self) -> Iterator[_Cluster]:
+    def _uncordoned_nodes(self, here: _Cluster) -> Iterator[_Cluster]:
         for name in sorted(name for name, node in self._inspected.nodes.items() if node.unschedulable):
-            yield _Cluster(self.here.view, [name], f"node {name} is uncordoned (kubectl uncordon {name})")
+            yield here.but(f"node {name} is uncordoned (kubectl uncordon {name})", names=[name])
 
-    def _uncordoned_and_ended(self) -> _Groups:
+    def _uncordoned_and_ended(self, here: _Cluster) -> _Groups:
         """Yields the pods of cordoned nodes that end where the node is uncordoned, too."""
-        for uncordoned in self._uncordoned_nodes():
-            yield (replace(ended, text=f"{uncordoned.text}, and {ended.text}") for booking in self._bookings
-                   if booking.node in uncordoned.names for ended in [self._end(booking, uncordoned.names)])
+        for uncordoned in self._uncordoned_nodes(here):
+            yield (self._end(booking, uncordoned, uncordoned.names) for booking in self._bookings
+                   if booking.node in uncordoned.names)
 
-    def _uncordoned_cards(self) -> Iterator[_Cluster]:
+    def _uncordoned_devices(self, here: _Cluster) -> Iterator[_Cluster]:
         for name in self._nearest:
             node = self._inspected.nodes[name]
             uuids = parse_list(node.annotations.get(CORDON)) or ()
             for uuid in uuids:
                 rest = ",".join(other for other in uuids if other != uuid)
                 changed = replace(node, annotations={**node.annotations, CORDON: rest})
-                yield _Cluster(self.here.view.what_if(nodes=[changed]), [name],
-                               f"card {uuid} of node {name} is uncordoned (annotation {CORDON})")
+                yield here.but(f"card {uuid} of node {name} is uncordoned (annotation {CORDON})",
+                               here.view.what_if(nodes=[changed]), [name])
 
-    def _raised_quotas(self) -> Iterator[_Cluster]:
-        namespace, names = self._pod.ref.namespace, self.here.names
-        quotas = self.here.view.facts.quotas.get(namespace, {})
-        for quota in quotas.values():
-            for resource in sorted(quota.limits):
-                yield _Cluster(self.here.view.what_if(quotas={
-                    namespace: {**quotas, quota.uid: _without(quota, [resource])}}), names,
-                    f"the quota {quota.name} allows more of limits.{resource} than {quota.limits[resource]}")
+    def _raised_quotas(self, here: _Cluster) -> Iterator[_Cluster]:
+        namespace = self._pod.ref.namespace
+        for uid, quota in _quotas_of(self._pod, here.view).items():
+            for resource, limit in sorted(quota.limits.items()):
+                raised = replace(quota, limits={name: own for name, own in quota.limits.items() if name != resource})
+                yield here.but(f"the quota {quota.name} allows more of limits.{resource} than {limit}",
+                               here.view.what_if(quotas={
+                                   namespace: {**here.view.facts.quotas[namespace], uid: raised}}))
 
-    def _ended(self) -> _Groups:
-        """Yields the pods that end, smallest first: those of the quota, then those of each of the nearest nodes."""
-        if self.here.view.facts.quotas.get(self._pod.ref.namespace):
-            own = [booking for booking in self._bookings if booking.namespace == self._pod.ref.namespace]
-            yield (self._end(booking, self.here.names) for booking in own[:MAX_ENDED])
+    def _ended(self, here: _Cluster) -> _Groups:
+        """Yields the pods that end, smallest first: those that a quota of the pod counts, too, then those of each of
+        the nearest nodes."""
+        quotas = _quotas_of(self._pod, here.view).values()
+        counted = (booking for booking in self._bookings if booking.namespace == self._pod.ref.namespace
+                   and any(quota.matches(booking.scope) for quota in quotas))
+        yield (self._end(booking, here, here.names) for booking in itertools.islice(counted, MAX_ENDED))
         for name in self._nearest:
-            yield (self._end(booking, [name]) for booking in self._bookings if booking.node == name)
+            yield (self._end(booking, here, [name]) for booking in self._bookings if booking.node == name)
 
-    def _end(self, booking: Booking, names: Sequence[str]) -> _Cluster:
-        return _Cluster(self.here.view.what_if(without=[booking.uid]), names,
-                        f"pod {self._inspected.pods[booking.uid].ref} ends")
+    def _end(self, booking: Booking, cluster: _Cluster, names: Sequence[str]) -> _Cluster:
+        return cluster.but(f"pod {self._inspected.pods[booking.uid].ref} ends",
+                           cluster.view.what_if(without=[booking.uid]), names)
+
+
+def _quotas_of(pod: Pod, view: View) -> dict[str, QuotaLimits]:
+    """Returns the quotas that count *pod*, by uid."""
+    quotas = view.facts.quotas.get(pod.ref.namespace, {})
+    return {uid: quota for uid, quota in quotas.items() if quota.matches(pod.scope)}
 
 
 def _first(group: Iterable[_Cluster], pod: Pod) -> tuple[_Cluster, Choice] | None:
     """Returns the first of *group* in which *pod* fits, and where; ``None`` if there is none."""
     return next(((cluster, choice) for cluster in group if (choice := cluster.fits(pod)) is not None), None)
-
-
-def _without(quota: QuotaLimits, resources: Collection[str]) -> QuotaLimits:
-    return replace(quota, limits={name: limit for name, limit in quota.limits.items() if name not in resources})
 
 
 def _size(booking: Booking) -> tuple[int, int, str]:
@@ -223,30 +231,43 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Relaxation:
-    """A kind of change. *loosest*: the most that it can do. *tighten*: returns the smallest change that is enough by a
-    function that says so; *loosest* must be enough."""
+    """A kind of change in *degrees*, of which the last is the most that it can do. *step*: returns the change in a
+    degree from 0. *is_ordered*: where a degree is enough, all that follow are."""
 
-    loosest: _Step
-    tighten: Callable[[Callable[[_Step], bool]], _Step]
+    step: Callable[[int], _Step]
+    degrees: int = 1
+    is_ordered: bool = False
+
+    @property
+    def loosest(self) -> _Step:
+        """The most that it can do."""
+        return self.step(self.degrees - 1)
+
+    def tighten(self, is_enough: Callable[[_Step], bool]) -> _Step:
+        """Returns the smallest change that is enough; the loosest must be."""
+        degrees = range(self.degrees - 1)
+        if self.is_ordered:
+            return self.step(bisect_left(degrees, True, key=lambda degree: is_enough(self.step(degree))))
+        return next((step for step in map(self.step, degrees) if is_enough(step)), self.loosest)
 
 
 # Kinds of changes of a pod
 
 
 def _relaxations(inspected: InspectedCluster, pod: Pod) -> list[_Relaxation]:
-    """Returns what can be loosened of *pod*."""
-    found = []
+    """Returns the kinds of changes that *pod* permits."""
+    relaxations, steps = list[_Relaxation](), list[_Step]()
     for vendor in inspected.vendors:
         requests = [request for container in pod.containers
                     if (request := device_request(vendor, container)) is not None]
         if requests:
             devices = [usage.device for usages in inspected.view.nodes.values() for usage in usages.get(vendor.key, ())]
-            found += [*_amounts(vendor, requests, devices), *_selections(vendor, pod, devices)]
+            relaxations += [*_amounts(vendor, requests, devices), *_selections(vendor, pod, devices)]
     if "mutex" in pod.annotations.get(GPU_POLICY, inspected.record.policies.device):
-        found.append(_annotated("its devices may be shared with other pods", {GPU_POLICY: "spread"}))
+        steps.append(_annotate("its devices may be shared with other pods", {GPU_POLICY: "spread"}))
     if parse_bool(pod.annotations.get(NUMA_BIND, "")) is True:
-        found.append(_annotated("its devices may be on several NUMA nodes", {NUMA_BIND: None}))
-    return found
+        steps.append(_annotate("its devices may be on several NUMA nodes", {NUMA_BIND: None}))
+    return [*relaxations, *(_Relaxation([step].__getitem__) for step in steps)]
 
 
 def _amounts(vendor: Vendor, requests: Sequence[Request], devices: Sequence[Device]) -> Iterator[_Relaxation]:
@@ -256,14 +277,14 @@ def _amounts(vendor: Vendor, requests: Sequence[Request], devices: Sequence[Devi
     memory = max(request.memory_mib or largest * (request.memory_percent or 0) // WHOLE for request in requests)
     cores, count = (max(getattr(request, name) for request in requests) for name in ("cores", "count"))
     if vendor.resources.memory and memory > factor:
-        yield _lowered(vendor, memory // factor - 1, _with_memory, lambda value: (
-            f"it asks for at most {value * factor:,} MiB of each {vendor.key} device"))
+        yield _lowered(vendor, memory // factor - 1, lambda request, value: _with_memory(request, value * factor),
+                       lambda value: f"it asks for at most {value * factor:,} MiB of each {vendor.key} device")
     if vendor.resources.cores and cores > 1:
-        yield _lowered(vendor, cores - 1, _with_cores, lambda value: (
-            f"it asks for at most {value} cores of each {vendor.key} device"))
+        yield _lowered(vendor, cores - 1, lambda request, value: replace(request, cores=min(request.cores, value)),
+                       lambda value: f"it asks for at most {value} cores of each {vendor.key} device")
     if count > 1:
-        yield _lowered(vendor, count - 1, _with_count, lambda value: (
-            f"each container asks for at most {value} {vendor.key} {'device' if value == 1 else 'devices'}"))
+        yield _lowered(vendor, count - 1, lambda request, value: replace(request, count=min(request.count, value)),
+                       lambda value: f"each container asks for at most {counted(value, f'{vendor.key} device')}")
 
 
 def _selections(vendor: Vendor, pod: Pod, devices: Sequence[Device]) -> Iterator[_Relaxation]:
@@ -277,13 +298,7 @@ def _selections(vendor: Vendor, pod: Pod, devices: Sequence[Device]) -> Iterator
             models = sorted({device.model for device in devices}) if name == "type" and keys.use_types else []
             steps = [_annotate(f"it asks for the type {model} (annotation {keys.use_types})",
                                dict.fromkeys(given) | {keys.use_types: model}) for model in models]
-            yield _Relaxation(loosest, partial(_first_enough, [*steps, loosest]))
-
-
-def _annotated(text: str, annotations: Mapping[str, str | None]) -> _Relaxation:
-    """Returns a kind of change without degrees."""
-    step = _annotate(text, annotations)
-    return _Relaxation(step, lambda is_enough: step)
+            yield _Relaxation([*steps, loosest].__getitem__, len(steps) + 1)
 
 
 def _annotate(text: str, annotations: Mapping[str, str | None]) -> _Step:
@@ -294,63 +309,37 @@ def _annotate(text: str, annotations: Mapping[str, str | None]) -> _Step:
     return _Step(text, apply)
 
 
-def _first_enough(steps: Sequence[_Step], is_enough: Callable[[_Step], bool]) -> _Step:
-    """Returns the first of *steps* that is enough, or the last."""
-    return next((step for step in steps[:-1] if is_enough(step)), steps[-1])
-
-
-_Setter = Callable[[Vendor, Request, int], Mapping[str, int | None]]
-"""Returns the resources of a container with this request that lower an amount to a value; ``None`` removes one."""
-
-
-def _lowered(vendor: Vendor, most: int, setter: _Setter, text: Callable[[int], str]) -> _Relaxation:
-    """Returns the kind of change that lowers an amount of each device to *most* at most, and not below 1."""
-    def step(value: int) -> _Step:
+def _lowered(vendor: Vendor, limit: int, lower: Callable[[Request, int], Request],
+             text: Callable[[int], str]) -> _Relaxation:
+    """Returns the kind of change that lowers an amount of each device to *limit* at most, and not below 1."""
+    def step(degree: int) -> _Step:
+        value = limit - degree
         return _Step(text(value), lambda pod: replace(pod, containers=tuple(
-            _limited(vendor, container, setter, value) for container in pod.containers)))
-
-    def tighten(is_enough: Callable[[_Step], bool]) -> _Step:
-        low, high = 1, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            if is_enough(step(middle)):
-                low = middle
-            else:
-                high = middle - 1
-        return step(low)
-    return _Relaxation(step(1), tighten)
+            _limited(vendor, container, lower, value) for container in pod.containers)))
+    return _Relaxation(step, limit, is_ordered=True)
 
 
-def _limited(vendor: Vendor, container: Container, setter: _Setter, value: int) -> Container:
-    request = device_request(vendor, container)
-    changes = setter(vendor, request, value) if request is not None else {}
+def _with_memory(request: Request, memory_mib: int) -> Request:
+    if request.memory_percent is None and request.memory_mib <= memory_mib:
+        return request
+    return replace(request, memory_mib=memory_mib, memory_percent=None)
+
+
+def _limited(vendor: Vendor, container: Container, lower: Callable[[Request, int], Request], value: int) -> Container:
+    if (request := device_request(vendor, container)) is None:
+        return container
+    before, after = _amounts_of(vendor, request), _amounts_of(vendor, lower(request, value))
+    changes = {name: amount for name, amount in after.items() if amount != before[name]}
     limits = {name: text for name, text in container.limits.items() if name not in changes}
     requests = {name: text for name, text in container.requests.items() if name not in changes}
-    limits |= {name: str(amount) for name, amount in changes.items() if amount is not None}
+    limits |= {name: str(amount) for name, amount in changes.items() if amount}
     return replace(container, limits=limits, requests=requests)
 
 
-def _with_memory(vendor: Vendor, request: Request, value: int) -> Mapping[str, int | None]:
-    factor = max(vendor.resources.memory_factor, 1)
-    if request.memory_percent is None and request.memory_mib <= value * factor:
-        return {}
-    removed = {vendor.resources.memory_percent: None} if vendor.resources.memory_percent else {}
-    return {**removed, vendor.resources.memory: value * _devices(vendor, request)}
-
-
-def _with_cores(vendor: Vendor, request: Request, value: int) -> Mapping[str, int | None]:
-    return {vendor.resources.cores: value * _devices(vendor, request)} if request.cores > value else {}
-
-
-def _with_count(vendor: Vendor, request: Request, value: int) -> Mapping[str, int | None]:
-    if request.count <= value:
-        return {}
+def _amounts_of(vendor: Vendor, request: Request) -> dict[str, int]:
+    """Returns the amounts of resources with which a container makes *request*; 0: it does not name the resource."""
     names = vendor.resources
-    totals = {names.memory: request.memory_mib // max(names.memory_factor, 1), names.cores: request.cores}
-    kept = {name: amount * value for name, amount in totals.items() if name and amount and names.amounts_are_totals}
-    return {**kept, names.count: value}
-
-
-def _devices(vendor: Vendor, request: Request) -> int:
-    """Returns for how many devices an amount counts."""
-    return request.count if vendor.resources.amounts_are_totals else 1
+    devices = request.count if names.amounts_are_totals else 1
+    amounts = {names.count: request.count, names.memory: request.memory_mib // max(names.memory_factor, 1) * devices,
+               names.memory_percent: request.memory_percent or 0, names.cores: request.cores * devices}
+    return {name: amount for name, amount in amounts.items() if name}

@@ -1,23 +1,68 @@
-"""A record in the scheduler's own store, so that every answer comes from the code that decides."""
+"""A cluster at one moment, as every command for people sees it: a record, and the view that the scheduler has of it.
+
+The record holds only what HAMi's decision reads, and what names an object to people: no environment variables, no
+secrets. It is seen by the scheduler's own store, so that every answer comes from the code that decides.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from functools import cached_property, lru_cache
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
 
 from hami.codec.device_config import chart_config, parse_device_config
+from hami.codec.keys import GPU_POLICY, NODE_POLICY, NUMA_BIND, WEIGHTS
 from hami.codec.objects import parse_resource_version
 from hami.errors import HamiError
-from hami.inspect.record import SELECTION_KEYS, ClusterRecord
-from hami.model import Node, Pod
+from hami.model import DeviceUsage, Node, Pod, QuotaLimits
 from hami.scheduling.usage import Charge
 from hami.state.store import Store
-from hami.state.view import View
+from hami.state.view import Policies, View
 from hami.vendors.entry_points import full_catalog, sections
 from hami.vendors.spec import Catalog
 
 NEAREST_NAMES = 3  # that an error suggests
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableObject:
+    """An object of the API server that cannot be read. *kind*: such as ``pod``. *problem*: the reason."""
+
+    kind: str
+    name: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingEvent:
+    """An event about a pod. *component*: who says so. *last*: in the API server's format."""
+
+    component: str
+    reason: str
+    message: str
+    count: int
+    last: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRecord:
+    """Nodes, pods that hold or request devices, and quotas.
+
+    *taken*: when the record was begun. *device_config*: the YAML text of the device configuration, empty for the
+    chart's. *policies*: of the scheduler, for pods that name none. *events*: by uid of the pod, in
+    snapshots only.
+    """
+
+    taken: datetime
+    nodes: tuple[Node, ...]
+    pods: tuple[Pod, ...]
+    quotas: tuple[QuotaLimits, ...] = ()
+    device_config: str = ""
+    policies: Policies = Policies()
+    unreadable: tuple[UnreadableObject, ...] = ()
+    events: Mapping[str, tuple[SchedulingEvent, ...]] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=2)
@@ -41,18 +86,19 @@ class InspectedCluster:
         self.nodes: Mapping[str, Node] = {node.name: node for node in record.nodes}
         self.pods: Mapping[str, Pod] = {pod.ref.uid: pod for pod in record.pods}
 
+    def usages_on(self, node: str) -> list[DeviceUsage]:
+        """Returns the devices of *node* and their usage, by vendor."""
+        usages = self.view.usages(node)
+        return [usage for vendor in sorted(usages) for usage in usages[vendor]]
+
+    def usages(self) -> Iterator[tuple[str, DeviceUsage]]:
+        """Yields the usage of each device, with its node."""
+        return ((name, usage) for name in self.view.nodes for usage in self.usages_on(name))
+
     def holders(self, node: str, vendor: str, uuid: str) -> list[tuple[Pod | None, Charge]]:
         """Returns the pods on a device with what they hold of it; ``None`` for a pod that the record does not have."""
         return [(self.pods.get(booking.uid), charge) for booking in self.view.bookings_on(node)
                 for key, charges in booking.charges if key == vendor for charge in charges if charge.uuid == uuid]
-
-    @cached_property
-    def selection_keys(self) -> frozenset[str]:
-        """The annotations with which the author of a pod selects nodes and devices."""
-        return SELECTION_KEYS | {
-            key for vendor in self.vendors
-            for key in (*vendor.annotations.selectors.names, *vendor.annotations.pod_keys,
-                        vendor.resources.no_cores_annotation[0]) if key}
 
     def offered(self) -> list[str]:
         """Returns the names of the nodes that kube-scheduler may offer: those that are not cordoned, sorted."""
@@ -70,6 +116,14 @@ class InspectedCluster:
                             "context?")
 
 
+def selection_keys(vendors: Catalog) -> frozenset[str]:
+    """Returns the annotations with which the author of a pod selects nodes and devices."""
+    return frozenset({NODE_POLICY, GPU_POLICY, WEIGHTS, NUMA_BIND} | {
+        key for vendor in vendors
+        for key in (*vendor.annotations.selectors.names, *vendor.annotations.pod_keys,
+                    vendor.resources.no_cores_annotation[0]) if key})
+
+
 def store_of(record: ClusterRecord) -> Store:
     """Returns a store that has seen everything of *record*."""
     store = Store(catalog_of(record.device_config), record.policies, clock=lambda: 0.0, now=lambda: record.taken,
@@ -83,8 +137,8 @@ def store_of(record: ClusterRecord) -> Store:
     return store
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> HamiError:
+def unknown_name(kind: str, name: str, names: Iterable[str]) -> HamiError:
     """Returns the error for a name that matches nothing, with the nearest names."""
-    nearest = difflib.get_close_matches(name, list(known), NEAREST_NAMES, cutoff=0.5)
+    nearest = difflib.get_close_matches(name, list(names), NEAREST_NAMES, cutoff=0.5)
     hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
     return HamiError(f"there is no {kind} {name}{hint}")

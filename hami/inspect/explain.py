@@ -13,9 +13,8 @@ import msgspec
 from hami.codec.allocation import parse_shares
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.changes import KINDS, find_changes
-from hami.inspect.cluster import InspectedCluster
-from hami.inspect.record import SchedulingEvent
-from hami.inspect.tables import printable
+from hami.inspect.cluster import InspectedCluster, SchedulingEvent, selection_keys
+from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_of, age_text
 from hami.model import Pod
 from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, request_text
@@ -23,7 +22,7 @@ from hami.state.binding import bound_at
 from hami.vendors.request import device_requests, requests_devices
 
 SHOWN_NODES = 5  # nearest nodes of a text that is not wide
-SHOWN_CARDS = 4  # of each of them
+SHOWN_DEVICES = 4  # of each of them
 
 
 class _Record(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
@@ -37,8 +36,8 @@ class RequestedDevices(_Record, frozen=True):
     requests: tuple[str, ...]
 
 
-class CardShortage(_Record, frozen=True):
-    """One card: what is free, and what is missing. *reason*: the first rule that it fails, empty if it would serve."""
+class DeviceShortage(_Record, frozen=True):
+    """A device: its free and its missing amounts. *reason*: the first rule that it fails, empty if it would serve."""
 
     index: int
     uuid: str
@@ -56,7 +55,7 @@ class NodeShortage(_Record, frozen=True):
     node: str
     reasons: str
     container: str
-    cards: tuple[CardShortage, ...]
+    cards: tuple[DeviceShortage, ...]
 
 
 class Suggestion(_Record, frozen=True):
@@ -87,8 +86,8 @@ class WaitingReport(_Record, frozen=True):
     suggestions: tuple[Suggestion, ...]
 
 
-class HeldCard(_Record, frozen=True):
-    """A part of a card that a container holds. *pods*: the others on the card. *index*: ``None`` if it is gone."""
+class HeldDevice(_Record, frozen=True):
+    """A part of a device that a container holds. *pods*: the others on it. *index*: ``None`` if it is gone."""
 
     container: str
     index: int | None
@@ -107,7 +106,7 @@ class BoundReport(_Record, frozen=True):
     phase: str
     bound_s: int | None
     requests: tuple[RequestedDevices, ...]
-    cards: tuple[HeldCard, ...]
+    cards: tuple[HeldDevice, ...]
     problems: tuple[str, ...]
 
 
@@ -155,27 +154,28 @@ def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEve
 def node_shortage(pod: Pod, refusal: NodeRefusal) -> NodeShortage:
     """Returns why *pod* does not fit a node, nearest device first."""
     return NodeShortage(refusal.node, str(refusal.unfit), pod.containers[refusal.container].name,
-                        tuple(map(_card_shortage, refusal.closest_devices)))
+                        tuple(map(_device_shortage, refusal.closest_devices)))
 
 
-def _card_shortage(refusal: DeviceRefusal) -> CardShortage:
+def _device_shortage(refusal: DeviceRefusal) -> DeviceShortage:
     device, short = refusal.device, refusal.short
-    return CardShortage(index=device.index, uuid=device.uuid, model=device.model, free=refusal.free_text,
-                        short_mib=short.memory_mib, short_cores=short.cores, short_slots=short.slots,
-                        reason=str(refusal.reason or ""))
+    return DeviceShortage(index=device.index, uuid=device.uuid, model=device.model, free=refusal.free_text,
+                          short_mib=short.memory_mib, short_cores=short.cores, short_slots=short.slots,
+                          reason=str(refusal.reason or ""))
 
 
 def requested_devices(cluster: InspectedCluster, pod: Pod) -> tuple[RequestedDevices, ...]:
     """Returns what each container of *pod* asks for."""
-    found = ((container.name, tuple(request_text(request, cluster.vendors[request.vendor])
-                                    for request in device_requests(cluster.vendors, container)))
-             for container in pod.containers)
-    return tuple(RequestedDevices(name, requests) for name, requests in found if requests)
+    return tuple(
+        RequestedDevices(container.name, tuple(
+            request_text(request, cluster.vendors[request.vendor]) for request in requests))
+        for container in pod.containers if (requests := device_requests(cluster.vendors, container)))
 
 
 def _selections(cluster: InspectedCluster, pod: Pod) -> dict[str, str]:
     """Returns the annotations with which the pod's author selects nodes and devices."""
-    return {key: text for key, text in sorted(pod.annotations.items()) if key in cluster.selection_keys}
+    keys = selection_keys(cluster.vendors)
+    return {key: text for key, text in sorted(pod.annotations.items()) if key in keys}
 
 
 def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
@@ -195,35 +195,35 @@ def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
 
 
 def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
-    yield f"It fits none of {len(report.nodes)} {_nodes(len(report.nodes))} with devices:"
+    yield f"It fits none of {counted(len(report.nodes), 'node')} with devices:"
     for reason, names in sorted(report.reasons.items(), key=lambda item: (-len(item[1]), item[0])):
-        yield f"  {len(names)} {_nodes(len(names))}  {reason}"
+        yield f"  {counted(len(names), 'node')}  {reason}"
     if report.cordoned:
-        yield f"  {len(report.cordoned)} {_nodes(len(report.cordoned))}  cordoned, not asked"
+        yield f"  {counted(len(report.cordoned), 'node')}  cordoned, not asked"
     shown = report.nodes if wide else report.nodes[:SHOWN_NODES]
     if shown:
         yield ""
         yield "Nearest first:" if wide or len(shown) == len(report.nodes) else (
             f"Nearest first, {len(shown)} of {len(report.nodes)} (-o wide shows all):")
     for node in shown:
-        yield from node_lines(node, len(node.cards) if wide else SHOWN_CARDS)
+        yield from node_lines(node, len(node.cards) if wide else SHOWN_DEVICES)
 
 
 def node_lines(node: NodeShortage, count: int) -> Iterator[str]:
     """Yields *node* and its *count* nearest devices, each in a line, and the number of the others."""
     yield f"  {node.node}  {node.reasons} (container {node.container})"
-    yield from (f"    card {card.index}  {card.free}{lacks(card)}" for card in node.cards[:count])
+    yield from (f"    card {device.index}  {device.free}{lacks(device)}" for device in node.cards[:count])
     if count < len(node.cards):
         yield f"    and {len(node.cards) - count} more"
 
 
-def lacks(card: CardShortage) -> str:
-    """Returns what *card* lacks, to be added to what is free of it."""
-    if not card.reason:
+def lacks(device: DeviceShortage) -> str:
+    """Returns what *device* lacks, to be added to what is free of it."""
+    if not device.reason:
         return "; would serve"
-    amounts = ((card.short_mib, "MiB"), (card.short_cores, "cores"), (card.short_slots, "slot"))
+    amounts = ((device.short_mib, "MiB"), (device.short_cores, "cores"), (device.short_slots, "slot"))
     lacks = ", ".join(f"{short:,} {unit}" for short, unit in amounts if short)
-    return f"; lacks {lacks} ({card.reason})" if lacks else f"; {card.model} ({card.reason})"
+    return f"; lacks {lacks} ({device.reason})" if lacks else f"; {device.model} ({device.reason})"
 
 
 def _event_lines(events: Iterable[SchedulingEvent]) -> Iterator[str]:
@@ -252,13 +252,13 @@ def _bound(cluster: InspectedCluster, pod: Pod) -> BoundReport:
     return BoundReport(
         namespace=pod.ref.namespace, name=pod.ref.name, node=pod.node_name, phase=pod.phase,
         bound_s=max(0, int(cluster.record.taken.timestamp()) - since) if since else None,
-        requests=requested_devices(cluster, pod), cards=tuple(_held_cards(cluster, pod)),
+        requests=requested_devices(cluster, pod), cards=tuple(_held_devices(cluster, pod)),
         problems=record.problems if record is not None else ())
 
 
-def _held_cards(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldCard]:
-    indexes = {(vendor, usage.device.uuid): usage.device.index
-               for vendor, usages in cluster.view.usages(pod.node_name).items() for usage in usages}
+def _held_devices(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
+    indexes = {(usage.device.vendor, usage.device.uuid): usage.device.index
+               for usage in cluster.usages_on(pod.node_name)}
     for vendor in cluster.vendors.allocated_in(pod.annotations):
         try:
             containers = parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated])
@@ -271,8 +271,8 @@ def _held_cards(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldCard]:
             for share in shares:
                 others = {str(other.ref) for other, _ in cluster.holders(pod.node_name, vendor.key, share.uuid)
                           if other is not None and other.ref != pod.ref}
-                yield HeldCard(name, indexes.get((vendor.key, share.uuid)), share.uuid, share.memory_mib, share.cores,
-                               tuple(sorted(others)))
+                yield HeldDevice(name, indexes.get((vendor.key, share.uuid)), share.uuid, share.memory_mib, share.cores,
+                                 tuple(sorted(others)))
 
 
 def _bound_lines(report: BoundReport) -> Iterator[str]:
@@ -281,10 +281,10 @@ def _bound_lines(report: BoundReport) -> Iterator[str]:
     yield from request_lines(report.requests)
     yield ""
     yield "It holds" if report.cards else "Its annotations name no devices."
-    for card in report.cards:
-        place = f"card {card.index}" if card.index is not None else "a card that is gone"
-        yield (f"  {card.container}: {card.memory_mib:,} MiB and {card.cores} cores of {place} ({card.uuid}), "
-               + (f"shared with {', '.join(card.pods)}" if card.pods else "alone on it"))
+    for device in report.cards:
+        place = f"card {device.index}" if device.index is not None else "a card that is gone"
+        yield (f"  {device.container}: {device.memory_mib:,} MiB and {device.cores} cores of {place} ({device.uuid}), "
+               + (f"shared with {', '.join(device.pods)}" if device.pods else "alone on it"))
     for problem in report.problems:
         yield f"  unreadable: {problem}; all devices that it names count as taken"
 
@@ -296,7 +296,3 @@ def request_lines(containers: Sequence[RequestedDevices],
         yield f"  {container.container} asks for {'; '.join(container.requests)}"
     for key, text in annotations.items():
         yield f"  {key}: {text}"
-
-
-def _nodes(count: int) -> str:
-    return "node" if count == 1 else "nodes"

@@ -34,36 +34,21 @@ class _Template(msgspec.Struct):
     metadata: dict[str, Any] | None = None
 
 
-class _ReplicaSpec(msgspec.Struct):
+class _WorkloadSpec(msgspec.Struct):
+    """The specification of a workload. *replicas*: of those that always run; the other two: of Jobs."""
+
     template: _Template
     replicas: _COUNT = None
-
-
-class _JobSpec(msgspec.Struct):
-    template: _Template
     parallelism: _COUNT = None
     completions: _COUNT = None
 
 
-class _JobTemplate(msgspec.Struct):
-    spec: _JobSpec
+class _Workload(msgspec.Struct):
+    spec: _WorkloadSpec
 
 
 class _CronJobSpec(msgspec.Struct, rename="camel"):
-    job_template: _JobTemplate
-
-
-class _BarePod(msgspec.Struct):
-    spec: _OBJECT
-    metadata: dict[str, Any] | None = None
-
-
-class _Workload(msgspec.Struct):
-    spec: _ReplicaSpec
-
-
-class _Job(msgspec.Struct):
-    spec: _JobSpec
+    job_template: _Workload
 
 
 class _CronJob(msgspec.Struct):
@@ -102,17 +87,17 @@ def read_manifests(text: str, source: str) -> tuple[list[PodSource], list[str]]:
 
     Raises: MalformedInput, which names file, document and field; HamiError if nothing in it makes pods.
     """
-    found: list[PodSource] = []
+    sources: list[PodSource] = []
     others: list[str] = []
     for place, document in _documents(text, source):
         manifest = convert(document, _Manifest, _namer(place))
         if manifest.kind in KINDS:
-            found.append(_pod_source(manifest, document, place))
+            sources.append(_pod_source(manifest, document, place))
         else:
             others.append(f"{manifest.kind.lower()}/{manifest.metadata.name}")
-    if not found:
+    if not sources:
         raise HamiError(f"{source}: nothing in it makes pods; expected {', '.join(KINDS)}")
-    return found, others
+    return sources, others
 
 
 def _documents(text: str, source: str) -> Iterator[tuple[str, Any]]:
@@ -130,16 +115,13 @@ def _documents(text: str, source: str) -> Iterator[tuple[str, Any]]:
 
 def _pod_source(manifest: _Manifest, document: Any, place: str) -> PodSource:
     name = _namer(place)
-    template: _Template | _BarePod
     match manifest.kind:
         case "Pod":
-            template, count = convert(document, _BarePod, name), 1
+            template, count = convert(document, _Template, name), 1
         case "Job":
-            job = convert(document, _Job, name).spec
-            template, count = job.template, _running(job)
+            template, count = _running(convert(document, _Workload, name).spec)
         case "CronJob":
-            job = convert(document, _CronJob, name).spec.job_template.spec
-            template, count = job.template, _running(job)
+            template, count = _running(convert(document, _CronJob, name).spec.job_template.spec)
         case _:
             spec = convert(document, _Workload, name).spec
             template, count = spec.template, 1 if spec.replicas is None else spec.replicas
@@ -155,10 +137,10 @@ def _pod_source(manifest: _Manifest, document: Any, place: str) -> PodSource:
     return PodSource(manifest.kind, own.name or own.generate_name or "unnamed", own.namespace, count, pod)
 
 
-def _running(job: _JobSpec) -> int:
-    """Returns the pods of a Job that run at a time."""
+def _running(job: _WorkloadSpec) -> tuple[_Template, int]:
+    """Returns the pod of a Job, and how many run at a time."""
     parallelism = 1 if job.parallelism is None else job.parallelism
-    return parallelism if job.completions is None else min(parallelism, job.completions)
+    return job.template, parallelism if job.completions is None else min(parallelism, job.completions)
 
 
 def _namer(place: str) -> Any:

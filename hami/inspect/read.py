@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
 from hami.codec.documents import decode
+from hami.codec.keys import CORDON, LOCK_FREE, NODE_LOCK, is_scheduler_owned
 from hami.codec.objects import parse_node, parse_quota
 from hami.codec.pods import parse_pod
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
-from hami.inspect.cluster import catalog_of
-from hami.inspect.record import ClusterRecord, RecordFilter, SchedulingEvent, UnreadableObject
-from hami.kube.pages import Requester, parse_meta, read_list
+from hami.inspect.cluster import ClusterRecord, SchedulingEvent, UnreadableObject, catalog_of, selection_keys
+from hami.kube.pages import ObjectMeta, Requester, parse_meta, read_list
 from hami.model import Node, Pod, PodRef, QuotaLimits
 from hami.runtime.clock import utc_now
 from hami.state.view import Policies
+from hami.vendors.inventory import PAIR_SCORES
+from hami.vendors.request import requests_devices
+from hami.vendors.spec import Catalog
 
 T = TypeVar("T")
 
@@ -28,6 +32,7 @@ Progress = Callable[[str, int, int], None]
 CONFIG_KEY = "device-config.yaml"
 MAX_EVENTS = 3  # that are shown of a pod
 MAX_OBJECTS = 500_000  # of one resource; a list that does not end must not fill the memory
+_NODE_KEYS = frozenset({NODE_LOCK, LOCK_FREE, CORDON, PAIR_SCORES})
 _LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 
 
@@ -36,7 +41,7 @@ class _ConfigMap(msgspec.Struct):
 
 
 class _EventSource(msgspec.Struct, frozen=True):
-    component: str | None = ""
+    component: str = ""
 
 
 class _EventSeries(msgspec.Struct, rename="camel", frozen=True):
@@ -44,30 +49,18 @@ class _EventSeries(msgspec.Struct, rename="camel", frozen=True):
     last_observed_time: str | None = ""
 
 
-class _EventObject(msgspec.Struct, frozen=True):
-    uid: str | None = ""
-
-
 class _PodEvent(msgspec.Struct, rename="camel"):
     """An event; older clients fill *source* and *lastTimestamp*, newer ones the other fields."""
 
-    reason: str | None = ""
-    message: str | None = ""
-    count: int | None = 1
-    involved_object: _EventObject | None = None
-    source: _EventSource | None = None
+    reason: str = ""
+    message: str = ""
+    count: int = 1
+    involved_object: ObjectMeta = ObjectMeta()
+    source: _EventSource = _EventSource()
     series: _EventSeries | None = None
-    reporting_component: str | None = ""
+    reporting_component: str = ""
     last_timestamp: str | None = ""
     event_time: str | None = ""
-
-    @property
-    def component(self) -> str:
-        return self.reporting_component or (self.source and self.source.component) or "?"
-
-    @property
-    def times(self) -> int:
-        return self.series.count if self.series is not None else self.count or 1
 
     @property
     def time(self) -> str:
@@ -78,17 +71,29 @@ _EVENT = msgspec.json.Decoder(_PodEvent)
 _CONFIG_MAP = msgspec.json.Decoder(_ConfigMap)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordSource:
-    """Where the record comes from.
+class RecordFilter:
+    """Reduces nodes and pods to what *vendors* read of them."""
 
-    *config_map*: namespace and name of the ConfigMap with the device configuration. *device_config*: the text of the
-    configuration instead; ``None`` to read the ConfigMap. *policies*: those of the scheduler's flags.
-    """
+    def __init__(self, vendors: Catalog) -> None:
+        self._vendors = vendors
+        annotations = [vendor.annotations for vendor in vendors]
+        self._node_keys = _NODE_KEYS | {key for keys in annotations
+                                        for key in (keys.register, keys.handshake, keys.lock, *keys.node_keys)}
+        self._pod_keys = selection_keys(vendors) | {
+            key for keys in annotations for key in (keys.to_allocate, keys.allocated, *keys.extra_keys)}
 
-    config_map: tuple[str, str] = ("kube-system", "hami-scheduler-device")
-    device_config: str | None = None
-    policies: Policies = Policies()
+    def node(self, node: Node) -> Node:
+        """Returns *node* without foreign annotations."""
+        return replace(node, annotations={
+            key: text for key, text in node.annotations.items() if key in self._node_keys})
+
+    def pod(self, pod: Pod) -> Pod | None:
+        """Returns *pod* without foreign annotations; ``None`` if it neither requests nor carries devices."""
+        owned = [key for key in pod.annotations if is_scheduler_owned(key)]
+        if not owned and not requests_devices(self._vendors, pod.containers):
+            return None
+        return replace(pod, annotations={
+            key: text for key, text in pod.annotations.items() if key in self._pod_keys or key in owned})
 
 
 @dataclass(slots=True)
@@ -98,46 +103,34 @@ class Reader:
     request: Requester
     progress: Progress = lambda resource, count, total: None
     note: Callable[[str], None] = lambda text: None
-    _noted: set[str] = field(default_factory=set)
 
-    def record(self, source: RecordSource) -> ClusterRecord:
+    def record(self, *, config_map: tuple[str, str] = ("kube-system", "hami-scheduler-device"),
+               device_config: str | None = None, policies: Policies = Policies()) -> ClusterRecord:
         """Returns the record of the cluster.
 
+        *config_map*: namespace and name of the ConfigMap with the device configuration. *device_config*: the text of
+        the configuration instead. *policies*: those of the scheduler's flags.
         Raises: HamiError if nodes or pods cannot be listed. Without quotas or device configuration it goes on.
         """
         taken = utc_now()
-        text = self._config(source)
+        text = device_config if device_config is not None else self._config(*config_map)
         trim = RecordFilter(catalog_of(text))
         unreadable: list[UnreadableObject] = []
-        nodes: dict[str, Node] = {}
-        pods: dict[str, Pod] = {}
-        quotas: dict[str, QuotaLimits] = {}
-
-        def take_node(node: Node) -> None:
-            nodes[node.name] = trim.node(node)
-
-        def take_pod(pod: Pod) -> None:
-            if (kept := trim.pod(pod)) is not None:
-                pods[kept.ref.uid] = kept
-
-        def take_quota(quota: QuotaLimits) -> None:
-            quotas[quota.uid] = quota
-
-        self._list("nodes", {}, parse_node, take_node, unreadable)
-        self._list("pods", _LIVE_PODS, parse_pod, take_pod, unreadable)
+        nodes = self._list("nodes", {}, lambda raw: trim.node(parse_node(raw)), lambda node: node.name, unreadable)
+        pods = self._list("pods", _LIVE_PODS, lambda raw: trim.pod(parse_pod(raw)), lambda pod: pod.ref.uid, unreadable)
+        quotas: tuple[QuotaLimits, ...] = ()
         try:
-            self._list("resourcequotas", {}, parse_quota, take_quota, unreadable)
+            quotas = self._list("resourcequotas", {}, parse_quota, lambda quota: quota.uid, unreadable)
         except MissingRight as error:
-            self._note_once(f"{error}; quotas are left out of account")
-        return ClusterRecord(taken=taken, nodes=tuple(nodes.values()), pods=tuple(pods.values()),
-                             quotas=tuple(quotas.values()), device_config=text, policies=source.policies,
-                             unreadable=tuple(unreadable))
+            self.note(f"{error}; quotas are left out of account")
+        return ClusterRecord(taken=taken, nodes=nodes, pods=pods, quotas=quotas, device_config=text,
+                             policies=policies, unreadable=tuple(unreadable))
 
     def pod(self, ref: PodRef) -> Pod | None:
         """Returns the pod of this namespace and name, whatever it requests; ``None`` if there is none."""
         path = f"/api/v1/namespaces/{ref.namespace}/pods/{ref.name}"
         try:
-            return parse_pod(self._get("get", "pods", path, f"namespace {ref.namespace}"))
+            return parse_pod(self._get("pods", path, ref.namespace))
         except NotFound:
             return None
 
@@ -151,8 +144,8 @@ class Reader:
         """Returns the events of all pods that could not be scheduled, by uid; with a note if they may not be listed."""
         by_uid: dict[str, list[_PodEvent]] = {}
         for event in self._events("/api/v1/events", "the whole cluster", {}):
-            if event.involved_object is not None and event.involved_object.uid:
-                by_uid.setdefault(event.involved_object.uid, []).append(event)
+            if uid := event.involved_object.uid:
+                by_uid.setdefault(uid, []).append(event)
         return {uid: tuple(_latest(events)) for uid, events in by_uid.items()}
 
     def _events(self, path: str, scope: str, fields: dict[str, str]) -> list[_PodEvent]:
@@ -165,71 +158,60 @@ class Reader:
         wanted = {"reason": "FailedScheduling", **fields}
         selector = ",".join(f"{key}={value}" for key, value in wanted.items() if value)
         try:
-            read_list(self.request, "events", path, {"fieldSelector": selector}, take, lambda count, total: None)
-        except ClusterError as error:
-            self._note_once(str(explain_failure(error, "list", "events", scope)))
+            with _in_words("list", "events", scope):
+                read_list(self.request, "events", path, {"fieldSelector": selector}, take, lambda count, total: None)
+        except HamiError as error:
+            self.note(str(error))
         return events
 
-    def _config(self, source: RecordSource) -> str:
-        """Returns the text of the device configuration, empty for the chart's."""
-        if source.device_config is not None:
-            return source.device_config
-        namespace, name = source.config_map
+    def _config(self, namespace: str, name: str) -> str:
+        """Returns the text of the device configuration in a ConfigMap, empty for the chart's."""
         try:
-            data = self._get("get", "configmaps", f"/api/v1/namespaces/{namespace}/configmaps/{name}",
-                             f"namespace {namespace}")
-        except NotFound:
-            self._note_once(f"there is no ConfigMap {namespace}/{name}; the chart's device configuration is assumed")
-            return ""
-        except MissingRight as error:
-            self._note_once(f"{error}; the chart's device configuration is assumed")
+            data = self._get("configmaps", f"/api/v1/namespaces/{namespace}/configmaps/{name}", namespace)
+        except (NotFound, MissingRight) as error:
+            problem = error if isinstance(error, MissingRight) else f"there is no ConfigMap {namespace}/{name}"
+            self.note(f"{problem}; the chart's device configuration is assumed")
             return ""
         text = (decode(f"ConfigMap {namespace}/{name}", _CONFIG_MAP, data).data or {}).get(CONFIG_KEY)
         if text is None:
             raise HamiError(f"ConfigMap {namespace}/{name} has no key {CONFIG_KEY}")
         return text
 
-    def _list(self, resource: str, query: dict[str, str], parse: Callable[[msgspec.Raw], T], take: Callable[[T], None],
-              unreadable: list[UnreadableObject]) -> None:
+    def _list(self, resource: str, query: dict[str, str], parse: Callable[[msgspec.Raw], T | None],
+              key: Callable[[T], str], unreadable: list[UnreadableObject]) -> tuple[T, ...]:
+        """Returns the objects of *resource* for which *parse* returns something. A list that starts again passes an
+        object twice: *key* tells."""
+        objects: dict[str, T] = {}
         count = 0
 
-        def take_raw(raw: msgspec.Raw) -> None:
+        def take(raw: msgspec.Raw) -> None:
             nonlocal count
             count += 1
             if count > MAX_OBJECTS:
                 raise HamiError(f"the cluster has more than {MAX_OBJECTS:,} {resource}")
             try:
-                take(parse(raw))
+                if (parsed := parse(raw)) is not None:
+                    objects[key(parsed)] = parsed
             except MalformedInput as error:
                 unreadable.append(UnreadableObject(resource.removesuffix("s"), parse_meta(raw).path, str(error)))
 
-        try:
-            read_list(self.request, resource, f"/api/v1/{resource}", query, take_raw,
-                      lambda done, total: self.progress(resource, done, total))
-        except ClusterError as error:
-            raise explain_failure(error, "list", resource, "the whole cluster") from error
+        with _in_words("list", resource, "the whole cluster"):
+            read_list(self.request, resource, f"/api/v1/{resource}", query, take, partial(self.progress, resource))
+        return tuple(objects.values())
 
-    def _get(self, verb: str, resource: str, path: str, scope: str) -> bytes:
-        try:
+    def _get(self, resource: str, path: str, namespace: str) -> bytes:
+        with _in_words("get", resource, f"namespace {namespace}"):
             return self.request("GET", path)
-        except NotFound:
-            raise
-        except ClusterError as error:
-            raise explain_failure(error, verb, resource, scope) from error
-
-    def _note_once(self, text: str) -> None:
-        if text not in self._noted:
-            self._noted.add(text)
-            self.note(text)
 
 
 def _latest(events: list[_PodEvent]) -> list[SchedulingEvent]:
     """Returns the latest of *events*. kube-scheduler may write several that say the same: they count as one."""
     by_text: dict[tuple[str, str, str], SchedulingEvent] = {}
     for event in sorted(events, key=lambda event: event.time):
-        text = event.component, event.reason or "", event.message or ""
+        text = event.reporting_component or event.source.component or "?", event.reason, event.message
+        count = event.series.count if event.series is not None else event.count or 1
         earlier = by_text.pop(text, None)
-        by_text[text] = SchedulingEvent(*text, event.times + (earlier.count if earlier is not None else 0), event.time)
+        by_text[text] = SchedulingEvent(*text, count + (earlier.count if earlier is not None else 0), event.time)
     return list(by_text.values())[-MAX_EVENTS:]
 
 
@@ -237,12 +219,17 @@ class MissingRight(HamiError):
     """The user may not do what the answer needs; the text names verb, resource and scope."""
 
 
-def explain_failure(error: ClusterError, verb: str, resource: str, scope: str) -> HamiError:
-    """Returns *error* in the words of a user: the right that is missing, or why there is no answer."""
-    if error.status == 403:
-        return MissingRight(f"you may not {verb} {resource} in {scope}: ask for the verb {verb} on {resource} there")
-    if error.status == 401:
-        return HamiError(f"the API server does not accept your credentials: log in again ({error})")
-    if error.status is None:
-        return HamiError(f"the API server does not answer: {error}")
-    return error
+@contextlib.contextmanager
+def _in_words(verb: str, resource: str, scope: str) -> Iterator[None]:
+    """Raises errors of the API server in the words of a user: the right that is missing, or why there is no answer."""
+    try:
+        yield
+    except ClusterError as error:
+        if error.status == 403:
+            raise MissingRight(
+                f"you may not {verb} {resource} in {scope}: ask for the verb {verb} on {resource} there") from error
+        if error.status == 401:
+            raise HamiError(f"the API server does not accept your credentials: log in again ({error})") from error
+        if error.status is None:
+            raise HamiError(f"the API server does not answer: {error}") from error
+        raise

@@ -13,9 +13,9 @@ Matches = Callable[[Labels], bool]
 _KEY = r"(?P<key>[A-Za-z0-9][-A-Za-z0-9_./]*)"
 _VALUE = r"[-A-Za-z0-9_.]*"
 _TERMS = re.compile(r",(?![^(]*\))")  # a comma that is not in parentheses
-_EQUALITY = re.compile(rf"{_KEY}\s*(?P<operator>==|=|!=)\s*(?P<value>{_VALUE})")
+_EQUALITY = re.compile(rf"{_KEY}\s*(?P<operator>==|=|!=)\s*(?P<values>{_VALUE})")
 _SET = re.compile(rf"{_KEY}\s+(?P<operator>in|notin)\s*\((?P<values>[-A-Za-z0-9_.,\s]*)\)")
-_EXISTENCE = re.compile(rf"(?P<not>!)?\s*{_KEY}")
+_EXISTENCE = re.compile(rf"(?P<operator>!)?\s*{_KEY}")
 
 
 def parse_selector(text: str) -> Matches:
@@ -28,19 +28,11 @@ def parse_selector(text: str) -> Matches:
 
 
 def _parse_term(text: str, term: str) -> Matches:
-    if found := _EQUALITY.fullmatch(term):
-        key, value = found["key"], found["value"]
-        if found["operator"] == "!=":
-            return lambda labels: labels.get(key) != value
-        return lambda labels: labels.get(key) == value
-    if found := _SET.fullmatch(term):
-        key, values = found["key"], {value.strip() for value in found["values"].split(",")}
-        if found["operator"] == "notin":
-            return lambda labels: labels.get(key) not in values
-        return lambda labels: labels.get(key) in values
-    if found := _EXISTENCE.fullmatch(term):
-        key = found["key"]
-        if found["not"]:
-            return lambda labels: key not in labels
-        return lambda labels: key in labels
-    raise MalformedInput("label selector", text, f"cannot read {term!r}; expected a=b, a!=b, a in (b,c), a or !a")
+    match = _EQUALITY.fullmatch(term) or _SET.fullmatch(term) or _EXISTENCE.fullmatch(term)
+    if match is None:
+        raise MalformedInput("label selector", text, f"cannot read {term!r}; expected a=b, a!=b, a in (b,c), a or !a")
+    key, is_negated = match["key"], match["operator"] in ("!=", "notin", "!")
+    if match.re is _EXISTENCE:
+        return lambda labels: (key in labels) != is_negated
+    values = {value.strip() for value in match["values"].split(",")}
+    return lambda labels: (labels.get(key) in values) != is_negated

@@ -1,12 +1,14 @@
-"""``hami simulate`` and ``hami capacity``: what would happen to pods that are not there yet. Nothing is written.
+"""``hami simulate``, ``hami capacity`` and ``hami replay``: what would be decided about pods, one after the other.
 
-The pods pass the admission of the scheduler, and its decision places them one after the other.
+Nothing is written. Pods of manifests pass the admission of the scheduler first. A replay decides about each pod of a
+record beside what was recorded before it, so that one difference does not cause others; pods that had ended by the time
+of the record are missing, which is itself a reason for differences.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,15 +17,15 @@ import msgspec
 from hami.codec.keys import CORDON, NODE_POLICY, is_scheduler_owned
 from hami.codec.policies import parse_list
 from hami.errors import HamiError, MalformedInput
-from hami.inspect.cluster import InspectedCluster, unknown_name
+from hami.inspect.cluster import ClusterRecord, InspectedCluster, unknown_name
 from hami.inspect.explain import (
     NodeShortage, RequestedDevices, node_lines, node_shortage, request_lines, requested_devices,
 )
 from hami.inspect.manifests import PodSource
-from hami.inspect.record import ClusterRecord
-from hami.inspect.tables import Column, Style, printable, render_rows
+from hami.inspect.tables import Column, Style, counted, printable, render_rows
 from hami.model import Node, Pod, PodRef
 from hami.scheduling.refusal import CLOSEST_NODES, Refusal
+from hami.state.binding import assigned_at, bound_at
 from hami.state.view import View
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Rule
@@ -44,8 +46,8 @@ class Scenario:
     """Changes of the cluster that are imagined.
 
     *added*: nodes as ``like=NODE:3``. *drained*: nodes whose pods are placed again elsewhere. *cordoned*: UUIDs of
-    cards. *ended*: pods, as ``namespace/name`` or a name in *namespace*. *policy*: the node policy of the new pods,
-    empty for their own. *replicas*: of each workload; ``None`` for their own.
+    devices. *ended*: pods, as ``namespace/name`` or a name in *namespace*. *policy*: the node policy of the new pods.
+    *replicas*: of each workload. ``None``: their own.
     """
 
     namespace: str = "default"
@@ -53,7 +55,7 @@ class Scenario:
     drained: tuple[str, ...] = ()
     cordoned: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()
-    policy: str = ""
+    policy: str | None = None
     replicas: int | None = None
 
 
@@ -112,7 +114,7 @@ def change_record(record: ClusterRecord, scenario: Scenario) -> tuple[ClusterRec
         if name not in nodes:
             raise unknown_name("node", name, nodes)
         nodes[name] = replace(nodes[name], unschedulable=True)
-    ended = {_found_pod(text, scenario.namespace, record.pods).ref.uid for text in scenario.ended}
+    ended = {_pod_named(text, scenario.namespace, record.pods).ref.uid for text in scenario.ended}
     moved = [pod for pod in record.pods if pod.node_name in scenario.drained and pod.ref.uid not in ended]
     gone = ended | {pod.ref.uid for pod in moved}
     changed = replace(record, nodes=tuple(nodes.values()),
@@ -127,9 +129,13 @@ def simulate(cluster: InspectedCluster, sources: Sequence[PodSource], moved: Seq
     Raises: HamiError.
     """
     placer = _Placer(cluster)
-    outcomes = [placer.place_moved(pod) for pod in moved if requests_devices(cluster.vendors, pod.containers)]
+    outcomes = [placer.place(f"pod/{pod.ref.name}", 1, [pod]) for pod in moved
+                if requests_devices(cluster.vendors, pod.containers)]
     for number, source in enumerate(sources):
-        outcomes.append(placer.place(source, number, scenario, admit))
+        wanted = source.count if scenario.replicas is None else scenario.replicas
+        pods = (_numbered(_admitted(placer.view, source, scenario, admit), source, number, count, wanted)
+                for count in range(wanted))
+        outcomes.append(placer.place(source.title, wanted, pods))
     return SimulationReport(tuple(outcomes), tuple(placer.placed))
 
 
@@ -144,7 +150,7 @@ def count_capacity(cluster: InspectedCluster, source: PodSource, scenario: Scena
         raise HamiError(f"{source.title}: {pod}")
     if not requests_devices(cluster.vendors, pod.containers):
         raise HamiError(f"{source.title} requests no devices that HAMi manages")
-    found: list[NodeCapacity] = []
+    capacities: list[NodeCapacity] = []
     refs = (PodRef(pod.ref.namespace, source.name, f"simulated-{number}") for number in range(MAX_COUNTED))
     view = cluster.view
     for name in cluster.offered():
@@ -155,9 +161,8 @@ def count_capacity(cluster: InspectedCluster, source: PodSource, scenario: Scena
                 break
             view, count = view.placed(another, choice), count + 1
         if count:
-            found.append(NodeCapacity(name, count))
-    found.sort(key=lambda one: (-one.pods, one.node))
-    return found
+            capacities.append(NodeCapacity(name, count))
+    return sorted(capacities, key=lambda capacity: (-capacity.pods, capacity.node))
 
 
 def render_simulation(report: SimulationReport, style: Style) -> str:
@@ -180,11 +185,11 @@ def _outcome_lines(outcome: Outcome) -> Iterator[str]:
         yield f"  and {others:,} more"
 
 
-def render_capacity(source: PodSource, found: Sequence[NodeCapacity], style: Style) -> str:
+def render_capacity(source: PodSource, capacities: Sequence[NodeCapacity], style: Style) -> str:
     """Returns the capacity as text."""
-    total = sum(one.pods for one in found)
-    head = printable(f"{total:,} more {'pod' if total == 1 else 'pods'} like those of {source.title} fit")
-    table = [render_rows(found, _CAPACITY_COLUMNS, style), ""] if found else []
+    total = sum(capacity.pods for capacity in capacities)
+    head = printable(f"{counted(total, 'more pod')} like those of {source.title} fit")
+    table = [render_rows(capacities, _CAPACITY_COLUMNS, style), ""] if capacities else []
     return "\n".join([head, "", *table, NOT_LOOKED_AT])
 
 
@@ -205,50 +210,41 @@ class _Placer:
     def __init__(self, cluster: InspectedCluster) -> None:
         self.placed: list[PlacedPod] = []
         self._cluster = cluster
-        self._view = cluster.view
+        self.view = cluster.view
         self._names = cluster.offered()
-        self._indexes = {(name, vendor, usage.device.uuid): usage.device.index
-                         for name, usages in cluster.view.nodes.items()
-                         for vendor, devices in usages.items() for usage in devices}
+        self._indexes = {(node, usage.device.vendor, usage.device.uuid): usage.device.index
+                         for node, usage in cluster.usages()}
 
-    def place_moved(self, pod: Pod) -> Outcome:
-        """Places one pod of a drained node."""
-        title = f"pod/{pod.ref.name}"
-        refusal = self._place(title, pod)
-        return self._refused(title, 1, 0, pod, refusal) if refusal is not None else Outcome(title, 1, 1)
-
-    def place(self, source: PodSource, number: int, scenario: Scenario, admit: Admit) -> Outcome:
-        """Places the pods of *source* until one does not fit: the others ask for the same."""
-        wanted = source.count if scenario.replicas is None else scenario.replicas
-        for count in range(wanted):
-            admitted = _admitted(self._view, source, scenario, admit)
-            if isinstance(admitted, str):
-                return Outcome(source.title, wanted, count, admitted)
-            name = source.name if wanted == 1 else f"{source.name}-{count}"
-            ref = PodRef(admitted.ref.namespace, name, f"simulated-{number}-{count}")
-            if (refusal := self._place(source.title, replace(admitted, ref=ref))) is not None:
-                return self._refused(source.title, wanted, count, admitted, refusal)
-        return Outcome(source.title, wanted, wanted)
-
-    def _place(self, title: str, pod: Pod) -> Refusal | None:
-        answer, self._view = self._view.assume(pod, self._names)
-        if isinstance(answer, Refusal):
-            return answer
-        node, cards = "", list[str]()
-        if answer is not None:
-            node = answer.node
-            shares = {(share.type, share.uuid): None for shares in answer.placement for share in shares}
-            cards = [str(self._indexes.get((node, *share), share[1])) for share in shares]
-        self.placed.append(PlacedPod(title, pod.ref.name, node, tuple(cards)))
-        return None
+    def place(self, title: str, wanted: int, pods: Iterable[Pod | str]) -> Outcome:
+        """Places the *pods* of a workload until one does not fit, or is denied, for the reason in its place."""
+        for count, pod in enumerate(pods):
+            if isinstance(pod, str):
+                return Outcome(title, wanted, count, pod)
+            answer, self.view = self.view.assume(pod, self._names)
+            if isinstance(answer, Refusal):
+                return self._refused(title, wanted, count, pod, answer)
+            node, devices = "", list[str]()
+            if answer is not None:
+                node = answer.node
+                shares = {(share.type, share.uuid): None for shares in answer.placement for share in shares}
+                devices = [str(self._indexes.get((node, *share), share[1])) for share in shares]
+            self.placed.append(PlacedPod(title, pod.ref.name, node, tuple(devices)))
+        return Outcome(title, wanted, wanted)
 
     def _refused(self, title: str, wanted: int, placed: int, pod: Pod, refusal: Refusal) -> Outcome:
         by_count = sorted(refusal.nodes_by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
-        stopped = ", ".join(f"{len(names)} {'node' if len(names) == 1 else 'nodes'} {reason}"
-                            for reason, names in by_count)
-        closest = self._view.closest(refusal, CLOSEST_NODES)
+        stopped = ", ".join(f"{counted(len(names), 'node')} {reason}" for reason, names in by_count)
+        closest = self.view.closest(refusal, CLOSEST_NODES)
         return Outcome(title, wanted, placed, stopped or "no node has devices", requested_devices(self._cluster, pod),
                        refusal.nodes, tuple(node_shortage(pod, node) for node in closest))
+
+
+def _numbered(pod: Pod | str, source: PodSource, number: int, count: int, wanted: int) -> Pod | str:
+    """Returns *pod* with the name that the pod *count* of *source* gets, or why it is denied."""
+    if isinstance(pod, str):
+        return pod
+    name = source.name if wanted == 1 else f"{source.name}-{count}"
+    return replace(pod, ref=PodRef(pod.ref.namespace, name, f"simulated-{number}-{count}"))
 
 
 def _admitted(view: View, source: PodSource, scenario: Scenario, admit: Admit) -> Pod | str:
@@ -263,23 +259,23 @@ def _admitted(view: View, source: PodSource, scenario: Scenario, admit: Admit) -
 
 def _added(text: str, nodes: Mapping[str, Node]) -> Iterator[Node]:
     """Yields the nodes that *text* adds. Their cards are idle, with the UUIDs of the node that they are like."""
-    found = _ADDED.fullmatch(text)
-    if found is None or int(found["count"]) > MAX_ADDED:
+    match = _ADDED.fullmatch(text)
+    if match is None or int(match["count"]) > MAX_ADDED:
         raise MalformedInput("--add-node", text, f"expected like=NODE:COUNT with a count up to {MAX_ADDED}")
-    if (like := nodes.get(found["node"])) is None:
-        raise unknown_name("node", found["node"], nodes)
+    if (like := nodes.get(match["node"])) is None:
+        raise unknown_name("node", match["node"], nodes)
     annotations = {key: value for key, value in like.annotations.items() if key != CORDON}
-    for number in range(1, int(found["count"]) + 1):
+    for number in range(1, int(match["count"]) + 1):
         yield replace(like, name=f"{like.name}-added-{number}", unschedulable=False, annotations=annotations)
 
 
-def _found_pod(text: str, namespace: str, pods: Sequence[Pod]) -> Pod:
+def _pod_named(text: str, namespace: str, pods: Sequence[Pod]) -> Pod:
     """Returns the pod that *text* names. Raises: HamiError if there is none."""
     name = text if "/" in text else f"{namespace}/{text}"
-    found = next((pod for pod in pods if str(pod.ref) == name), None)
-    if found is None:
+    pod = next((pod for pod in pods if str(pod.ref) == name), None)
+    if pod is None:
         raise unknown_name("pod with devices", name, (str(pod.ref) for pod in pods))
-    return found
+    return pod
 
 
 def _cordoned(record: ClusterRecord, uuids: Collection[str]) -> ClusterRecord:
@@ -287,8 +283,7 @@ def _cordoned(record: ClusterRecord, uuids: Collection[str]) -> ClusterRecord:
     if not uuids:
         return record
     cluster = InspectedCluster(record)
-    places = {usage.device.uuid: (name, vendor) for name, usages in cluster.view.nodes.items()
-              for vendor, devices in usages.items() for usage in devices}
+    places = {usage.device.uuid: (name, usage.device.vendor) for name, usage in cluster.usages()}
     nodes = dict(cluster.nodes)
     for uuid in uuids:
         if uuid not in places:
@@ -306,3 +301,60 @@ def unbound(pod: Pod) -> Pod:
     annotations = {key: text for key, text in pod.annotations.items() if not is_scheduler_owned(key)}
     ref = replace(pod.ref, uid=f"again-{pod.ref.uid}")
     return replace(pod, ref=ref, node_name="", phase="", init_done=False, deleting=False, annotations=annotations)
+
+
+# Replay
+
+
+class ReplayedDecision(msgspec.Struct, rename="camel", frozen=True):
+    """One decision. *cards*, *now_cards*: UUIDs, sorted. *now*: empty if no node fits."""
+
+    pod: str
+    node: str
+    now: str
+    cards: tuple[str, ...]
+    now_cards: tuple[str, ...]
+
+    @property
+    def is_same(self) -> bool:
+        """Reports whether node and cards are the same."""
+        return (self.node, self.cards) == (self.now, self.now_cards)
+
+
+def replay(record: ClusterRecord) -> list[ReplayedDecision]:
+    """Returns the decision on each bound pod that holds devices, in the order in which they were placed."""
+    cluster = InspectedCluster(record)
+    held = cluster.view.bookings
+    bound = sorted((pod for pod in record.pods if pod.node_name and pod.ref.uid in held), key=_order)
+    view, names = cluster.view.what_if(without=held), sorted(cluster.nodes)
+    decisions = []
+    for pod in bound:
+        booking = held[pod.ref.uid]
+        before = {charge.uuid for _, charges in booking.charges for charge in charges}
+        choice = view.choose(unbound(pod), names)
+        after = {share.uuid for shares in choice.placement for share in shares} if choice is not None else set()
+        decisions.append(ReplayedDecision(
+            pod=str(pod.ref), node=pod.node_name, now=choice.node if choice is not None else "",
+            cards=tuple(sorted(before)), now_cards=tuple(sorted(after))))
+        view = view.what_if(with_=[booking])
+    return decisions
+
+
+def render_replay(decisions: Sequence[ReplayedDecision], style: Style) -> str:
+    """Returns the differences as a table, and their number."""
+    different = [decision for decision in decisions if not decision.is_same]
+    head = f"{counted(len(decisions), 'decision')}, {len(different):,} of them different"
+    return f"{head}\n\n{render_rows(different, _REPLAY_COLUMNS, style)}" if different else head
+
+
+def _order(pod: Pod) -> tuple[int, str, str]:
+    return assigned_at(pod) or bound_at(pod), pod.created, str(pod.ref)
+
+
+_REPLAY_COLUMNS: tuple[Column[ReplayedDecision], ...] = (
+    Column("POD", lambda row: row.pod),
+    Column("NODE", lambda row: row.node),
+    Column("NOW", lambda row: row.now or "none fits"),
+    Column("CARDS", lambda row: ",".join(row.cards)),
+    Column("CARDS NOW", lambda row: ",".join(row.now_cards)),
+)

@@ -1,7 +1,6 @@
 """Snapshots: the record of a cluster as a file, for a bug report that can be asked and replayed anywhere.
 
-A file is JSON, compressed with gzip. It holds what :mod:`hami.inspect.record` keeps, so no environment variables and no
-secrets.
+A file is JSON, compressed with gzip. It holds what a record keeps, so no environment variables and no secrets.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ import yaml
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import ASSIGNED_NODE, NODE_LOCK
 from hami.errors import HamiError, MalformedInput
-from hami.inspect.cluster import InspectedCluster
-from hami.inspect.record import ClusterRecord, UnreadableObject
+from hami.inspect.cluster import ClusterRecord, InspectedCluster, UnreadableObject
 from hami.model import Node, Pod, PodRef, QuotaLimits, ScopeRequirement, Share
 from hami.state.view import Policies
 
@@ -120,8 +118,8 @@ class _Anonymizer:
 
     def __init__(self, record: ClusterRecord) -> None:
         self._record = record
-        self._view = InspectedCluster(record).view
-        self._vendors = self._view.vendors
+        self._cluster = InspectedCluster(record)
+        self._vendors = self._cluster.vendors
         self._nodes = _numbered("node", (node.name for node in record.nodes))
         self._namespaces = _numbered("namespace", (
             *(pod.ref.namespace for pod in record.pods), *(quota.namespace for quota in record.quotas)))
@@ -137,9 +135,8 @@ class _Anonymizer:
         self._uuids = self._device_names()
         self._pattern = re.compile("|".join(
             rf"(?<![\w-]){re.escape(uuid)}(?![\w-])" for uuid in sorted(self._uuids, key=len, reverse=True)) or "(?!)")
-        self._models = " ".join(sorted({text.lower() for usages in self._view.nodes.values()
-                                        for devices in usages.values() for usage in devices for text in (
-                                            usage.device.model, *(kind.name for kind in usage.device.mig_profiles))}))
+        self._models = " ".join(sorted({text.lower() for _, usage in self._cluster.usages() for text in (
+            usage.device.model, *(kind.name for kind in usage.device.mig_profiles))}))
         self._node_labels = {key for vendor in self._vendors for key in vendor.annotations.node_keys}
         self._words = _WORDS | {vendor.key.lower() for vendor in self._vendors}
         self._locks = {NODE_LOCK, *(vendor.annotations.lock for vendor in self._vendors)}
@@ -156,8 +153,7 @@ class _Anonymizer:
 
     def _device_names(self) -> dict[str, str]:
         """Returns the other name of each device. One that contains its node's name contains the node's other name."""
-        homes = {usage.device.uuid: name for name, usages in self._view.nodes.items()
-                 for devices in usages.values() for usage in devices}
+        homes = {usage.device.uuid: name for name, usage in self._cluster.usages()}
         homes |= {share.uuid: pod.node_name for pod in self._record.pods for share in self._shares(pod)
                   if share.uuid not in homes}
         numbered = _numbered("device", homes)

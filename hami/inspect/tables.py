@@ -6,13 +6,14 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
 import click
 import msgspec
 import yaml
 
-R = TypeVar("R", bound=msgspec.Struct)
+R = TypeVar("R")
 
 NONE = "–"  # an empty cell
 METER_WIDTH = 10
@@ -39,11 +40,16 @@ class Style:
     headers: bool = True
     color: bool = False
 
+    @property
+    def is_document(self) -> bool:
+        """Reports whether the output is JSON or YAML."""
+        return self.form in ("json", "yaml")
+
 
 def render_rows(rows: Sequence[R], columns: Sequence[Column[R]], style: Style) -> str:
     """Returns *rows* in the form of *style*."""
-    if style.form in ("json", "yaml"):
-        return render_document({"items": msgspec.to_builtins(rows)}, style.form)
+    if style.is_document:
+        return render_document({"items": rows}, style.form)
     shown = [column for column in columns if not column.wide or style.form == "wide"]
     cells = [[printable(column.text(row)) or NONE for column in shown] for row in rows]
     colors = [[_color(column.share(row)) if column.share and style.color else None for column in shown]
@@ -51,11 +57,12 @@ def render_rows(rows: Sequence[R], columns: Sequence[Column[R]], style: Style) -
     if style.headers:
         cells.insert(0, [column.title for column in shown])
         colors.insert(0, [None] * len(shown))
-    return aligned(cells, colors)
+    return _aligned(cells, colors)
 
 
 def render_document(document: object, form: str) -> str:
-    """Returns a document of plain values as ``json`` or ``yaml``, with characters that are not printable escaped."""
+    """Returns records or plain values as ``json`` or ``yaml``, with characters that are not printable escaped."""
+    document = msgspec.to_builtins(document)
     if form == "json":
         return _NOT_PRINTABLE.sub(_escaped, json.dumps(document, indent=2, ensure_ascii=False))
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
@@ -68,8 +75,8 @@ def _escaped(match: re.Match[str]) -> str:
     return match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1]
 
 
-def aligned(cells: Sequence[Sequence[str]], colors: Sequence[Sequence[str | None]] = ()) -> str:
-    """Returns lines with *cells* in columns. *colors*: of each cell, without which there are none."""
+def _aligned(cells: Sequence[Sequence[str]], colors: Sequence[Sequence[str | None]]) -> str:
+    """Returns lines with *cells* in columns, and their *colors*."""
     if not cells:
         return ""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -77,16 +84,15 @@ def aligned(cells: Sequence[Sequence[str]], colors: Sequence[Sequence[str | None
     for number, row in enumerate(cells):
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         padded[-1] = padded[-1].rstrip()
-        if colors:
-            padded = [click.style(cell, fg=color) if color else cell
-                      for cell, color in zip(padded, colors[number], strict=True)]
+        padded = [click.style(cell, fg=color) if color else cell
+                  for cell, color in zip(padded, colors[number], strict=True)]
         lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
 
 
-def meter(used: int, total: int) -> str:
+def meter(used: int, total: int | None) -> str:
     """Returns a bar with the percentage: ``████░░░░░░  38%``. More than everything fills it."""
-    if total <= 0:
+    if not total or total < 0:
         return NONE
     filled = min(METER_WIDTH, max(0, round(METER_WIDTH * used / total)))
     if 0 < used and filled == 0:
@@ -94,9 +100,19 @@ def meter(used: int, total: int) -> str:
     return f"{'█' * filled}{'░' * (METER_WIDTH - filled)} {100 * used // total:3}%"
 
 
-def share_of(used: int, total: int) -> float | None:
-    """Returns the share of *total* that is used; ``None`` if there is nothing to use."""
-    return used / total if total > 0 else None
+def meter_column(title: str, used: str, total: str) -> Column[Any]:
+    """Returns a column with the meter of two fields of a row; without a total it is empty."""
+    amounts = attrgetter(used, total)
+
+    def share(row: Any) -> float | None:
+        part, whole = amounts(row)
+        return part / whole if whole and whole > 0 else None
+    return Column(title, lambda row: meter(*amounts(row)), share=share)
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Returns a number with its noun: ``1 node``, ``2,000 nodes``."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def printable(text: str) -> str:

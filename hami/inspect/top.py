@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
@@ -13,12 +13,11 @@ import msgspec
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, unknown_name
 from hami.inspect.selector import Matches, parse_selector
-from hami.inspect.tables import Column, Style, meter, render_rows, share_of
+from hami.inspect.tables import Column, Style, counted, meter_column, render_rows
 from hami.model import Budget, DeviceUsage, Node, Pod
 from hami.scheduling.amounts import Amounts, cores_of, total_amounts, used_amounts
 from hami.scheduling.quota import allowed_budget, without_scopes
 from hami.scheduling.refusal import request_text
-from hami.scheduling.usage import Charge
 from hami.vendors.request import device_requests
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -46,7 +45,7 @@ class NodeRow(_Row, frozen=True):
     state: tuple[str, ...]
 
 
-class CardRow(_Row, frozen=True):
+class DeviceRow(_Row, frozen=True):
     """One device of a node."""
 
     node: str
@@ -118,7 +117,7 @@ def render_top(cluster: InspectedCluster, query: TopQuery, style: Style) -> str:
     matches = parse_selector(query.selector)
     match query.kind:
         case "cards":
-            return _render(card_rows(cluster, _nodes(cluster, query, matches)), CARDS, query, style)
+            return _render(device_rows(cluster, _nodes(cluster, query, matches)), DEVICES, query, style)
         case "pods":
             return _render(pod_rows(cluster, _pods(cluster, query, matches)), PODS, query, style)
         case "namespaces":
@@ -150,7 +149,7 @@ def node_rows(cluster: InspectedCluster, nodes: Iterable[Node]) -> list[NodeRow]
 
 
 def _node_row(cluster: InspectedCluster, node: Node, has_problem: bool) -> NodeRow:
-    usages = list(_usages(cluster, node.name))
+    usages = cluster.usages_on(node.name)
     total, used = Amounts(), Amounts()
     for usage in usages:
         vendor = cluster.vendors[usage.device.vendor]
@@ -166,17 +165,17 @@ def _node_row(cluster: InspectedCluster, node: Node, has_problem: bool) -> NodeR
         state=_node_state(node, usages, has_problem=has_problem))
 
 
-def card_rows(cluster: InspectedCluster, nodes: Iterable[Node]) -> list[CardRow]:
+def device_rows(cluster: InspectedCluster, nodes: Iterable[Node]) -> list[DeviceRow]:
     """Returns a row for each device of *nodes*."""
-    return [_card_row(cluster, node, usage) for node in nodes for usage in _usages(cluster, node.name)]
+    return [_device_row(cluster, node, usage) for node in nodes for usage in cluster.usages_on(node.name)]
 
 
-def _card_row(cluster: InspectedCluster, node: Node, usage: DeviceUsage) -> CardRow:
+def _device_row(cluster: InspectedCluster, node: Node, usage: DeviceUsage) -> DeviceRow:
     device, vendor = usage.device, cluster.vendors[usage.device.vendor]
     total, used = total_amounts(device, vendor), used_amounts(usage, vendor)
     pods = [pod for pod, _ in cluster.holders(*_key(node.name, usage)) if pod is not None]
-    state = [*(["node cordoned"] if node.unschedulable else []), *_card_state(usage)]
-    return CardRow(
+    state = [*(["node cordoned"] if node.unschedulable else []), *_device_state(usage)]
+    return DeviceRow(
         node=node.name, index=device.index, uuid=device.uuid, vendor=device.vendor, model=device.model,
         mode=device.mode, memory_mib=total.memory_mib, memory_used_mib=used.memory_mib, cores=total.cores,
         cores_used=used.cores, slots=total.slots, slots_used=used.slots,
@@ -189,14 +188,14 @@ def pod_rows(cluster: InspectedCluster, pods: Iterable[Pod]) -> list[PodRow]:
     rows = []
     for pod in pods:
         booking = cluster.view.bookings.get(pod.ref.uid)
-        charges = [(vendor, charge) for vendor, found in booking.charges for charge in found] if booking else []
+        charges = [(vendor, charge) for vendor, held in booking.charges for charge in held] if booking else []
         node = booking.node if booking else pod.node_name
-        indexes = {_key(node, usage): usage.device.index for usage in _usages(cluster, node)}
+        indexes = {_key(node, usage): usage.device.index for usage in cluster.usages_on(node)}
         requests = [request_text(request, cluster.vendors[request.vendor]) for container in pod.containers
                     for request in device_requests(cluster.vendors, container)]
         rows.append(PodRow(
             namespace=pod.ref.namespace, name=pod.ref.name, node=node,
-            cards=tuple(_card_name(indexes.get((node, vendor, charge.uuid)), charge) for vendor, charge in charges),
+            cards=tuple(str(indexes.get((node, vendor, charge.uuid), charge.uuid)) for vendor, charge in charges),
             requests=tuple(requests), memory_mib=sum(charge.memory_mib for _, charge in charges),
             cores=sum(cores_of(cluster.vendors[vendor], charge.cores) for vendor, charge in charges),
             state=_pod_state(cluster, pod, is_holding=bool(charges)), created=pod.created,
@@ -240,42 +239,36 @@ def age_text(seconds: int | None) -> str:
     """Returns an age as kubectl writes it: ``45s``, ``12m``, ``3h``, ``5d``; empty if it is unknown."""
     if seconds is None:
         return ""
-    for unit, length, enough in (("d", 86_400, 2), ("h", 3600, 3), ("m", 60, 2)):
-        if seconds >= enough * length:
+    for unit, length, minimum in (("d", 86_400, 2), ("h", 3600, 3), ("m", 60, 2)):
+        if seconds >= minimum * length:
             return f"{seconds // length}{unit}"
     return f"{seconds}s"
 
 
 def _nodes(cluster: InspectedCluster, query: TopQuery, matches: Matches) -> list[Node]:
-    for name in query.names:
-        if name not in cluster.nodes:
-            raise unknown_name("node", name, cluster.nodes)
+    _check_names("node", query.names, cluster.nodes)
     chosen = query.names or cluster.nodes
     return [cluster.nodes[name] for name in chosen if matches(cluster.nodes[name].labels)]
 
 
 def _pods(cluster: InspectedCluster, query: TopQuery, matches: Matches) -> list[Pod]:
     pods = [pod for pod in cluster.pods.values() if query.namespace in ("", pod.ref.namespace)]
-    known = {pod.ref.name for pod in pods}
-    for name in query.names:
-        if name not in known:
-            where = f" in namespace {query.namespace}" if query.namespace else ""
-            raise unknown_name("pod with devices" + where + ":", name, known)
+    where = f" in namespace {query.namespace}" if query.namespace else ""
+    _check_names(f"pod with devices{where}:", query.names, {pod.ref.name for pod in pods})
     return [pod for pod in pods if (not query.names or pod.ref.name in query.names) and matches(pod.labels)]
 
 
 def _namespaces(cluster: InspectedCluster, query: TopQuery) -> list[NamespaceRow]:
     rows = namespace_rows(cluster, query.names or ([query.namespace] if query.namespace else None))
-    known = {row.name for row in rows}
-    for name in query.names:
-        if name not in known:
-            raise unknown_name("namespace that uses devices:", name, {row.name for row in namespace_rows(cluster)})
+    if query.names:
+        _check_names("namespace that uses devices:", query.names, {row.name for row in namespace_rows(cluster)})
     return rows
 
 
-def _usages(cluster: InspectedCluster, node: str) -> Iterable[DeviceUsage]:
-    usages = cluster.view.usages(node)
-    return (usage for vendor in sorted(usages) for usage in usages[vendor])
+def _check_names(kind: str, names: Iterable[str], present: Collection[str]) -> None:
+    for name in names:
+        if name not in present:
+            raise unknown_name(kind, name, present)
 
 
 def _key(node: str, usage: DeviceUsage) -> tuple[str, str, str]:
@@ -286,19 +279,18 @@ def _is_usable(usage: DeviceUsage) -> bool:
     return usage.device.healthy and not usage.device.cordoned and usage.slots_used < usage.device.slots
 
 
-_CARD_STATES = ("unhealthy", "cordoned", "over-committed")
+_DEVICE_STATES = ("unhealthy", "cordoned", "over-committed")
 
 
-def _card_state(usage: DeviceUsage) -> list[str]:
+def _device_state(usage: DeviceUsage) -> list[str]:
     facts = (not usage.device.healthy, usage.device.cordoned, usage.is_overcommitted)
-    return [word for word, holds in zip(_CARD_STATES, facts, strict=True) if holds]
+    return [word for word, holds in zip(_DEVICE_STATES, facts, strict=True) if holds]
 
 
 def _node_state(node: Node, usages: Sequence[DeviceUsage], *, has_problem: bool) -> tuple[str, ...]:
     words = ["cordoned"] if node.unschedulable else []
-    counts = Counter(word for usage in usages for word in _card_state(usage))
-    words += [f"{count} {'card' if count == 1 else 'cards'} {word}"
-              for word in _CARD_STATES if (count := counts[word])]
+    counts = Counter(word for usage in usages for word in _device_state(usage))
+    words += [f"{counted(count, 'card')} {word}" for word in _DEVICE_STATES if (count := counts[word])]
     return (*words, "inventory unreadable") if has_problem else tuple(words)
 
 
@@ -313,41 +305,33 @@ def _pod_state(cluster: InspectedCluster, pod: Pod, *, is_holding: bool) -> str:
     return "Reserved" if is_holding else "Pending"
 
 
-def _card_name(index: int | None, charge: Charge) -> str:
-    return str(index) if index is not None else charge.uuid
-
-
 # Tables
 
 
-def _memory(mib: int) -> str:
-    return f"{mib:,}"
+def _number(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
 
 
 NODE_COLUMNS: tuple[Column[NodeRow], ...] = (
     Column("NODE", lambda row: row.name),
     Column("MODEL", lambda row: ", ".join(row.models)),
     Column("CARDS", lambda row: str(row.cards)),
-    Column("MEMORY", lambda row: meter(row.memory_used_mib, row.memory_mib),
-           share=lambda row: share_of(row.memory_used_mib, row.memory_mib)),
-    Column("CORES", lambda row: meter(row.cores_used, row.cores),
-           share=lambda row: share_of(row.cores_used, row.cores)),
+    meter_column("MEMORY", "memory_used_mib", "memory_mib"),
+    meter_column("CORES", "cores_used", "cores"),
     Column("MIB USED", lambda row: f"{row.memory_used_mib:,}/{row.memory_mib:,}", wide=True),
     Column("SLOTS", lambda row: f"{row.slots_used}/{row.slots}", wide=True),
-    Column("LARGEST FREE MIB", lambda row: _memory(row.largest_free_mib)),
+    Column("LARGEST FREE MIB", lambda row: _number(row.largest_free_mib)),
     Column("PODS", lambda row: f"{row.pods}" + (f" ({row.reserved} reserved)" if row.reserved else "")),
     Column("STATE", lambda row: ", ".join(row.state) or "ok"),
 )
-CARD_COLUMNS: tuple[Column[CardRow], ...] = (
+DEVICE_COLUMNS: tuple[Column[DeviceRow], ...] = (
     Column("NODE", lambda row: row.node),
     Column("CARD", lambda row: str(row.index)),
     Column("UUID", lambda row: row.uuid, wide=True),
     Column("MODEL", lambda row: row.model),
-    Column("MEMORY", lambda row: meter(row.memory_used_mib, row.memory_mib),
-           share=lambda row: share_of(row.memory_used_mib, row.memory_mib)),
-    Column("CORES", lambda row: meter(row.cores_used, row.cores),
-           share=lambda row: share_of(row.cores_used, row.cores)),
-    Column("FREE MIB", lambda row: _memory(max(0, row.memory_mib - row.memory_used_mib))),
+    meter_column("MEMORY", "memory_used_mib", "memory_mib"),
+    meter_column("CORES", "cores_used", "cores"),
+    Column("FREE MIB", lambda row: _number(max(0, row.memory_mib - row.memory_used_mib))),
     Column("SLOTS", lambda row: f"{row.slots_used}/{row.slots}"),
     Column("MODE", lambda row: row.mode, wide=True),
     Column("STATE", lambda row: ", ".join(row.state) or "ok"),
@@ -359,7 +343,7 @@ POD_COLUMNS: tuple[Column[PodRow], ...] = (
     Column("STATE", lambda row: row.state),
     Column("NODE", lambda row: row.node),
     Column("CARDS", lambda row: ",".join(row.cards)),
-    Column("MIB", lambda row: _memory(row.memory_mib) if row.cards else ""),
+    Column("MIB", lambda row: _number(row.memory_mib) if row.cards else ""),
     Column("CORES", lambda row: str(row.cores) if row.cards else ""),
     Column("AGE", lambda row: age_text(row.age_s)),
     Column("REQUESTS", lambda row: "; ".join(row.requests), wide=True),
@@ -368,39 +352,28 @@ NAMESPACE_COLUMNS: tuple[Column[NamespaceRow], ...] = (
     Column("NAMESPACE", lambda row: row.name),
     Column("DEVICES", lambda row: row.vendor),
     Column("PODS", lambda row: str(row.pods)),
-    Column("MIB", lambda row: _memory(row.memory_used_mib)),
-    Column("OF QUOTA", lambda row: _quota_meter(row.memory_used_mib, row.memory_limit_mib),
-           share=lambda row: share_of(row.memory_used_mib, row.memory_limit_mib or 0)),
+    Column("MIB", lambda row: _number(row.memory_used_mib)),
+    meter_column("OF QUOTA", "memory_used_mib", "memory_limit_mib"),
     Column("CORES", lambda row: str(row.cores_used)),
-    Column("OF QUOTA", lambda row: _quota_meter(row.cores_used, row.cores_limit),
-           share=lambda row: share_of(row.cores_used, row.cores_limit or 0)),
-    Column("QUOTA MIB", lambda row: _limit(row.memory_limit_mib), wide=True),
-    Column("QUOTA CORES", lambda row: _limit(row.cores_limit), wide=True),
+    meter_column("OF QUOTA", "cores_used", "cores_limit"),
+    Column("QUOTA MIB", lambda row: _number(row.memory_limit_mib), wide=True),
+    Column("QUOTA CORES", lambda row: _number(row.cores_limit), wide=True),
 )
 
 
-def _quota_meter(used: int, limit: int | None) -> str:
-    return "" if limit is None else meter(used, limit)
-
-
-def _limit(limit: int | None) -> str:
-    return "" if limit is None else f"{limit:,}"
-
-
 def _node_summary(rows: Sequence[NodeRow]) -> str:
-    return _summary(len(rows), sum(row.cards for row in rows), sum(row.memory_used_mib for row in rows),
-                    sum(row.memory_mib for row in rows), max((row.largest_free_mib for row in rows), default=0))
+    return _summary(rows, len(rows), sum(row.cards for row in rows), [row.largest_free_mib for row in rows])
 
 
-def _card_summary(rows: Sequence[CardRow]) -> str:
-    free = (row.memory_mib - row.memory_used_mib for row in rows if not row.state and row.slots_used < row.slots)
-    return _summary(len({row.node for row in rows}), len(rows), sum(row.memory_used_mib for row in rows),
-                    sum(row.memory_mib for row in rows), max(free, default=0))
+def _device_summary(rows: Sequence[DeviceRow]) -> str:
+    return _summary(rows, len({row.node for row in rows}), len(rows), [
+        row.memory_mib - row.memory_used_mib for row in rows if not row.state and row.slots_used < row.slots])
 
 
-def _summary(nodes: int, cards: int, used: int, total: int, largest: int) -> str:
-    return (f"{nodes} {'node' if nodes == 1 else 'nodes'}, {cards} {'card' if cards == 1 else 'cards'}: "
-            f"{used:,} of {total:,} MiB given out; largest free slice {largest:,} MiB")
+def _summary(rows: Sequence[NodeRow | DeviceRow], nodes: int, devices: int, free: Sequence[int]) -> str:
+    used, total = sum(row.memory_used_mib for row in rows), sum(row.memory_mib for row in rows)
+    return (f"{counted(nodes, 'node')}, {counted(devices, 'card')}: {used:,} of {total:,} MiB given out; "
+            f"largest free slice {max(free, default=0):,} MiB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,9 +392,9 @@ class TableLayout(Generic[R]):
 NODES = TableLayout(NODE_COLUMNS, lambda row: (row.name,), {
     "memory": lambda row: row.memory_used_mib, "cores": lambda row: row.cores_used,
     "free": lambda row: row.largest_free_mib, "pods": lambda row: row.pods}, _node_summary)
-CARDS = TableLayout(CARD_COLUMNS, lambda row: (row.node, row.vendor, row.index, row.uuid), {
+DEVICES = TableLayout(DEVICE_COLUMNS, lambda row: (row.node, row.vendor, row.index, row.uuid), {
     "memory": lambda row: row.memory_used_mib, "cores": lambda row: row.cores_used,
-    "free": lambda row: row.memory_mib - row.memory_used_mib, "pods": lambda row: len(row.pods)}, _card_summary)
+    "free": lambda row: row.memory_mib - row.memory_used_mib, "pods": lambda row: len(row.pods)}, _device_summary)
 PODS = TableLayout(POD_COLUMNS, lambda row: (row.namespace, row.name), {
     "memory": lambda row: row.memory_mib, "cores": lambda row: row.cores, "age": lambda row: row.age_s or 0})
 NAMESPACES = TableLayout(NAMESPACE_COLUMNS, lambda row: (row.name, row.vendor), {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from hami.codec.device_config import DeviceConfig
-from hami.inspect.tables import NONE, aligned
+from hami.inspect.tables import Column, Style, render_document, render_rows
 from hami.vendors.entry_points import full_catalog
 from hami.vendors.spec import CoreUnit, Vendor
 
@@ -69,41 +68,34 @@ def entries(devices: DeviceConfig, *, ascend: bool = False, iluvatar: bool = Fal
     return tuple(Entry(vendor, *switches.get(vendor.key, ("", True))) for vendor in full_catalog(devices))
 
 
-_Column = tuple[str, Callable[[Entry], str]]  # title, text of a cell
-
-_TABLES: Mapping[str, tuple[_Column, ...]] = MappingProxyType({
+_TABLES: Mapping[str, tuple[Column[Entry], ...]] = MappingProxyType({
     "Resources": (
-        ("backend", lambda entry: entry.vendor.key),
-        ("devices", lambda entry: entry.vendor.resources.count),
-        ("memory", lambda entry: ", ".join(filter(None, (
+        Column("backend", lambda entry: entry.vendor.key),
+        Column("devices", lambda entry: entry.vendor.resources.count),
+        Column("memory", lambda entry: ", ".join(filter(None, (
             entry.vendor.resources.memory, entry.vendor.resources.memory_percent)))),
-        ("in", lambda entry: entry.memory_unit + (", %" if entry.vendor.resources.memory_percent else "")),
-        ("cores", lambda entry: entry.vendor.resources.cores),
-        ("in", lambda entry: entry.cores_unit),
-        ("default", lambda entry: entry.default),
-        ("switch", lambda entry: entry.switch if entry.is_on or not entry.switch else f"{entry.switch} (off)"),
+        Column("in", lambda entry: entry.memory_unit + (", %" if entry.vendor.resources.memory_percent else "")),
+        Column("cores", lambda entry: entry.vendor.resources.cores),
+        Column("in", lambda entry: entry.cores_unit),
+        Column("default", lambda entry: entry.default),
+        Column("switch", lambda entry: entry.switch if entry.is_on or not entry.switch else f"{entry.switch} (off)"),
     ),
     "Annotations": (
-        ("backend", lambda entry: entry.vendor.key),
-        ("node: devices", lambda entry: entry.vendor.annotations.register),
-        ("node: handshake", lambda entry: entry.vendor.annotations.handshake),
-        ("node: lock", lambda entry: entry.vendor.annotations.lock),
-        ("pod: to allocate", lambda entry: entry.vendor.annotations.to_allocate),
-        ("pod: allocated", lambda entry: entry.vendor.annotations.allocated),
-        ("pod: selectors", lambda entry: ", ".join(entry.vendor.annotations.selectors.names)),
-        ("node: also read", lambda entry: ", ".join(entry.vendor.annotations.node_keys)),
-        ("pod: also read", lambda entry: ", ".join(entry.vendor.annotations.pod_keys)),
+        Column("backend", lambda entry: entry.vendor.key),
+        Column("node: devices", lambda entry: entry.vendor.annotations.register),
+        Column("node: handshake", lambda entry: entry.vendor.annotations.handshake),
+        Column("node: lock", lambda entry: entry.vendor.annotations.lock),
+        Column("pod: to allocate", lambda entry: entry.vendor.annotations.to_allocate),
+        Column("pod: allocated", lambda entry: entry.vendor.annotations.allocated),
+        Column("pod: selectors", lambda entry: ", ".join(entry.vendor.annotations.selectors.names)),
+        Column("node: also read", lambda entry: ", ".join(entry.vendor.annotations.node_keys)),
+        Column("pod: also read", lambda entry: ", ".join(entry.vendor.annotations.pod_keys)),
     ),
 })
 
 
 def _text(entries: Sequence[Entry]) -> str:
-    return "\n\n".join(f"{title}\n\n{_aligned(columns, entries)}" for title, columns in _TABLES.items())
-
-
-def _aligned(columns: Sequence[_Column], entries: Sequence[Entry]) -> str:
-    return aligned([[title for title, _ in columns],
-                    *([cell(entry) or NONE for _, cell in columns] for entry in entries)])
+    return "\n\n".join(f"{title}\n\n{render_rows(entries, columns, Style())}" for title, columns in _TABLES.items())
 
 
 def _markdown(entries: Sequence[Entry]) -> str:
@@ -111,12 +103,12 @@ def _markdown(entries: Sequence[Entry]) -> str:
     return "\n\n".join(_piped(columns, entries) for columns in _TABLES.values())
 
 
-def _piped(columns: Sequence[_Column], entries: Sequence[Entry]) -> str:
+def _piped(columns: Sequence[Column[Entry]], entries: Sequence[Entry]) -> str:
     rows: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for entry in entries:
-        cells = tuple(cell(entry) for _, cell in columns)
+        cells = tuple(column.text(entry) for column in columns)
         rows.setdefault(tuple(cell.replace(cells[0], CHIP) for cell in cells[1:]), []).append(cells)
-    lines = [[title for title, _ in columns], ["---"] * len(columns)]
+    lines = [[column.title for column in columns], ["---"] * len(columns)]
     for shared, same in rows.items():
         cells = shared if len(same) > 1 else same[0][1:]
         lines.append([", ".join(name for name, *_ in same), *(_NAME.sub(r"`\g<0>`", cell) for cell in cells)])
@@ -124,7 +116,7 @@ def _piped(columns: Sequence[_Column], entries: Sequence[Entry]) -> str:
 
 
 def _json(entries: Sequence[Entry]) -> str:
-    return json.dumps([_object(entry) for entry in entries], indent=2, ensure_ascii=False)
+    return render_document(list(map(_object, entries)), "json")
 
 
 def _object(entry: Entry) -> dict[str, object]:

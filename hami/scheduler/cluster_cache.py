@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 from hami.runtime.clock import utc_now
-from hami.scheduler.settings import Settings
+from hami.runtime.settings import ClusterSettings
 from hami.state.store import Store
 from hami.state.view import Policies
 from hami.vendors.entry_points import catalog
 
 
-def cluster_cache(settings: Settings) -> Store:
+def cluster_cache(settings: ClusterSettings) -> Store:
     """Returns the cache that *settings* describe, still empty. Raises: HamiError for a faulty vendor."""
     return Store(
         catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar),

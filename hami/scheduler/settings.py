@@ -5,17 +5,16 @@ The defaults of all flags are here; the flags themselves are in :mod:`hami.cli.s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from hami.codec.device_config import DeviceConfig, Fallback, Flagged, chart_config
+from hami.codec.device_config import Fallback
 from hami.errors import HamiError, MalformedInput
 from hami.runtime.logs import DEBUG_VERBOSITY
 from hami.runtime.options import Address, parse_named, parse_seconds
-from hami.runtime.settings import load_device_config
+from hami.runtime.settings import ClusterSettings, check_key_pair, cluster_values
 
 SELF_SIGNED_FILE = "tls.pem"
 """File in ``--self-signed-cert-dir`` that holds certificate and key, so that both are replaced at once."""
@@ -24,23 +23,20 @@ NODE_POLICIES = ("binpack", "spread")
 DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
 
 DAY_S = 86_400.0
-REQUEST_TIMEOUT_S = 10.0  # of calls to the API server
 MIN_LIFETIME_S = 20.0  # shorter ones would expire before the API server knows the CA
-
-_SWITCHES = {"vnpus": "enable_ascend", "iluvatars": "enable_iluvatar"}  # flags that enable a section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """All settings. Times are in seconds.
+class Settings(ClusterSettings):
+    """The settings of the scheduler. Times are in seconds.
 
     *cert_file*, *key_file*, *client_ca_file*: empty for none; with the first two, *http_bind* serves TLS.
     *self_signed_cert_dir*: the directory of the self-signed certificate; empty to disable it. The certificate is stored
     in the Secret *self_signed_cert_secret*, and its CA in the webhook configuration *self_signed_webhook*.
     *self_signed_previous_secret*: a Secret whose certificate is served first; empty for none.
-    *extender_bind_address*: a second listener without TLS, on loopback; ``None`` for none. *node_selector*: a label
-    selector; empty for all nodes. *kube_qps*: 0 for no limit. *kube_timeout*: 0 for the built-in one. *pod_name*: empty
-    if unknown. *devices*: without a file, the chart's.
+    *extender_bind_address*: a second listener without TLS, on loopback; ``None`` for none. *kube_qps*: 0 for no limit.
+    *pod_name*: empty if unknown.
+    Raises: HamiError if they contradict each other.
     """
 
     http_bind: Address = Address("127.0.0.1", 8080)
@@ -59,36 +55,31 @@ class Settings:
     self_signed_ca_lifetime: float = 3650 * DAY_S
 
     scheduler_name: str = "hami-scheduler"
-    node_scheduler_policy: str = "binpack"
-    gpu_scheduler_policy: str = "spread"
     force_overwrite_default_scheduler: bool = True
-    foreign_reservations: bool = False
-    node_selector: str = ""
     node_lock_timeout: float = 300.0
 
     leader_elect: bool = False
     leader_elect_resource_name: str = ""
     leader_elect_resource_namespace: str = ""
     kube_qps: float = 0.0
-    kube_timeout: int = 0
 
-    device_config_file: str = ""
-    devices: DeviceConfig = field(default_factory=chart_config)
-    enable_ascend: bool = False
-    enable_iluvatar: bool = False
-
-    log_format: str = "text"
-    verbosity: int = 0
     debug: bool = False
     legacy_metrics: bool = False
 
     pod_name: str = ""
-    pod_namespace: str = "kube-system"
 
-    @property
-    def request_timeout(self) -> float:
-        """The seconds until a call to the API server times out."""
-        return self.kube_timeout or REQUEST_TIMEOUT_S
+    def __post_init__(self) -> None:
+        check_key_pair(self.cert_file, self.key_file)
+        if not MIN_LIFETIME_S <= self.self_signed_cert_lifetime <= self.self_signed_ca_lifetime:
+            raise HamiError(f"--self-signed-cert-lifetime: expected {MIN_LIFETIME_S:g}s or more, and no more than "
+                            "--self-signed-ca-lifetime")
+        if self.client_ca_file and not self.cert_file:
+            raise HamiError("--client-ca-file without --cert_file and --key_file: it requires HTTPS")
+        if (address := self.extender_bind_address) is not None and not address.is_loopback:
+            raise HamiError(
+                f"--extender-bind-address={address}: expected a loopback address, since it serves plain HTTP")
+        if self.node_lock_timeout <= 0:
+            raise HamiError("--node-lock-timeout: expected more than 0s")
 
     @property
     def log_verbosity(self) -> int:
@@ -103,51 +94,17 @@ def read_settings(given: Mapping[str, object], environ: Mapping[str, str], *, fa
     *fallback*: values of flags for the device configuration. *known*: its sections that vendors of third parties read.
     Raises: HamiError when a file cannot be read or settings contradict each other.
     """
-    values: dict[str, object] = {"pod_name": environ.get("POD_NAME", ""), **given}
-    if namespace := environ.get("POD_NAMESPACE"):
-        values["pod_namespace"] = namespace
+    values = {"pod_name": environ.get("POD_NAME", ""), **cluster_values(given, environ, fallback, known)}
     if "node_lock_timeout" not in given and (text := environ.get("HAMI_NODELOCK_EXPIRE")):
         variable = "environment variable HAMI_NODELOCK_EXPIRE"
         values["node_lock_timeout"] = parse_named(text, parse_seconds, variable)
         if not values["node_lock_timeout"]:
             raise MalformedInput(variable, text, "expected more than 0s")
-    values["devices"] = _devices(str(values.get("device_config_file", "")), values, fallback, known)
     if directory := str(values.get("self_signed_cert_dir", "")):
         if given_file := next((flag for flag in ("cert_file", "key_file") if values.get(flag)), ""):
             raise HamiError(f"--self-signed-cert-dir with --{given_file}: use one or the other")
         values |= dict.fromkeys(("cert_file", "key_file"), str(Path(directory) / SELF_SIGNED_FILE))
-    settings = Settings(**values)  # type: ignore[arg-type]  # each flag's type made its value
-    _check(settings)
-    return settings
-
-
-def _check(settings: Settings) -> None:
-    if not MIN_LIFETIME_S <= settings.self_signed_cert_lifetime <= settings.self_signed_ca_lifetime:
-        raise HamiError(f"--self-signed-cert-lifetime: expected {MIN_LIFETIME_S:g}s or more, and no more than "
-                        "--self-signed-ca-lifetime")
-    if bool(settings.cert_file) != bool(settings.key_file):
-        given, missing = ("--cert_file", "--key_file") if settings.cert_file else ("--key_file", "--cert_file")
-        raise HamiError(f"{given} without {missing}: give both for HTTPS, or none for plain HTTP")
-    if settings.client_ca_file and not settings.cert_file:
-        raise HamiError("--client-ca-file without --cert_file and --key_file: it requires HTTPS")
-    if (address := settings.extender_bind_address) is not None and not address.is_loopback:
-        raise HamiError(f"--extender-bind-address={address}: expected a loopback address, since it serves plain HTTP")
-    if settings.node_lock_timeout <= 0:
-        raise HamiError("--node-lock-timeout: expected more than 0s")
-
-
-def _devices(path: str, values: Mapping[str, object], fallback: Fallback, known: Collection[str]) -> DeviceConfig:
-    """The device configuration. Flags for disabled sections are skipped."""
-    enabled: dict[str, Mapping[str, Flagged]] = {}
-    notes = []
-    for place, flags in fallback.items():
-        switch = _SWITCHES.get(re.split(r"[.\[]", place)[0], "")
-        if switch and not values.get(switch):
-            notes += [f"{flag}: requires --{switch.replace('_', '-')}, skipped" for _, flag in flags.values()]
-        else:
-            enabled[place] = flags
-    config = load_device_config("--device-config-file", path, fallback=enabled, known=known)
-    return replace(config, notes=(*config.notes, *notes))
+    return Settings(**values)  # type: ignore[arg-type]  # each flag's type made its value
 
 
 def parse_device_policy_flag(text: str) -> str:

@@ -1,7 +1,6 @@
 """A dashboard over a cache of the tests' own, with viewers whose rights the tests choose."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -9,12 +8,11 @@ from hami.codec.objects import parse_node, parse_quota
 from hami.codec.pods import parse_pod
 from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, create_dashboard
-from hami.dashboard.collector import Collector
-from hami.dashboard.explainer import Explainer
+from hami.dashboard.caches import Renderings
+from hami.dashboard.explainer import explainer
 from hami.dashboard.live import LiveCluster
-from hami.dashboard.monitors import NoMonitor
-from hami.dashboard.renderings import Renderings
-from hami.dashboard.scheduling_condition import SchedulingCondition
+from hami.dashboard.monitors import NoMonitor, use_poller
+from hami.dashboard.scheduling_condition import SchedulingCondition, condition_poller
 from hami.dashboard.views import Views
 from hami.errors import ClusterError
 from hami.inspect.cluster import catalog_of
@@ -32,41 +30,43 @@ class Rights:
 
     users: dict = field(default_factory=dict)
     may: dict = field(default_factory=dict)
-    asked: list = field(default_factory=list)
+    reviewed: list = field(default_factory=list)
     is_down: bool = False
 
     def identity(self, token):
-        self.asked.append(token)
+        self.reviewed.append(token)
         if self.is_down:
             raise ClusterError("no answer")
         name = self.users.get(token)
         return Identity(name) if name else None
 
-    def may_list_pods(self, who, namespace):
-        self.asked.append((who.username, namespace))
-        allowed = self.may.get(who.username, ())
+    def may_list_pods(self, viewer, namespace):
+        self.reviewed.append((viewer.username, namespace))
+        allowed = self.may.get(viewer.username, ())
         return namespace in allowed or "" in allowed
 
 
 class Stage:
-    """A dashboard with these objects. *rights*: ``None`` for a loopback address."""
+    """A dashboard with these objects. *rights*: ``None`` for a loopback address. *options*: of the store."""
 
-    def __init__(self, nodes=(), pods=(), quotas=(), rights=None, unready=""):
+    def __init__(self, nodes=(), pods=(), quotas=(), rights=None, unready="", **options):
         self.monitors = {}  # metrics pages by node
         self.conditions = {}  # by name of a pod
         self.clock = Clock()
-        self.cache = Store(catalog_of(""), Policies(), clock=self.clock, now=lambda: NOW)
-        for one in nodes:
-            self.cache.nodes.upsert(parse_node(json.dumps(one).encode()))
-        for one in quotas:
-            self.cache.quotas.upsert(parse_quota(json.dumps(one).encode()))
-        for one in pods:
-            self.add(one)
+        self.cache = Store(catalog_of(""), Policies(), clock=self.clock, now=lambda: NOW, **options)
+        for node in nodes:
+            self.cache.nodes.upsert(parse_node(json.dumps(node).encode()))
+        for quota in quotas:
+            self.cache.quotas.upsert(parse_quota(json.dumps(quota).encode()))
+        for pod in pods:
+            self.add(pod)
         self.live = LiveCluster(self.cache, now=lambda: NOW)
-        self.explainer = Explainer(self.live, clock=self.clock)
+        self.explainer = explainer(self.live, clock=self.clock)
         self.rendered, self.hung = 0, ""
-        self.collector = Collector(self._page, self._condition, clock=self.clock, now=lambda: NOW)
-        views = Views(self.live, self.explainer, self.collector)
+        self.uses = use_poller(self._page, clock=self.clock, now=lambda: NOW)
+        self.conditions_polled = condition_poller(self._condition, clock=self.clock)
+        views = Views(self.live, explain=self.explainer.view, uses=self.uses.view,
+                      condition=self.conditions_polled.view)
         self.app = create_dashboard(Dashboard(
             views, Access(rights, clock=self.clock), Renderings(clock=self.clock), self._version, lambda: unready,
             lambda: self.hung, is_local=rights is None))
@@ -76,16 +76,16 @@ class Stage:
     def of(cls, record):
         """The dashboard of a cluster that was recorded."""
         stage = cls()
-        for one in record.nodes:
-            stage.cache.nodes.upsert(one)
-        for one in record.quotas:
-            stage.cache.quotas.upsert(one)
-        for one in record.pods:
-            stage.cache.pods.upsert(one)
+        for node in record.nodes:
+            stage.cache.nodes.upsert(node)
+        for quota in record.quotas:
+            stage.cache.quotas.upsert(quota)
+        for pod in record.pods:
+            stage.cache.pods.upsert(pod)
         return stage
 
     def _version(self):
-        return *self.cache.version(), self.explainer.answered, self.collector.changes()
+        return *self.cache.version(), self.explainer.changes, self.uses.changes, self.conditions_polled.changes
 
     def _page(self, node):
         if node not in self.monitors:
@@ -112,12 +112,13 @@ class Stage:
         return answer.json
 
     def collect(self):
-        """Asks what pages want to know, and lets a second pass."""
-        with ThreadPoolExecutor(1) as pool:
-            self.collector.poll_due(pool)
+        """Polls what pages have viewed, and lets a second pass."""
+        for poller in (self.uses, self.conditions_polled):
+            poller.step()
         self.clock.seconds += 1
 
     def explain(self):
         """Answers the questions that wait, and lets time pass until the answers are shown."""
-        self.explainer.answer_all()
+        while self.explainer.due():
+            self.explainer.step()
         self.clock.seconds += 60

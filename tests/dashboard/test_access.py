@@ -2,7 +2,8 @@
 
 import pytest
 
-from hami.dashboard.access import ACCEPTED_S, MAX_NAMESPACES, REFUSED_S, Access, AccessDenied, Scope
+from hami.dashboard.access import ACCEPTED_S, MAX_NAMESPACES, REFUSED_S, Access, Scope
+from hami.dashboard.errors import PageError
 from tests.dashboard.stage import Rights
 from tests.world import Clock
 
@@ -19,7 +20,7 @@ def access(rights=None, clock=None):
     return Access(rights or Rights(dict(USERS), MAY), clock=clock or Clock())
 
 
-@pytest.mark.parametrize("token, asked, of_page, expected", [
+@pytest.mark.parametrize("token, requested, of_page, expected", [
     ("t-admin", (), "", ALL),
     ("t-admin", ("a",), "", some("a")),
     ("t-admin", (), "a", ALL),
@@ -39,12 +40,12 @@ def access(rights=None, clock=None):
     ("t-admin", ("../x",), "", 400),
     ("t-admin", tuple(f"n{number}" for number in range(MAX_NAMESPACES + 1)), "", 400),
 ])
-def test_the_matrix(token, asked, of_page, expected):
+def test_the_matrix(token, requested, of_page, expected):
     if isinstance(expected, Scope):
-        assert access().scope(f"Bearer {token}", asked, of_page) == expected
+        assert access().scope(f"Bearer {token}", requested, of_page) == expected
     else:
-        with pytest.raises(AccessDenied) as refused:
-            access().scope(f"Bearer {token}", asked, of_page)
+        with pytest.raises(PageError) as refused:
+            access().scope(f"Bearer {token}", requested, of_page)
         assert refused.value.status == expected
 
 
@@ -52,9 +53,9 @@ def test_the_matrix(token, asked, of_page, expected):
                                     "Bearer " + "x" * 20_000], ids=repr)
 def test_what_is_no_bearer_token_is_not_sent_to_the_api_server(header):
     rights = Rights(dict(USERS), MAY)
-    with pytest.raises(AccessDenied) as refused:
+    with pytest.raises(PageError) as refused:
         access(rights).scope(header, ())
-    assert (refused.value.status, rights.asked) == (401, [])
+    assert (refused.value.status, rights.reviewed) == (401, [])
 
 
 def test_on_loopback_nobody_is_asked():
@@ -67,17 +68,17 @@ def test_answers_are_believed_for_some_time_and_refusals_shorter():
     clock, rights = Clock(), Rights(dict(USERS), MAY)
     checked = access(rights, clock)
     checked.scope("Bearer t-admin", ())
-    asked = len(rights.asked)
+    reviewed = len(rights.reviewed)
     clock.seconds += ACCEPTED_S - 1
     checked.scope("Bearer t-admin", ())
-    assert len(rights.asked) == asked
+    assert len(rights.reviewed) == reviewed
     clock.seconds += 2
     rights.users.clear()
     for seconds in (0, REFUSED_S - 1):
         clock.seconds += seconds
-        with pytest.raises(AccessDenied):
+        with pytest.raises(PageError):
             checked.scope("Bearer t-admin", ())
-        assert len(rights.asked) == asked + 1
+        assert len(rights.reviewed) == reviewed + 1
     rights.users |= USERS
     clock.seconds += 2
     checked.scope("Bearer t-admin", ())
@@ -86,7 +87,7 @@ def test_answers_are_believed_for_some_time_and_refusals_shorter():
 def test_without_an_answer_of_the_api_server_nobody_sees_anything():
     rights = Rights(dict(USERS), MAY, is_down=True)
     checked = access(rights)
-    with pytest.raises(AccessDenied) as refused:
+    with pytest.raises(PageError) as refused:
         checked.scope("Bearer t-admin", ())
     assert refused.value.status == 503
     rights.is_down = False

@@ -11,10 +11,10 @@ from hami.dashboard.views import NODES_A_PAGE
 from tests.dashboard.stage import Rights, Stage
 from tests.inspect.clusters import bound, node, pending, quota
 
-CARD = {"memory_mib": 10_000, "model": "A100"}
-NODES = [node("n1", gpu(**CARD), gpu(**CARD)),
-         node("n2", gpu(**CARD), gpu(**CARD, healthy=False), annotations={"hami.io/device-cordon": "GPU-n2-0"}),
-         node("n3", gpu(**CARD | {"model": "H100"}), unschedulable=True)]
+GPU = {"memory_mib": 10_000, "model": "A100"}
+NODES = [node("n1", gpu(**GPU), gpu(**GPU)),
+         node("n2", gpu(**GPU), gpu(**GPU, healthy=False), annotations={"hami.io/device-cordon": "GPU-n2-0"}),
+         node("n3", gpu(**GPU | {"model": "H100"}), unschedulable=True)]
 PODS = [bound("a", "n1", (0, 6000, 50), gpu=1), bound("b", "n1", (0, 2000, 10), (1, 1000, 10), gpu=2),
         bound("secret", "n1", (0, 1500, 5), namespace="other", gpu=1), pending("waits", gpu=2, gpumem=9500)]
 QUOTAS = [quota("default", gpumem=90_000)]
@@ -54,7 +54,7 @@ def test_a_reserved_part_is_marked(stage):
     waits = stage.cache.pods.waiting()[0]
     smaller = pending("soon", gpu=1, gpumem=3000)
     stage.add(smaller)
-    pod = next(one for one in stage.cache.pods.waiting() if one is not waits)
+    pod = next(other for other in stage.cache.pods.waiting() if other is not waits)
     stage.cache.assume(pod, ["n1"])
     parts = [part for card in stage.json("/nodes/n1")["cards"] for part in card["segments"] if part["isReserved"]]
     assert [(part["pod"], part["memoryMib"]) for part in parts] == [("soon", 3000)]
@@ -73,7 +73,7 @@ def test_filters_and_orders_of_nodes(stage, query, expected):
 
 
 def test_many_nodes_come_in_pages():
-    stage = Stage([node(f"n{number:03}", gpu(**CARD)) for number in range(2 * NODES_A_PAGE + 1)])
+    stage = Stage([node(f"n{number:03}", gpu(**GPU)) for number in range(2 * NODES_A_PAGE + 1)])
     pages = [stage.json(f"/?page={page}") for page in (1, 2, 3)]
     assert [len(page["items"]) for page in pages] == [NODES_A_PAGE, NODES_A_PAGE, 1]
     assert len({name for page in pages for name in names(page)}) == 2 * NODES_A_PAGE + 1

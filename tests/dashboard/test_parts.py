@@ -1,23 +1,26 @@
 """Renderings are shared, explanations leave the cluster's cache alone, rows follow every change."""
 
+import json
 import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
+from hami.codec.pods import parse_pod
 from hami.dashboard.access import Scope
 from hami.dashboard.app import compile_templates
-from hami.dashboard.renderings import MAX_RENDERINGS, Renderings
+from hami.dashboard.caches import MAX_BYTES, MAX_RENDERINGS, Renderings
+from hami.dashboard.explainer import Question
 from hami.dashboard.texts import hue, mib, percent, width
 from hami.dashboard.views import paged
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.explain import explain_pod
 from hami.inspect.top import NAMESPACES, namespace_rows, node_rows, pod_rows
 from tests.builders import content
-from tests.dashboard.stage import Stage
+from tests.dashboard.stage import NOW, Stage
 from tests.inspect.clusters import bound, node, pending
-from tests.inspect.worlds import some_world
+from tests.inspect.records import some_record
 from tests.world import Clock
 
 
@@ -68,8 +71,13 @@ def test_the_number_of_renderings_is_bounded():
     for number in range(3 * MAX_RENDERINGS):
         renderings.get(number, lambda: 1, make)
     assert len(renderings._kept) == MAX_RENDERINGS
-    assert renderings._bytes == sum(len(kept.rendering.body) + len(kept.rendering.compressed)
-                                    for kept in renderings._kept.values())
+
+
+def test_the_size_of_all_renderings_is_bounded():
+    renderings = Renderings(clock=Clock())
+    for number in range(9):
+        renderings.get(number, lambda: 1, lambda: ("x" * (MAX_BYTES // 4), "text/plain"))
+    assert list(renderings._kept) == [6, 7, 8]
 
 
 def test_only_one_rendering_is_made_at_a_time_and_the_others_get_it():
@@ -113,38 +121,39 @@ def test_pods_that_ask_for_the_same_have_one_answer():
     stage = Stage([node("n1")], [pending(f"w{number}", gpu=1, gpumem=90_000) for number in range(9)])
     stage.ask("/pending")
     stage.explain()
-    assert stage.explainer.answered == 1
+    assert stage.explainer.changes == 1
     assert all(item["explanation"]["nodes"] for item in stage.json("/pending")["items"])
 
 
 @settings(max_examples=20)
 @given(rng=randoms(use_true_random=True))
 def test_the_live_rows_are_those_of_hami_top_and_the_answers_those_of_hami_explain(rng):
-    record = some_world(rng)
-    world, stage = InspectedCluster(record), Stage.of(record)
+    record = some_record(rng)
+    inspected, stage = InspectedCluster(record), Stage.of(record)
     rows = stage.live.node_rows()
-    assert rows == {row.name: row for row in node_rows(world, world.nodes.values())}
+    assert rows == {row.name: row for row in node_rows(inspected, inspected.nodes.values())}
     for pod in [pod for pod in record.pods if not pod.node_name][:3]:
-        stage.explainer.explain(pod, Scope())
+        stage.explainer.view(Question.of(pod, Scope()))
         stage.explain()
-        answer, report = stage.explainer.explain(pod, Scope()), explain_pod(world, pod, ())
+        answer, report = stage.explainer.view(Question.of(pod, Scope())), explain_pod(inspected, pod, ())
         assert (answer.fits, answer.unfit, answer.suggestions) == (report.fits, len(report.nodes), report.suggestions)
 
 
 @settings(max_examples=20)
 @given(rng=randoms(use_true_random=True))
 def test_the_namespaces_are_those_of_hami_top(rng):
-    record = some_world(rng)
-    world, stage = InspectedCluster(record), Stage.of(record)
-    expected = sorted(namespace_rows(world), key=NAMESPACES.name)
+    record = some_record(rng)
+    inspected, stage = InspectedCluster(record), Stage.of(record)
+    expected = sorted(namespace_rows(inspected), key=NAMESPACES.name)
     assert sorted(namespace_rows(stage.live.cluster((), Scope()), Scope()), key=NAMESPACES.name) == expected
     for name in {row.name for row in expected}:
         own = stage.live.namespace(name)
         assert sorted(namespace_rows(own, [name]), key=NAMESPACES.name) == [row for row in expected if row.name == name]
-        holders = [world.pods[uid] for uid in own.pods]
+        holders = [inspected.pods[uid] for uid in own.pods]
         shown = [(row.name, row.node, row.cards, row.memory_mib, row.cores)
                  for row in pod_rows(own, own.pods.values())]
-        assert shown == [(row.name, row.node, row.cards, row.memory_mib, row.cores) for row in pod_rows(world, holders)]
+        assert shown == [(row.name, row.node, row.cards, row.memory_mib, row.cores)
+                         for row in pod_rows(inspected, holders)]
 
 
 @settings(max_examples=20)
@@ -159,10 +168,21 @@ def test_rows_follow_every_change(chance):
             case 1:
                 fresh = Stage([node(on, unschedulable=chance.random() < 0.5)]).cache.nodes.get(on)
                 stage.cache.nodes.upsert(fresh)
-            case 2 if (known := stage.cache.nodes.get(on)) is not None and chance.random() < 0.3:
-                stage.cache.nodes.remove(known)
-        world = stage.live.cluster(stage.cache.nodes.names(), Scope())
-        assert stage.live.node_rows() == {row.name: row for row in node_rows(world, world.nodes.values())}
+            case 2 if (fresh := stage.cache.nodes.get(on)) is not None and chance.random() < 0.3:
+                stage.cache.nodes.remove(fresh)
+        inspected = stage.live.cluster(stage.cache.nodes.names(), Scope())
+        assert stage.live.node_rows() == {row.name: row for row in node_rows(inspected, inspected.nodes.values())}
+
+
+def test_a_row_follows_a_change_of_pods_that_hold_the_same():
+    reserved, placed = bound("a", "n1", (0, 100, 5), gpu=1), bound("b", "n1", (0, 100, 5), gpu=1)
+    del reserved["spec"]["nodeName"]
+    reserved["metadata"]["annotations"]["hami.io/vgpu-time"] = str(int(NOW.timestamp()))
+    stage = Stage([node("n1")], [reserved], foreign_reservations=True)
+    assert stage.live.node_rows()["n1"].reserved == 1
+    stage.cache.pods.remove(parse_pod(json.dumps(reserved).encode()))
+    stage.add(placed)
+    assert stage.live.node_rows()["n1"].reserved == 0
 
 
 @pytest.mark.parametrize("items, page, expected", [

@@ -195,7 +195,7 @@ def process(tmp_path):
     started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True,
                                env=os.environ | {"KUBECONFIG": str(tmp_path / "kubeconfig")})
     try:
-        yield started, next(int(found[1]) for line in started.stderr if (found := re.search(r"serving.*:(\d+)", line)))
+        yield started, next(int(match[1]) for line in started.stderr if (match := re.search(r"serving.*:(\d+)", line)))
     finally:
         started.kill()
         started.wait(TIMEOUT_S)
@@ -238,7 +238,7 @@ def dashboard(*args):
 @pytest.mark.parametrize("args, field, value", [
     (["--bind-address=:3"], "bind_address", Address("", 3)), (["--monitor-selector="], "monitor_selector", ""),
     (["--monitor-port=3"], "monitor_port", 3), (["--node-label-selector=gpu=on"], "node_selector", "gpu=on"),
-    (["--kube-timeout=5"], "request_timeout", 5), ([], "bind_address", Address("127.0.0.1", 8445)),
+    (["--kube-timeout=5"], "kube_timeout", 5), ([], "bind_address", Address("127.0.0.1", 8445)),
 ])
 def test_each_flag_sets_its_field(args, field, value):
     result, settings, _ = dashboard(*args)

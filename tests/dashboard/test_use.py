@@ -5,7 +5,6 @@ import socket
 import string
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import msgspec
@@ -15,9 +14,8 @@ from hypothesis import strategies as some
 from hypothesis.strategies import randoms
 
 from e2e.nodes import gpu
-from hami.dashboard.collector import FAILED_S, MAX_NODES, USE_TIMES, Collector
-from hami.dashboard.monitors import Monitors, NoMonitor, is_host, read_page
-from hami.dashboard.polled import PolledValues, PollTimes
+from hami.dashboard.caches import FAILED_S, Poller, PollLimits
+from hami.dashboard.monitors import USE_LIMITS, Monitors, NoMonitor, is_host, read_page, use_poller
 from hami.dashboard.scheduling_condition import MESSAGE_LIMIT, SchedulingCondition, read_condition
 from hami.dashboard.use import LINE_LIMIT, MAX_MIB, MAX_SAMPLES, Use, parse_use, total_use
 from hami.errors import ClusterError, MalformedInput
@@ -57,11 +55,11 @@ def test_the_page_of_our_monitor_is_read(tmp_path):
     stage.region("a", processes=[Slot(used={0: 400 * MIB}, sm={0: 30})])
     stage.work("a", 4007, 500 * MIB, 33)
     stage.nvml.gpus[0].used, stage.nvml.gpus[0].rates = GIB, (60, 20)
-    found = parse_use("".join(render(families(stage.run(), legacy=True))), AT)
-    assert found.of_card(CARD) == Use(1024, 60, AT)
-    assert found.of_part(CARD, "default", "a") == Use(500, 33, AT)
-    assert found.of_card(OTHER).memory_mib == 0
-    assert found.of_part(OTHER, "default", "a") is None
+    uses = parse_use("".join(render(families(stage.run(), legacy=True))), AT)
+    assert uses[CARD,] == Use(1024, 60, AT)
+    assert uses[CARD, "default", "a"] == Use(500, 33, AT)
+    assert uses[OTHER,].memory_mib == 0
+    assert (OTHER, "default", "a") not in uses
 
 
 @pytest.mark.parametrize("page, expected", [
@@ -90,12 +88,12 @@ def test_the_page_of_our_monitor_is_read(tmp_path):
     ('up{device_uuid="a"} 5\n', {}),
 ], ids=lambda value: repr(value)[:60])
 def test_pages(page, expected):
-    assert parse_use(page, AT).uses == expected
+    assert parse_use(page, AT) == expected
 
 
 def test_only_so_many_samples_are_read():
     page = "".join(pod_lines(pod=f"p{number}") for number in range(MAX_SAMPLES))
-    assert len(parse_use(page, AT).uses) == MAX_SAMPLES // 2
+    assert len(parse_use(page, AT)) == MAX_SAMPLES // 2
 
 
 @given(some.text(alphabet=string.printable + "é\0\u2028", max_size=200), some.integers(0, 200))
@@ -208,11 +206,11 @@ class Pods:
 
     def __init__(self, **addresses):
         self.addresses = addresses
-        self.asked = []
+        self.requests = []
         self.is_ready = "True"
 
     def request(self, method, path, *, query=None):
-        self.asked.append((method, path, query["labelSelector"]))
+        self.requests.append((method, path, query["labelSelector"]))
         name = query["fieldSelector"].removeprefix("spec.nodeName=")
         items = [{"status": {"podIP": address, "conditions": [{"type": "Ready", "status": self.is_ready}]}}
                  for address in self.addresses.get(name, ())]
@@ -230,14 +228,14 @@ def test_a_monitor_is_looked_for_once_in_a_while_and_again_when_it_does_not_answ
 
     monitors = Monitors(pods, "hami", "a=b", 7, clock=clock, read=answer)
     assert [monitors.page("n1") for _ in range(2)] == ["page"] * 2
-    assert pods.asked == [("GET", "/api/v1/namespaces/hami/pods", "a=b")]
+    assert pods.requests == [("GET", "/api/v1/namespaces/hami/pods", "a=b")]
     assert read == [("10.0.0.1", 7)] * 2
     with pytest.raises(NoMonitor):
         monitors.page("n1")
     monitors.page("n1")
     clock.seconds += 3600
     monitors.page("n1")
-    assert len(pods.asked) == 3
+    assert len(pods.requests) == 3
     with pytest.raises(NoMonitor, match="n2"):
         monitors.page("n2")
     pods.is_ready = "False"
@@ -248,9 +246,13 @@ def test_a_monitor_is_looked_for_once_in_a_while_and_again_when_it_does_not_answ
 # Polled values
 
 
+def poller(clock, values):
+    return Poller("any", None, PollLimits(interval=10, shown=60, viewed=90, values=values), clock=clock)
+
+
 def test_values_are_polled_while_they_are_viewed_and_shown_while_they_are_fresh():
     clock = Clock()
-    values = PolledValues(PollTimes(interval=10, shown=60, viewed=90), 3, clock=clock)
+    values = poller(clock, 3)
     assert (values.due(), values.view("a"), values.due()) == ([], None, ["a"])
     values.put("a", 1)
     assert (values.view("a"), values.changes, values.due()) == (1, 1, [])
@@ -258,7 +260,7 @@ def test_values_are_polled_while_they_are_viewed_and_shown_while_they_are_fresh(
     assert values.due() == ["a"]
     values.put("a", 1)
     assert values.changes == 1
-    values.put("a", None, wait=5)
+    values.put("a", None)
     assert (values.view("a"), values.due()) == (1, [])
     clock.seconds += 60
     assert (values.view("a"), values.due(), values.changes) == (None, ["a"], 2)
@@ -269,7 +271,7 @@ def test_values_are_polled_while_they_are_viewed_and_shown_while_they_are_fresh(
 
 
 def test_the_number_of_polled_values_is_bounded():
-    values = PolledValues(PollTimes(interval=10, shown=60, viewed=90), 3, clock=Clock())
+    values = poller(Clock(), 3)
     for name in "abcde":
         values.view(name)
     assert values.due() == ["c", "d", "e"]
@@ -278,23 +280,23 @@ def test_the_number_of_polled_values_is_bounded():
 @settings(max_examples=20)
 @given(chance=randoms(use_true_random=True))
 def test_nothing_old_is_shown_and_nothing_is_polled_too_often(chance):
-    clock, times = Clock(), PollTimes(interval=10, shown=60, viewed=90)
-    values, answered, polled, viewed = PolledValues(times, 4, clock=clock), {}, {}, {}
+    clock = Clock()
+    values, answered, polled, viewed = poller(clock, 4), {}, {}, {}
     for step in range(400):
         clock.seconds += chance.choice((0, 1, 7, 40))
         name = chance.choice("abcdef")
         match chance.randrange(3):
             case 0:
                 shown = values.view(name)
-                assert shown is None or clock.seconds - answered[name][0] < times.shown and answered[name][1] == shown
-                if clock.seconds - viewed.pop(name, clock.seconds) > times.viewed:  # it may have been forgotten
+                assert shown is None or clock.seconds - answered[name][0] < 60 and answered[name][1] == shown
+                if clock.seconds - viewed.pop(name, clock.seconds) > 90:  # it may have been forgotten
                     polled.pop(name, None)
                 viewed[name] = clock.seconds
                 for dropped in list(viewed)[:-4]:
                     polled.pop(dropped, None)
             case 1:
                 for due in values.due():
-                    assert due not in polled or clock.seconds - polled[due] >= times.interval
+                    assert due not in polled or clock.seconds - polled[due] >= 10
             case 2 if name in values.due():
                 values.put(name, step)
                 answered[name], polled[name] = (clock.seconds, step), clock.seconds
@@ -363,7 +365,7 @@ def test_new_numbers_change_the_etag_and_the_same_do_not(stage):
         return stage.ask("/nodes/n1", "t-admin").headers["ETag"]
 
     def next_answer():
-        stage.clock.seconds += USE_TIMES.interval
+        stage.clock.seconds += USE_LIMITS.interval
         stage.collect()
 
     before = etag()
@@ -407,50 +409,51 @@ class FakeMonitors:
         return card_lines()
 
 
-def collector(page, clock, condition=lambda ref: SchedulingCondition()):
-    return Collector(page, condition, clock=clock, now=lambda: datetime(2026, 8, 21, 12, 30, tzinfo=UTC))
+def use_of_cards(page, clock):
+    return use_poller(page, clock=clock, now=lambda: datetime(2026, 8, 21, 12, 30, tzinfo=UTC))
 
 
 @pytest.mark.parametrize("error", [
     NoMonitor("n2"), ClusterError("no", 500), MalformedInput("x", "y", "z"), ValueError("a defect")], ids=repr)
 def test_a_monitor_that_fails_disturbs_no_other_and_is_left_alone_for_some_time(error):
     clock, monitors = Clock(), FakeMonitors(n2=error)
-    made = collector(monitors, clock)
-    with ThreadPoolExecutor(2) as pool:
-        for name in ("n1", "n2", "n3"):
-            assert made.use(name) is None
-        made.poll_due(pool)
-        assert [made.use(name) is not None for name in ("n1", "n2", "n3")] == [True, False, True]
-        clock.seconds += USE_TIMES.interval
-        made.poll_due(pool)
-        assert sorted(monitors.nodes) == ["n1", "n1", "n2", "n3", "n3"]
-        clock.seconds += FAILED_S
-        made.poll_due(pool)
-        assert monitors.nodes.count("n2") == 2
+    uses = use_of_cards(monitors, clock)
+    for name in ("n1", "n2", "n3"):
+        assert uses.view(name) is None
+    uses.step()
+    assert [uses.view(name) is not None for name in ("n1", "n2", "n3")] == [True, False, True]
+    clock.seconds += USE_LIMITS.interval
+    uses.step()
+    assert sorted(monitors.nodes) == ["n1", "n1", "n2", "n3", "n3"]
+    clock.seconds += FAILED_S
+    uses.step()
+    assert monitors.nodes.count("n2") == 2
+    uses.finish()
 
 
 def test_nodes_that_nobody_views_are_not_polled():
     clock, monitors = Clock(), FakeMonitors()
-    made = collector(monitors, clock)
-    with ThreadPoolExecutor(2) as pool:
-        made.use("n1")
-        for _ in range(60):
-            made.poll_due(pool)
-            clock.seconds += 10
-        assert len(monitors.nodes) < 10
-        for number in range(2 * MAX_NODES):
-            made.use(f"n{number}")
-        monitors.nodes.clear()
-        made.poll_due(pool)
-        assert len(monitors.nodes) == MAX_NODES
+    uses = use_of_cards(monitors, clock)
+    uses.view("n1")
+    for _ in range(60):
+        uses.step()
+        clock.seconds += 10
+    assert len(monitors.nodes) < 10
+    for number in range(2 * USE_LIMITS.values):
+        uses.view(f"n{number}")
+    monitors.nodes.clear()
+    while uses.due():
+        uses.step()
+    assert len(monitors.nodes) == USE_LIMITS.values
+    uses.finish()
 
 
-def test_without_monitors_nothing_is_polled():
-    made = collector(None, Clock())
-    assert made.use("n1") is None
-    with ThreadPoolExecutor(1) as pool:
-        made.poll_due(pool)
-    assert made.use("n1") is None
+def test_without_a_selector_no_monitor_is_polled():
+    uses = use_of_cards(Monitors(None, "hami", "", 7, read=pytest.fail).page, Clock())
+    assert uses.view("n1") is None
+    uses.step()
+    assert uses.view("n1") is None
+    uses.finish()
 
 
 def test_the_thread_polls_until_it_is_stopped():
@@ -460,12 +463,12 @@ def test_the_thread_polls_until_it_is_stopped():
         polled.set()
         return card_lines()
 
-    made = collector(page, Clock())
-    made.use("n1")
-    thread = threading.Thread(target=made.run)
+    uses = use_of_cards(page, Clock())
+    uses.view("n1")
+    thread = threading.Thread(target=uses.run)
     thread.start()
     assert polled.wait(20)
-    made.stop()
+    uses.stop()
     thread.join(20)
     assert not thread.is_alive()
 

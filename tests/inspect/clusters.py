@@ -17,17 +17,17 @@ def node(name, *cards, unschedulable=False, **fields):
     return made | {"spec": {"unschedulable": True}} if unschedulable else made
 
 
-def pending(name, namespace="default", **asked):
-    """Returns a pod that waits; *asked* as in :func:`e2e.pods.pod`."""
-    made = pod(name, **asked)
+def pending(name, namespace="default", **resources):
+    """Returns a pod that waits; *resources* as in :func:`e2e.pods.pod`."""
+    made = pod(name, **resources)
     made["metadata"] |= {"namespace": namespace, "uid": f"uid-{namespace}-{name}", "creationTimestamp": CREATED,
                          "resourceVersion": "1"}
     return made | {"status": {"phase": "Pending"}}
 
 
-def bound(name, node, *shares, namespace="default", phase="Running", **asked):
+def bound(name, node, *shares, namespace="default", phase="Running", **resources):
     """Returns a pod that holds *shares* (index of the card, MiB, cores) of *node*, each a container's."""
-    made = pending(name, namespace, **asked or {"gpu": len(shares)})
+    made = pending(name, namespace, **resources or {"gpu": len(shares)})
     text = "".join(f"GPU-{node}-{index},NVIDIA,{memory},{cores}:" for index, memory, cores in shares) + ";"
     made["metadata"]["annotations"] |= {
         "hami.io/vgpu-node": node, "hami.io/vgpu-time": "1755777600", "hami.io/bind-phase": "success",
@@ -72,9 +72,9 @@ class FakeApi:
             case ["namespaces", "kube-system", "configmaps", "hami-scheduler-device"] if self.config is not None:
                 return json.dumps({"data": {"device-config.yaml": self.config}}).encode()
             case ["namespaces", namespace, "pods", name]:
-                for one in self.pods:
-                    if (one["metadata"]["namespace"], one["metadata"]["name"]) == (namespace, name):
-                        return json.dumps(one).encode()
+                for pod_object in self.pods:
+                    if (pod_object["metadata"]["namespace"], pod_object["metadata"]["name"]) == (namespace, name):
+                        return json.dumps(pod_object).encode()
         raise NotFound(f"{path}: 404: not found", 404)
 
     def _page(self, items, query):

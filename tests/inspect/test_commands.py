@@ -7,7 +7,8 @@ from click.testing import CliRunner
 
 from e2e.pods import pod
 from hami.cli import main
-from hami.cli.kubectl import PEOPLE, completions, kubectl_main
+from hami.cli.kubectl import completions, kubectl_main
+from hami.cli.people import PEOPLE
 from tests.inspect.clusters import FakeApi, bound, node, pending, refused
 
 KUBECONFIG = """\
@@ -42,16 +43,16 @@ def names(result):
     return [item["name"] for item in json.loads(result.stdout)["items"]]
 
 
-@pytest.mark.parametrize("args, found", [
+@pytest.mark.parametrize("args, expected", [
     (["top"], ["n1", "n2"]), (["top", "nodes", "n2"], ["n2"]), (["top", "pods"], ["b"]),
     (["top", "pods", "--context=other"], ["a"]), (["top", "pods", "-A"], ["a", "b"]),
     (["top", "pods", "-n", "default"], ["a"]), (["top", "nodes", "-l", "gpu=off"], []),
     (["top", "pods", "-n=default"], ["a"]), (["top", "nodes", "-l=gpu=off"], []),
     (["top", "nodes", "--sort-by=memory"], ["n1", "n2"]), (["top", "namespaces"], ["default"]),
 ])
-def test_top(args, found):
-    assert names(hami(*args, "-o", "json")) == found
-    assert names(hami(*args, "-o", "json", program=kubectl_main)) == found
+def test_top(args, expected):
+    assert names(hami(*args, "-o", "json")) == expected
+    assert names(hami(*args, "-o", "json", program=kubectl_main)) == expected
 
 
 def test_explain_pod():
@@ -61,8 +62,9 @@ def test_explain_pod():
     lines = hami("explain", "pod", "b", of=of).stdout.splitlines()
     assert lines[0].startswith("pod team/b has been waiting for ")
     assert "hami-scheduler (FailedScheduling, 4 times, last at 2026-08-21T12:05:00Z):" in lines
-    found = json.loads(hami("explain", "pod", "b", "-o", "json", of=of).stdout)
-    assert found["suggestions"] == [{"changes": ["it asks for at most 81,920 MiB of each NVIDIA device"], "node": "n1"}]
+    report = json.loads(hami("explain", "pod", "b", "-o", "json", of=of).stdout)
+    assert report["suggestions"] == [
+        {"changes": ["it asks for at most 81,920 MiB of each NVIDIA device"], "node": "n1"}]
     assert hami("explain", "pod", "a", "-n", "default").stdout.startswith("pod default/a is bound to n1")
 
 
@@ -77,7 +79,7 @@ def test_simulate_and_capacity(tmp_path):
     path = tmp_path / "web.yaml"
     path.write_text(json.dumps(pod("web", gpu=1, gpumem=50_000)) + "\n---\nkind: Service\nmetadata: {name: s}\n")
     result = hami("simulate", "-f", str(path), "--replicas=2", "-o", "json")
-    assert result.exit_code == 0 and [one["node"] for one in json.loads(result.stdout)["pods"]] == ["n1", "n2"]
+    assert result.exit_code == 0 and [placed["node"] for placed in json.loads(result.stdout)["pods"]] == ["n1", "n2"]
     assert "left out, since they make no pods: service/s" in result.stderr
     result = hami("simulate", "-f", str(path), "--replicas=3")
     assert result.exit_code == 1 and result.stdout.startswith("pod/web: 2 of 3 fit\n")
@@ -129,7 +131,8 @@ def test_audit():
     assert (result.exit_code, result.stdout) == (0, "2 nodes with devices and 2 pods: consistent\n")
     of = FakeApi([node("n1")], [bound("a", "n1", (7, 1, 1))])
     assert hami("audit", of=of).exit_code == 1
-    assert [one["rule"] for one in json.loads(hami("audit", "-o", "json", of=of).stdout)["items"]] == ["CardGone"]
+    findings = json.loads(hami("audit", "-o", "json", of=of).stdout)["items"]
+    assert [finding["rule"] for finding in findings] == ["CardGone"]
 
 
 def test_a_table_has_no_colors_where_there_is_no_terminal():
@@ -181,11 +184,11 @@ def test_each_command_has_help(command):
     assert result.exit_code == 0 and ("--kubeconfig FILE" in result.stdout or command == "replay")
 
 
-@pytest.mark.parametrize("words, found", [
+@pytest.mark.parametrize("words, expected", [
     ([""], [command.name for command in PEOPLE]), (["to"], ["top"]), (["top", "c"], ["cards"]),
     (["top", "nodes", "--sort-by", "me"], ["memory"]),
 ])
-def test_kubectl_completes(words, found):
+def test_kubectl_completes(words, expected):
     *lines, directive = completions(words)
-    assert sorted(line.partition("\t")[0] for line in lines) == sorted(found)
+    assert sorted(line.partition("\t")[0] for line in lines) == sorted(expected)
     assert directive == ":4"

@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
 from hami.errors import HamiError
-from hami.inspect.cluster import InspectedCluster, store_of
+from hami.inspect.cluster import InspectedCluster, SchedulingEvent, store_of
 from hami.inspect.explain import BoundReport, explain_pod, render_report
-from hami.inspect.record import SchedulingEvent
 from hami.model import Node
 from hami.scheduling.refusal import CLOSEST_NODES, describe
 from tests.builders import INIT, gpu, gpus, node, pod
-from tests.inspect.worlds import PENDING, held, record, some_world
+from tests.inspect.records import PENDING, held, record, some_record
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
 A100 = {"model": "NVIDIA A100", "memory_mib": 80_000}
@@ -32,17 +31,17 @@ def waiting(*containers, **notes):
 
 
 def report(name=PENDING, pods=(), nodes=NODES, events=()):
-    world = InspectedCluster(record(nodes, [*PODS, *pods]))
-    return explain_pod(world, world.pod_named("default", name), events)
+    cluster = InspectedCluster(record(nodes, [*PODS, *pods]))
+    return explain_pod(cluster, cluster.pod_named("default", name), events)
 
 
-def lines(found, *, wide=False):
-    return render_report(found, wide=wide).splitlines()
+def lines(report, *, wide=False):
+    return render_report(report, wide=wide).splitlines()
 
 
 def test_a_pod_that_waits():
-    found = report(pods=[waiting(gpus(1, 12_000, 10), **{"nvidia.com/use-gputype": "T4"})], events=[EVENT])
-    assert lines(found) == [
+    waits = report(pods=[waiting(gpus(1, 12_000, 10), **{"nvidia.com/use-gputype": "T4"})], events=[EVENT])
+    assert lines(waits) == [
         "pod default/waits has been waiting for 60s (scheduler hami-scheduler)",
         "  c asks for 1 × NVIDIA with 12000 MiB, 10 cores",
         "  nvidia.com/use-gputype: T4",
@@ -67,39 +66,39 @@ def test_a_pod_that_waits():
 
 
 def test_a_pod_that_fits_waits_for_others():
-    found = report(pods=[waiting(gpus(1, 100))])
-    assert found.fits == "n1" and found.nodes == () and found.suggestions == ()
-    assert "It fits: HAMi would place it on n1 now." in lines(found)
+    waits = report(pods=[waiting(gpus(1, 100))])
+    assert waits.fits == "n1" and waits.nodes == () and waits.suggestions == ()
+    assert "It fits: HAMi would place it on n1 now." in lines(waits)
 
 
 def test_a_pod_that_nothing_helps():
-    found = report(pods=[waiting(gpus(1, 100))], nodes=[NODES[1]])
-    assert lines(found)[-1].startswith("No change of the known kinds is enough: less memory, fewer cores, ")
+    waits = report(pods=[waiting(gpus(1, 100))], nodes=[NODES[1]])
+    assert lines(waits)[-1].startswith("No change of the known kinds is enough: less memory, fewer cores, ")
 
 
 def test_the_container_that_does_not_fit_beside_the_others_is_named():
-    found = report(pods=[waiting(gpus(1, 20_000, kind=INIT), gpus(1, 100))])
-    assert found.nodes[0].container == "c" and found.nodes[0].cards[0].short_mib == 11_000
+    waits = report(pods=[waiting(gpus(1, 20_000, kind=INIT), gpus(1, 100))])
+    assert waits.nodes[0].container == "c" and waits.nodes[0].cards[0].short_mib == 11_000
 
 
 def test_not_all_of_many_nodes_are_shown():
     nodes = [node(f"n{number:02}", *(gpu(f"{number}-{index}", index=index, **T4) for index in range(6)))
              for number in range(8)]
-    found = report(pods=[waiting(gpus(1, 20_000))], nodes=nodes)
-    short, long = lines(found), lines(found, wide=True)
+    waits = report(pods=[waiting(gpus(1, 20_000))], nodes=nodes)
+    short, long = lines(waits), lines(waits, wide=True)
     assert "Nearest first, 5 of 8 (-o wide shows all):" in short and "    and 2 more" in short
-    assert len(found.nodes) == 8 and sum("    card " in line for line in long) == 48
+    assert len(waits.nodes) == 8 and sum("    card " in line for line in long) == 48
 
 
 def test_the_nearest_node_is_first():
     nodes = [node("far", gpu("f", **T4)), node("near", gpu("g", **A100)), node("none", gpu("h", healthy=False, **A100))]
-    assert [found.node for found in report(pods=[waiting(gpus(1, 90_000))], nodes=nodes).nodes] == [
+    assert [node.node for node in report(pods=[waiting(gpus(1, 90_000))], nodes=nodes).nodes] == [
         "near", "far", "none"]
 
 
 def test_a_pod_that_is_bound():
-    found = report("y")
-    assert lines(found) == [
+    holds = report("y")
+    assert lines(holds) == [
         "pod default/y is bound to n1 (Running)",
         "  c asks for 2 × NVIDIA with 1 MiB, 0 cores",
         "",
@@ -111,20 +110,20 @@ def test_a_pod_that_is_bound():
 def test_since_when_a_pod_is_bound():
     bound = held("z", "n1", ("b", 1, 1))
     bound.annotations["hami.io/bind-time"] = "1787313600"
-    found = report("z", pods=[bound])
-    assert isinstance(found, BoundReport) and found.bound_s == 0
+    holds = report("z", pods=[bound])
+    assert isinstance(holds, BoundReport) and holds.bound_s == 0
 
 
 def test_an_allocation_that_cannot_be_read():
     broken = held("z", "n1", ("b", 1, 1))
     broken.annotations["hami.io/vgpu-devices-allocated"] = "b,NVIDIA,x"
-    found = report("z", pods=[broken])
-    assert found.cards == () and "all devices that it names count as taken" in lines(found)[-1]
+    holds = report("z", pods=[broken])
+    assert holds.cards == () and "all devices that it names count as taken" in lines(holds)[-1]
 
 
 def test_a_card_that_is_gone():
-    found = report("z", pods=[held("z", "n1", ("gone", 1, 1))])
-    assert "a card that is gone (gone)" in lines(found)[-1]
+    holds = report("z", pods=[held("z", "n1", ("gone", 1, 1))])
+    assert "a card that is gone (gone)" in lines(holds)[-1]
 
 
 @pytest.mark.parametrize("waits, said", [
@@ -140,13 +139,13 @@ def test_pods_without_a_report(waits, said):
 @given(rng=randoms(use_true_random=True))
 def test_every_report_can_be_written(rng):
     """What is short is what is asked minus what is free; JSON has all of it."""
-    world = InspectedCluster(some_world(rng))
-    found = explain_pod(world, world.pod_named("default", PENDING), ())
-    assert msgspec.json.decode(msgspec.json.encode(found))["name"] == PENDING
-    assert not (found.fits and found.nodes) and not (found.fits and found.suggestions)
-    for short in found.nodes:
-        assert all(bool(card.reason) or not (card.short_mib or card.short_slots) for card in short.cards)
-    assert lines(found, wide=True)
+    cluster = InspectedCluster(some_record(rng))
+    waits = explain_pod(cluster, cluster.pod_named("default", PENDING), ())
+    assert msgspec.json.decode(msgspec.json.encode(waits))["name"] == PENDING
+    assert not (waits.fits and waits.nodes) and not (waits.fits and waits.suggestions)
+    for short in waits.nodes:
+        assert all(bool(device.reason) or not (device.short_mib or device.short_slots) for device in short.cards)
+    assert lines(waits, wide=True)
 
 
 def test_the_event_names_the_same_nodes_as_the_explanation():

@@ -3,7 +3,7 @@
 import pytest
 
 from hami.errors import ClusterError, HamiError
-from hami.inspect.read import Reader, RecordSource
+from hami.inspect.read import Reader
 from hami.model import PodRef
 from tests.inspect.clusters import FakeApi, bound, node, pending, quota, refused
 
@@ -15,7 +15,7 @@ def read(api, **source):
     """Returns the record of *api*, the notes, and the progress."""
     notes, progress = [], []
     reader = Reader(api.request, progress=lambda *step: progress.append(step), note=notes.append)
-    return reader.record(RecordSource(**source)), notes, progress
+    return reader.record(**source), notes, progress
 
 
 def test_everything_is_read_in_pages():
@@ -50,7 +50,7 @@ def test_objects_that_cannot_be_read_are_counted():
     broken["spec"]["containers"] = "none"
     record, _, _ = read(FakeApi([node("n")], [broken, pending("a", gpu=1)]))
     assert [pod.ref.name for pod in record.pods] == ["a"]
-    assert [(one.kind, one.name) for one in record.unreadable] == [("pod", "default/broken")]
+    assert [(unreadable.kind, unreadable.name) for unreadable in record.unreadable] == [("pod", "default/broken")]
 
 
 @pytest.mark.parametrize("path, error, said", [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
-from hami.cli.simulate import make_admit
+from hami.cli.people import make_admit
 from hami.codec.pods import convert_pod
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, store_of
@@ -14,7 +14,7 @@ from hami.inspect.manifests import PodSource
 from hami.inspect.simulate import Scenario, change_record, count_capacity, render_capacity, render_simulation, simulate
 from hami.inspect.tables import Style
 from tests.builders import gpu, node, pod, quota
-from tests.inspect.worlds import held, record, some_world
+from tests.inspect.records import held, record, some_record
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
 NODES = [node("n1", gpu("a", index=0, **T4), gpu("b", index=1, **T4)), node("n2", gpu("c", **T4))]
@@ -23,8 +23,8 @@ HELD = held("x", "n2", ("c", 6000, 0))
 
 def source(count=1, name="web", kind="Deployment", namespace="", annotations=None, scheduler=None, **limits):
     """Returns what makes pods that request a GPU with *limits* (``gpumem=4000``)."""
-    asked = {f"nvidia.com/{key}": str(value) for key, value in ({"gpu": 1} | limits).items()}
-    spec = {"containers": [{"name": "c", "resources": {"limits": asked}}]}
+    amounts = {f"nvidia.com/{key}": str(value) for key, value in ({"gpu": 1} | limits).items()}
+    spec = {"containers": [{"name": "c", "resources": {"limits": amounts}}]}
     if scheduler:
         spec["schedulerName"] = scheduler
     return PodSource(kind, name, namespace, count, {"metadata": {"annotations": annotations or {}}, "spec": spec})
@@ -34,12 +34,12 @@ def run(*sources, nodes=NODES, pods=(HELD,), quotas=(), **scenario):
     """Returns the report on *sources*."""
     chosen = Scenario(**scenario)
     changed, moved = change_record(record(nodes, pods, quotas), chosen)
-    world = InspectedCluster(changed)
-    return simulate(world, sources, moved, chosen, make_admit("hami-scheduler"))
+    cluster = InspectedCluster(changed)
+    return simulate(cluster, sources, moved, chosen, make_admit("hami-scheduler"))
 
 
 def placed(report):
-    return {one.pod: (one.node, *one.cards) for one in report.pods}
+    return {placed_pod.pod: (placed_pod.node, *placed_pod.cards) for placed_pod in report.pods}
 
 
 def test_where_each_pod_would_go():
@@ -73,7 +73,7 @@ def test_a_refusal_names_a_few_devices_of_a_few_nodes():
 
 def test_workloads_are_placed_in_their_order():
     report = run(source(3, name="first", gpumem=9000), source(1, name="second", gpumem=9000))
-    assert [(one.placed, one.wanted) for one in report.outcomes] == [(3, 3), (0, 1)]
+    assert [(outcome.placed, outcome.wanted) for outcome in report.outcomes] == [(3, 3), (0, 1)]
 
 
 @pytest.mark.parametrize("scenario, fits", [
@@ -88,23 +88,23 @@ def test_a_cluster_that_would_be_different(scenario, fits):
 
 def test_the_pods_of_a_drained_node_are_placed_again():
     report = run(source(3, gpumem=9000), drained=("n2",))
-    assert [(one.workload, one.placed, one.wanted) for one in report.outcomes] == [
+    assert [(outcome.workload, outcome.placed, outcome.wanted) for outcome in report.outcomes] == [
         ("pod/x", 1, 1), ("deployment/web", 2, 3)]
 
 
 @pytest.mark.parametrize("policy, nodes", [("binpack", ["n2", "n2"]), ("spread", ["n1", "n1"])])
 def test_the_node_policy(policy, nodes):
-    assert [one.node for one in run(source(2, gpumem=1000), policy=policy).pods] == nodes
+    assert [placed_pod.node for placed_pod in run(source(2, gpumem=1000), policy=policy).pods] == nodes
 
 
-@pytest.mark.parametrize("asked, quotas, said", [
+@pytest.mark.parametrize("fields, quotas, said", [
     ({"gpumem": 1000}, [quota(gpumem=500)], "admission denies it: exceeding resource quota"),
     ({"gpumem": "x"}, [], "admission denies it: "),
     ({"annotations": {"hami.io/vgpu-node": "n1"}}, [], "admission denies it: hami.io/vgpu-node is written by"),
     ({"scheduler": "other"}, [], "it is not for HAMi: pod already has different scheduler assigned"),
 ])
-def test_pods_pass_the_admission(asked, quotas, said):
-    (outcome,) = run(source(**asked), quotas=quotas).outcomes
+def test_pods_pass_the_admission(fields, quotas, said):
+    (outcome,) = run(source(**fields), quotas=quotas).outcomes
     assert outcome.placed == 0 and outcome.stopped.startswith(said)
 
 
@@ -129,36 +129,37 @@ def test_names_that_match_nothing(scenario, said):
         run(source(), **scenario)
 
 
-def capacity(asked, **world):
-    made = InspectedCluster(record(world.get("nodes", NODES), world.get("pods", (HELD,)), world.get("quotas", ())))
-    return count_capacity(made, asked, Scenario(), make_admit("hami-scheduler"))
+def capacity(workload, **content):
+    cluster = InspectedCluster(record(content.get("nodes", NODES), content.get("pods", (HELD,)),
+                                      content.get("quotas", ())))
+    return count_capacity(cluster, workload, Scenario(), make_admit("hami-scheduler"))
 
 
 def test_capacity():
-    found = capacity(source(gpumem=5000))
-    assert [(one.node, one.pods) for one in found] == [("n1", 6), ("n2", 2)]
-    assert render_capacity(source(), found, Style()).splitlines()[:5] == [
+    capacities = capacity(source(gpumem=5000))
+    assert [(node.node, node.pods) for node in capacities] == [("n1", 6), ("n2", 2)]
+    assert render_capacity(source(), capacities, Style()).splitlines()[:5] == [
         "8 more pods like those of deployment/web fit", "", "NODE  PODS", "n1    6", "n2    2"]
 
 
 def test_no_text_of_a_manifest_reaches_the_terminal_as_a_control_code():
-    asked = source(9, name="\x1b[2J\u202e", gpumem=9000)
-    for text in (render_capacity(asked, capacity(asked), Style()), render_simulation(run(asked), Style())):
+    workload = source(9, name="\x1b[2J\u202e", gpumem=9000)
+    for text in (render_capacity(workload, capacity(workload), Style()), render_simulation(run(workload), Style())):
         assert text.replace("\n", "").isprintable()
 
 
 def test_capacity_within_a_quota():
-    assert sum(one.pods for one in capacity(source(gpumem=5000), quotas=[quota(gpumem=18_000)])) == 2
+    assert sum(node.pods for node in capacity(source(gpumem=5000), quotas=[quota(gpumem=18_000)])) == 2
 
 
-@pytest.mark.parametrize("asked, said", [
+@pytest.mark.parametrize("workload, said", [
     (source(gpumem="x"), "deployment/web: admission denies it"),
     (PodSource("Pod", "p", "", 1, {"metadata": {}, "spec": {"containers": [{"name": "c"}]}}),
      "pod/p requests no devices"),
 ])
-def test_no_capacity_for_such_pods(asked, said):
+def test_no_capacity_for_such_pods(workload, said):
     with pytest.raises(HamiError, match=said):
-        capacity(asked)
+        capacity(workload)
 
 
 def test_the_text_says_what_was_not_looked_at():
@@ -171,24 +172,24 @@ def test_the_text_says_what_was_not_looked_at():
 @given(chance=randoms(use_true_random=True))
 def test_a_simulation_agrees_with_the_scheduler(chance):
     """As many pods are placed, on the same nodes, as by a scheduler that is asked for one after the other."""
-    cluster = some_world(chance)
-    asked = source(chance.randrange(1, 30), gpumem=chance.randrange(1, 20_000), gpucores=chance.randrange(50))
-    world = InspectedCluster(cluster)
-    report = simulate(world, [asked], [], Scenario(), make_admit("hami-scheduler"))
-    template = convert_pod({"metadata": {"namespace": "default"}, "spec": asked.pod["spec"]})
+    cluster = some_record(chance)
+    workload = source(chance.randrange(1, 30), gpumem=chance.randrange(1, 20_000), gpucores=chance.randrange(50))
+    inspected = InspectedCluster(cluster)
+    report = simulate(inspected, [workload], [], Scenario(), make_admit("hami-scheduler"))
+    template = convert_pod({"metadata": {"namespace": "default"}, "spec": workload.pod["spec"]})
     store = store_of(cluster)
-    for number, one in enumerate(report.pods):
-        again = replace(template, ref=pod(name=one.pod, uid=f"u{number}").ref)
-        assert store.assume(again, world.offered()).node == one.node
+    for number, placed_pod in enumerate(report.pods):
+        again = replace(template, ref=pod(name=placed_pod.pod, uid=f"u{number}").ref)
+        assert store.assume(again, inspected.offered()).node == placed_pod.node
     assert len(report.pods) == report.outcomes[0].placed
 
 
 @settings(max_examples=25)
 @given(chance=randoms(use_true_random=True))
 def test_the_capacity_is_what_a_simulation_without_end_places(chance):
-    cluster = replace(some_world(chance), quotas=())
-    asked = source(100_000, gpumem=chance.randrange(1, 20_000), gpucores=chance.randrange(50))
-    world, other = InspectedCluster(cluster), InspectedCluster(cluster)
-    total = count_capacity(world, asked, Scenario(), make_admit("hami-scheduler"))
-    (outcome,) = simulate(other, [asked], [], Scenario(), make_admit("hami-scheduler")).outcomes
-    assert sum(one.pods for one in total) == outcome.placed
+    cluster = replace(some_record(chance), quotas=())
+    workload = source(100_000, gpumem=chance.randrange(1, 20_000), gpucores=chance.randrange(50))
+    inspected, other = InspectedCluster(cluster), InspectedCluster(cluster)
+    total = count_capacity(inspected, workload, Scenario(), make_admit("hami-scheduler"))
+    (outcome,) = simulate(other, [workload], [], Scenario(), make_admit("hami-scheduler")).outcomes
+    assert sum(node.pods for node in total) == outcome.placed

@@ -9,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis.strategies import from_regex, randoms, sampled_from
 
 from hami.errors import HamiError
-from hami.inspect.cluster import InspectedCluster, store_of
+from hami.inspect.cluster import InspectedCluster, SchedulingEvent, UnreadableObject, store_of
 from hami.inspect.explain import explain_pod
-from hami.inspect.record import SchedulingEvent, UnreadableObject
-from hami.inspect.replay import render_replay, replay
+from hami.inspect.simulate import render_replay, replay
 from hami.inspect.snapshot import anonymize, parse_snapshot, render_snapshot
 from hami.inspect.tables import Style
 from hami.model import PodScope, ScopeRequirement
 from hami.scheduling.refusal import Choice
 from tests.builders import gpu, gpus, node, pod, quota
-from tests.inspect.worlds import PENDING, held, record, some_world
+from tests.inspect.records import PENDING, held, record, some_record
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
 EVENT = SchedulingEvent("s", "FailedScheduling", "0/1 nodes", 1, "now")
@@ -27,7 +26,7 @@ EVENT = SchedulingEvent("s", "FailedScheduling", "0/1 nodes", 1, "now")
 @settings(max_examples=20)
 @given(rng=randoms(use_true_random=True))
 def test_a_file_has_all_of_the_record(rng):
-    cluster = replace(some_world(rng), events={"uid-waits": (EVENT,)},
+    cluster = replace(some_record(rng), events={"uid-waits": (EVENT,)},
                       unreadable=(UnreadableObject("pod", "a/b", "broken"),))
     again = parse_snapshot(render_snapshot(cluster), "f")
     assert again == cluster and render_snapshot(again) == render_snapshot(cluster)
@@ -55,18 +54,19 @@ def test_files_that_cannot_be_read(data, said):
 @given(rng=randoms(use_true_random=True))
 def test_an_anonymous_snapshot_answers_the_same(rng):
     """The same node, by its place in the order of names, the same reasons and amounts."""
-    cluster = some_world(rng)
+    cluster = some_record(rng)
     hidden = anonymize(cluster)
-    names = {name: f"node-{number}" for number, name in enumerate(sorted(one.name for one in cluster.nodes), start=1)}
-    assert {one.name for one in hidden.nodes} == set(names.values())
-    world, other = InspectedCluster(cluster), InspectedCluster(hidden)
-    asked, = (one for one in cluster.pods if one.ref.name == PENDING)
-    again = hidden.pods[cluster.pods.index(asked)]
-    report, same = explain_pod(world, asked, ()), explain_pod(other, again, ())
+    names = {name: f"node-{number}" for number, name in enumerate(sorted(node.name for node in cluster.nodes), start=1)}
+    assert {node.name for node in hidden.nodes} == set(names.values())
+    inspected, other = InspectedCluster(cluster), InspectedCluster(hidden)
+    waiting, = (pod for pod in cluster.pods if pod.ref.name == PENDING)
+    again = hidden.pods[cluster.pods.index(waiting)]
+    report, same = explain_pod(inspected, waiting, ()), explain_pod(other, again, ())
     assert same.fits == names.get(report.fits, "")
-    assert [(names[one.node], one.reasons) for one in report.nodes] == [(one.node, one.reasons) for one in same.nodes]
-    assert [len(one.cards) for one in report.nodes] == [len(one.cards) for one in same.nodes]
-    assert world.view.used.get(("default", "NVIDIA")) == next(iter(
+    assert [(names[node.node], node.reasons) for node in report.nodes] == [
+        (node.node, node.reasons) for node in same.nodes]
+    assert [len(node.cards) for node in report.nodes] == [len(node.cards) for node in same.nodes]
+    assert inspected.view.used.get(("default", "NVIDIA")) == next(iter(
         other.view.used[key] for key in other.view.used if key[0] == again.ref.namespace), None)
 
 
@@ -74,28 +74,28 @@ def test_an_anonymous_snapshot_contains_no_name():
     """Neither of objects nor of devices, wherever they stand: in annotations, locks, labels or lists."""
     secrets = ["secretnode", "secretteam", "secretpod", "secretcontainer", "secretlabel", "secretuuid", "secretgone",
                "secretevent", "secretquota", "secretproblem", "secretclass", "secretother"]
-    one = node("secretnode", gpu("GPU-secretuuid", **T4), labels={"secretlabel": "secretlabel"}, annotations={
+    secret_node = node("secretnode", gpu("GPU-secretuuid", **T4), labels={"secretlabel": "secretlabel"}, annotations={
         "hami.io/device-cordon": "GPU-secretuuid", "hami.io/mutex.lock": "2026-01-01T00:00:00Z,secretteam,secretpod"})
     holder = held("secretpod", "secretnode", ("GPU-secretuuid", 1, 1), ("GPU-secretgone", 1, 1), namespace="secretteam",
                   labels={"hami.io/vgpu-node": "secretnode", "app": "secretlabel"})
-    asked = pod(replace(gpus(), name="secretcontainer"), name=PENDING, uid="secretpod-uid", annotations={
+    waiting = pod(replace(gpus(), name="secretcontainer"), name=PENDING, uid="secretpod-uid", annotations={
         "nvidia.com/use-gpuuuid": "GPU-secretuuid,GPU-secretgone"}, scope=PodScope("secretclass"))
     limits = quota("secretquota", "secretteam", scopes=[
         ScopeRequirement("PriorityClass", "In", ("secretclass", "secretother"))], gpumem=1)
     events = {"secretpod-uid": (replace(EVENT, message="secretevent"),)}
-    cluster = replace(record([one], [holder, asked], [limits]), events=events,
+    cluster = replace(record([secret_node], [holder, waiting], [limits]), events=events,
                       unreadable=(UnreadableObject("pod", "secretpod", "secretproblem"),))
     hidden = anonymize(cluster)
     text = gzip.decompress(render_snapshot(hidden)).decode()
     assert [secret for secret in secrets if secret in text] == []
     assert "node-1" in text and '"2026-01-01T00:00:00Z,namespace-2,pod-1"' in text
-    assert [quota.matches(one.scope) for quota in hidden.quotas for one in hidden.pods] == [False, True]
+    assert [quota.matches(pod.scope) for quota in hidden.quotas for pod in hidden.pods] == [False, True]
 
 
 def test_a_snapshot_without_scopes_can_be_read():
     document = json.loads(gzip.decompress(render_snapshot(record([], [pod()], [quota(gpumem=1)]))))
-    for one in (*document["record"]["pods"], *document["record"]["quotas"]):
-        del one["scope" if "scope" in one else "scopes"]
+    for document_object in (*document["record"]["pods"], *document["record"]["quotas"]):
+        del document_object["scope" if "scope" in document_object else "scopes"]
     again = parse_snapshot(packed(**document), "f")
     assert (again.pods[0].scope, again.quotas[0].scopes) == (PodScope(), ())
 
@@ -128,8 +128,8 @@ def test_a_snapshot_that_unpacks_to_more_than_256_mib():
 
 
 def test_a_device_that_is_named_after_its_node_keeps_that():
-    one = node("gpu-node", gpu("gpu-node-AWSNeuron-0", **T4))
-    hidden = anonymize(record([one], [held("a", "gpu-node", ("gpu-node-AWSNeuron-0", 1, 1))]))
+    gpu_node = node("gpu-node", gpu("gpu-node-AWSNeuron-0", **T4))
+    hidden = anonymize(record([gpu_node], [held("a", "gpu-node", ("gpu-node-AWSNeuron-0", 1, 1))]))
     assert "node-1-AWSNeuron-0,NVIDIA" in hidden.pods[0].annotations["hami.io/vgpu-devices-allocated"]
 
 
@@ -149,23 +149,24 @@ def placed_record(count=6):
 
 
 def test_decisions_that_were_made_so_are_the_same():
-    found = replay(placed_record())
-    assert [one.pod for one in found] == [f"default/p{number}" for number in range(6)]
-    assert all(one.is_same for one in found) and render_replay(found, Style()) == "6 decisions, 0 of them different"
+    decisions = replay(placed_record())
+    assert [decision.pod for decision in decisions] == [f"default/p{number}" for number in range(6)]
+    assert all(decision.is_same for decision in decisions)
+    assert render_replay(decisions, Style()) == "6 decisions, 0 of them different"
 
 
 def test_one_difference_causes_no_others():
     cluster = placed_record()
     moved = held("p5", "n2", ("2-b", 5000, 0))
-    pods = [replace(one, node_name="n2", annotations=moved.annotations | {"hami.io/vgpu-time": "1005"})
-            if one.ref.name == "p5" else one for one in cluster.pods]
-    found = replay(replace(cluster, pods=tuple(pods)))
-    assert [one.pod for one in found if not one.is_same] == ["default/p5"]
-    lines = render_replay(found, Style()).splitlines()
+    pods = [replace(pod, node_name="n2", annotations=moved.annotations | {"hami.io/vgpu-time": "1005"})
+            if pod.ref.name == "p5" else pod for pod in cluster.pods]
+    decisions = replay(replace(cluster, pods=tuple(pods)))
+    assert [decision.pod for decision in decisions if not decision.is_same] == ["default/p5"]
+    lines = render_replay(decisions, Style()).splitlines()
     assert lines[0] == "6 decisions, 1 of them different" and lines[3].split()[:3] == ["default/p5", "n2", "n0"]
 
 
 def test_a_pod_that_fits_nowhere_any_more():
-    one = node("n", gpu("a", healthy=False, **T4))
-    (found,) = replay(record([one], [held("p", "n", ("a", 1, 1))]))
-    assert (found.now, found.is_same) == ("", False)
+    unhealthy = node("n", gpu("a", healthy=False, **T4))
+    (decision,) = replay(record([unhealthy], [held("p", "n", ("a", 1, 1))]))
+    assert (decision.now, decision.is_same) == ("", False)

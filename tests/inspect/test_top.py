@@ -7,33 +7,33 @@ from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
 from e2e.nodes import gpu
-from hami.cli.top import KINDS
+from hami.cli.people import TOP_KINDS as KINDS
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster
-from hami.inspect.read import Reader, RecordSource
+from hami.inspect.read import Reader
 from hami.inspect.tables import Style
 from hami.inspect.top import TopQuery, age_of, age_text, render_top
 from tests.inspect.clusters import FakeApi, bound, node, pending, quota
 
-CARD = {"memory_mib": 10_000, "model": "A100"}
-NODES = [node("n1", gpu(**CARD), gpu(**CARD), labels={"zone": "a"}),
-         node("n2", gpu(**CARD), gpu(**CARD, healthy=False), annotations={"hami.io/device-cordon": "GPU-n2-0"}),
-         node("n3", gpu(**CARD), unschedulable=True), {"metadata": {"name": "plain"}}]
+GPU = {"memory_mib": 10_000, "model": "A100"}
+NODES = [node("n1", gpu(**GPU), gpu(**GPU), labels={"zone": "a"}),
+         node("n2", gpu(**GPU), gpu(**GPU, healthy=False), annotations={"hami.io/device-cordon": "GPU-n2-0"}),
+         node("n3", gpu(**GPU), unschedulable=True), {"metadata": {"name": "plain"}}]
 PODS = [bound("a", "n1", (0, 6000, 50), gpu=1, labels={"app": "x"}), bound("b", "n1", (0, 2000, 10), (1, 1000, 10)),
         bound("c", "n3", (0, 1000, 0), namespace="other"), pending("waits", gpu=2, gpumem=20_000)]
 
 
-def world(nodes=NODES, pods=PODS, quotas=()):
-    return InspectedCluster(Reader(FakeApi(list(nodes), list(pods), list(quotas)).request).record(RecordSource()))
+def cluster(nodes=NODES, pods=PODS, quotas=()):
+    return InspectedCluster(Reader(FakeApi(list(nodes), list(pods), list(quotas)).request).record())
 
 
 def items(kind, of=None, **wanted):
     """Returns the rows as JSON."""
-    return json.loads(render_top(of or world(), TopQuery(kind=kind, **wanted), Style("json")))["items"]
+    return json.loads(render_top(of or cluster(), TopQuery(kind=kind, **wanted), Style("json")))["items"]
 
 
 def lines(kind, form="table", **wanted):
-    return render_top(world(), TopQuery(kind=kind, **wanted), Style(form)).splitlines()
+    return render_top(cluster(), TopQuery(kind=kind, **wanted), Style(form)).splitlines()
 
 
 def test_a_row_for_each_node_with_devices():
@@ -63,7 +63,7 @@ def test_a_row_for_each_pod():
 
 
 def test_a_row_for_each_namespace():
-    rows = items("namespaces", world(quotas=[quota("default", gpumem=12_000), quota("free", gpucores=10)]))
+    rows = items("namespaces", cluster(quotas=[quota("default", gpumem=12_000), quota("free", gpucores=10)]))
     assert [(row["name"], row["pods"], row["memoryUsedMib"], row["memoryLimitMib"], row["coresLimit"])
             for row in rows] == [("default", 2, 9000, 12_000, None), ("free", 0, 0, None, 10),
                                  ("other", 1, 1000, None, None)]
@@ -72,18 +72,18 @@ def test_a_row_for_each_namespace():
 def test_the_limit_of_a_namespace_is_that_of_quotas_for_all_pods():
     scoped = quota("default", "scoped", gpumem=10)
     scoped["spec"]["scopes"] = ["Terminating"]
-    rows = items("namespaces", world(quotas=[quota("default", gpumem=12_000), scoped]))
+    rows = items("namespaces", cluster(quotas=[quota("default", gpumem=12_000), scoped]))
     assert [(row["name"], row["memoryLimitMib"]) for row in rows] == [("default", 12_000), ("other", None)]
 
 
 def test_what_another_scheduler_has_just_reserved_is_shown():
     reserved = bound("r", "n1", (1, 500, 0))
     del reserved["spec"]["nodeName"]
-    record = Reader(FakeApi(NODES, [reserved]).request).record(RecordSource())
+    record = Reader(FakeApi(NODES, [reserved]).request).record()
     reserved["metadata"]["annotations"]["hami.io/vgpu-time"] = str(int(record.taken.timestamp()))
-    found = world(pods=[reserved])
-    assert [(row["name"], row["reserved"]) for row in items("nodes", found)] == [("n1", 1), ("n2", 0), ("n3", 0)]
-    assert [(row["state"], row["node"]) for row in items("pods", found)] == [("Reserved", "n1")]
+    made = cluster(pods=[reserved])
+    assert [(row["name"], row["reserved"]) for row in items("nodes", made)] == [("n1", 1), ("n2", 0), ("n3", 0)]
+    assert [(row["state"], row["node"]) for row in items("pods", made)] == [("Reserved", "n1")]
 
 
 def test_an_unreadable_allocation_and_an_unreadable_inventory_are_shown():
@@ -91,10 +91,10 @@ def test_an_unreadable_allocation_and_an_unreadable_inventory_are_shown():
     broken["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"] = "GPU-n1-0,NVIDIA,x"
     dark = node("dark")
     dark["metadata"]["annotations"]["hami.io/node-nvidia-register"] = "{"
-    found = world([*NODES, dark], [broken])
-    assert [row["state"] for row in items("pods", found)] == ["Unreadable"]
-    assert items("nodes", found, names=("dark",))[0]["state"] == ["inventory unreadable"]
-    assert items("cards", found, names=("n1",))[0]["memoryUsedMib"] == 10_000
+    made = cluster([*NODES, dark], [broken])
+    assert [row["state"] for row in items("pods", made)] == ["Unreadable"]
+    assert items("nodes", made, names=("dark",))[0]["state"] == ["inventory unreadable"]
+    assert items("cards", made, names=("n1",))[0]["memoryUsedMib"] == 10_000
 
 
 @pytest.mark.parametrize("kind, wanted, names", [
@@ -129,7 +129,7 @@ def test_errors(kind, wanted, said):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cluster_without_hami_is_an_error(kind):
     with pytest.raises(HamiError, match="no node has registered devices"):
-        items(kind, world([NODES[3]], []))
+        items(kind, cluster([NODES[3]], []))
 
 
 @pytest.mark.parametrize("seconds, text", [(None, ""), (0, "0s"), (119, "119s"), (120, "2m"), (10_799, "179m"),
@@ -139,14 +139,14 @@ def test_ages(seconds, text):
 
 
 def test_the_time_of_creation_may_be_unreadable():
-    assert age_of("yesterday", world().record.taken) is None
+    assert age_of("yesterday", cluster().record.taken) is None
 
 
 @settings(max_examples=20)
 @given(chance=randoms(use_true_random=True))
 def test_cards_nodes_pods_and_namespaces_agree(chance):
     """Whatever is bound where, the sums of all views are the same."""
-    nodes = [node(f"n{number}", *[gpu(**CARD)] * chance.randrange(1, 5)) for number in range(chance.randrange(1, 5))]
+    nodes = [node(f"n{number}", *[gpu(**GPU)] * chance.randrange(1, 5)) for number in range(chance.randrange(1, 5))]
     pods = []
     for number in range(chance.randrange(20)):
         where = chance.choice(nodes)
@@ -154,7 +154,7 @@ def test_cards_nodes_pods_and_namespaces_agree(chance):
         pods.append(bound(f"p{number}", where["metadata"]["name"],
                           (chance.randrange(cards), chance.randrange(5000), chance.randrange(50)),
                           namespace=chance.choice("xyz")))
-    found = world(nodes, pods)
+    made = cluster(nodes, pods)
     for field, other in (("memoryUsedMib", "memoryMib"), ("coresUsed", "cores")):
-        sums = [sum(row[field] for row in items(kind, found)) for kind in ("nodes", "cards", "namespaces")]
-        assert sums == [sum(row[other] for row in items("pods", found))] * 3
+        sums = [sum(row[field] for row in items(kind, made)) for kind in ("nodes", "cards", "namespaces")]
+        assert sums == [sum(row[other] for row in items("pods", made))] * 3

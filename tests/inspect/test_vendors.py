@@ -140,10 +140,10 @@ ILUVATARS = {"MR-V100", "MR-V50", "BI-V150", "BI-V100"}
     ({"ascend": True, "iluvatar": True}, set()),
 ], ids=["neither", "ascend", "iluvatar", "both"])
 def test_what_is_switched_off_is_shown_and_marked(given, off):
-    found = entries(chart_config(), **given)
-    assert {entry.vendor.key for entry in found if not entry.is_on} == off
-    assert {entry.vendor.key for entry in found if entry.switch == "--enable-ascend"} == ASCENDS
-    assert {entry.vendor.key for entry in found if entry.switch == "--enable-iluvatar"} == ILUVATARS
+    shown = entries(chart_config(), **given)
+    assert {entry.vendor.key for entry in shown if not entry.is_on} == off
+    assert {entry.vendor.key for entry in shown if entry.switch == "--enable-ascend"} == ASCENDS
+    assert {entry.vendor.key for entry in shown if entry.switch == "--enable-iluvatar"} == ILUVATARS
 
 
 def test_the_page_of_devices_shows_the_catalog():

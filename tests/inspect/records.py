@@ -3,8 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from hami.inspect.cluster import InspectedCluster
-from hami.inspect.record import ClusterRecord
+from hami.inspect.cluster import ClusterRecord, InspectedCluster
 from tests.builders import APP, INIT, SIDECAR, gpu, gpus, node, pod, quota
 from tests.scheduling.seeds import some_scope, some_scopes
 
@@ -39,16 +38,16 @@ def some_nodes(chance):
     return nodes
 
 
-def some_pods(chance, nodes, world):
+def some_pods(chance, nodes, cluster):
     """Returns pods that hold parts of the cards, without taking one of them twice."""
     pods = []
-    for one in nodes:
-        for usage in world.view.usages(one.name).get("NVIDIA", ()):
+    for host in nodes:
+        for usage in cluster.view.usages(host.name).get("NVIDIA", ()):
             memory, cores = usage.device.memory_mib, 100
             for number in range(chance.randrange(usage.device.slots + 1)):
                 share = chance.randrange(memory + 1), chance.randrange(cores + 1)
                 memory, cores = memory - share[0], cores - share[1]
-                pods.append(held(f"p{number}-{usage.device.uuid}", one.name, (usage.device.uuid, *share),
+                pods.append(held(f"p{number}-{usage.device.uuid}", host.name, (usage.device.uuid, *share),
                                  namespace=chance.choice(("default", "other")), scope=some_scope(chance)))
     return pods
 
@@ -80,7 +79,7 @@ def some_quotas(chance):
     return [quota(gpumem=chance.randrange(100_000), gpucores=chance.randrange(200), scopes=some_scopes(chance))]
 
 
-def some_world(chance):
+def some_record(chance):
     """Returns a record with a pod that waits, named PENDING."""
     nodes = some_nodes(chance)
     pods = some_pods(chance, nodes, InspectedCluster(record(nodes)))

@@ -1,0 +1,232 @@
+"""The commands for people: top, explain, simulate, capacity, audit, snapshot and replay."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hami.cli.client import Answer, Client, people_command, read_snapshot, show_note
+from hami.errors import HamiError
+from hami.inspect.tables import Style
+from hami.model import Pod, PodRef
+from hami.scheduler.settings import NODE_POLICIES, Settings
+
+if TYPE_CHECKING:
+    from hami.inspect.manifests import PodSource
+    from hami.state.view import View
+
+TOP_KINDS = ("nodes", "cards", "pods", "namespaces")
+SORTS = ("name", "memory", "cores", "free", "pods", "age")
+INTERVAL_S = 2.0
+PAUSE_FACTOR = 10  # the pause of -w is at least so many times as long as reading takes
+FILES = click.option("-f", "--filename", "files", type=click.File("r", encoding="utf-8"), multiple=True, required=True,
+                     help="Manifests (YAML or JSON); - reads standard input. May be given several times.")
+SCHEDULER_NAME = click.option("--scheduler-name", default="hami-scheduler", show_default=True, metavar="NAME",
+                              help="Name of HAMi's scheduler in pods.")
+MAX_CHARACTERS = 20_000_000  # of a manifest
+
+
+@people_command("top")
+@click.argument("kind", type=click.Choice(TOP_KINDS), default="nodes")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("-l", "--selector", default="", metavar="SELECTOR",
+              help="Label selector of nodes (nodes, cards) or pods.")
+@click.option("--sort-by", "sort", type=click.Choice(SORTS), default="name", show_default=True,
+              help="Order of the rows; the greatest is first, except by name.")
+@click.option("-w", "--watch", is_flag=True, help=f"Show it again every {INTERVAL_S:g} seconds, or less often where "
+              "reading takes long, until Ctrl-C.")
+def top_command(*, client: Client, style: Style, kind: str, names: tuple[str, ...], selector: str, sort: str,
+                watch: bool) -> None:
+    """Show what is given out of the devices: by node, by card, by pod or by namespace.
+
+    NAMEs are those of nodes (for nodes and cards), pods or namespaces. Pods are those of one namespace, unless -A is
+    given. Memory is in MiB; bars show memory and cores that pods hold, not what they use. Needs the right to list nodes
+    and pods of the cluster.
+    """
+    from hami.inspect.top import TopQuery, render_top
+
+    namespace = client.chosen_namespace() if kind == "pods" else client.namespace
+    query = TopQuery(kind=kind, names=names, namespace=namespace, selector=selector, sort=sort)
+    if watch and client.snapshot:
+        raise HamiError("-w needs a cluster: a snapshot does not change")
+    if not watch:
+        click.echo(render_top(client.cluster(), query, style))
+        return
+    try:
+        while True:
+            begun = time.monotonic()
+            text = render_top(client.cluster(), query, style)
+            if sys.stdout.isatty():
+                click.clear()
+            click.echo(text)
+            time.sleep(max(INTERVAL_S, PAUSE_FACTOR * (time.monotonic() - begun)))
+    except KeyboardInterrupt:
+        return
+
+
+@people_command("explain")
+@click.argument("kind", type=click.Choice(("pod",)))
+@click.argument("name")
+def explain_command(*, client: Client, style: Style, kind: str, name: str) -> Answer:
+    """Explain why a pod waits and what would help, or what a bound pod holds and with whom.
+
+    For each node and card: what is short and by how much, nearest first; what kube-scheduler said; and the smallest
+    changes with which the pod would fit, each tried with the scheduler's own decision. Needs the right to list nodes
+    and pods of the cluster, and events of the namespace.
+    """
+    from hami.inspect.cluster import unknown_name
+    from hami.inspect.explain import explain_pod, render_report
+
+    namespace = client.single_namespace("a pod has one namespace")
+    cluster = client.cluster()
+    pod = cluster.pod_named(namespace, name) or client.find_pod(PodRef(namespace, name, ""))
+    if pod is None:
+        raise unknown_name(f"pod in namespace {namespace}:", name, {
+            other.ref.name for other in cluster.pods.values() if other.ref.namespace == namespace})
+    report = explain_pod(cluster, pod, () if pod.node_name else client.events(cluster.record, pod.ref))
+    return Answer(document=report, text=lambda: render_report(report, wide=style.form == "wide"))
+
+
+@people_command("simulate")
+@FILES
+@click.option("--replicas", type=click.IntRange(0, 100_000), metavar="N", help="Pods of each workload, instead of "
+              "its own number.")
+@click.option("--add-node", "added", multiple=True, metavar="like=NODE:COUNT",
+              help="Add idle nodes like an existing one.")
+@click.option("--drain", "drained", multiple=True, metavar="NODE",
+              help="Do without this node and place its pods again.")
+@click.option("--cordon", "cordoned", multiple=True, metavar="CARD", help="Do without this card (UUID) for new pods.")
+@click.option("--without", "ended", multiple=True, metavar="POD", help="Do without this pod (NAMESPACE/NAME or NAME).")
+@click.option("--policy", type=click.Choice(NODE_POLICIES), help="Node policy of the new pods, instead of their own.")
+@SCHEDULER_NAME
+def simulate_command(*, client: Client, style: Style, files: tuple[Any, ...], scheduler_name: str,
+                     **changes: Any) -> Answer:
+    """Show how many pods of manifests would fit, where each would go, and why the next would not.
+
+    Nothing is written. Pods, Deployments, ReplicaSets, StatefulSets, Jobs and CronJobs pass the same admission as in
+    the cluster and are placed one after the other, in the order of the files. Exit status 1 if not all fit.
+    """
+    from hami.inspect.cluster import InspectedCluster
+    from hami.inspect.simulate import Scenario, change_record, render_simulation, simulate
+
+    sources = read_files(files)
+    scenario = Scenario(namespace=client.single_namespace("new pods have one namespace"), **changes)
+    record, moved = change_record(client.read(), scenario)
+    cluster = InspectedCluster(record)
+    cluster.check_has_devices()
+    report = simulate(cluster, sources, moved, scenario, make_admit(scheduler_name))
+    return Answer(document=report, text=lambda: render_simulation(report, style), status=0 if report.all_fit else 1)
+
+
+@people_command("capacity")
+@FILES
+@SCHEDULER_NAME
+def capacity_command(*, client: Client, style: Style, files: tuple[Any, ...], scheduler_name: str) -> Answer:
+    """Show how many more pods of a manifest the cluster takes, in total and for each node.
+
+    The manifest has one Pod or one workload. Nothing is written.
+    """
+    from hami.inspect.simulate import Scenario, count_capacity, render_capacity
+
+    sources = read_files(files)
+    if len(sources) != 1:
+        raise HamiError(f"expected one pod or workload, found {', '.join(source.title for source in sources)}")
+    scenario = Scenario(namespace=client.single_namespace("new pods have one namespace"))
+    nodes = count_capacity(client.cluster(), sources[0], scenario, make_admit(scheduler_name))
+    return Answer(document={"pods": sum(node.pods for node in nodes), "nodes": nodes},
+                  text=lambda: render_capacity(sources[0], nodes, style))
+
+
+@people_command("audit")
+def audit_command(*, client: Client, style: Style) -> Answer:
+    """Find where annotations, inventories and specifications contradict each other, and say what to do.
+
+    Over-committed cards, allocations and inventories that cannot be read, cards and nodes that are gone, stale locks,
+    ghost reservations, pods without the devices that they request. Exit status 1 if there is any.
+    """
+    from hami.inspect.audit import audit, render_audit
+    from hami.inspect.cluster import InspectedCluster
+
+    cluster = InspectedCluster(client.read())
+    findings = audit(cluster)
+    return Answer(document={"items": findings}, text=lambda: render_audit(cluster, findings), status=bool(findings))
+
+
+@people_command("snapshot", has_forms=False)
+@click.option("--anonymize", is_flag=True, help="Replace the names of nodes, pods, namespaces, quotas, priority "
+              "classes and devices, and leave labels and events out.")
+def snapshot_command(*, client: Client, anonymize: bool) -> None:
+    """Write what HAMi's decisions depend on to standard output: hami snapshot > FILE.
+
+    The file is compressed JSON: nodes, pods with devices, quotas, the device configuration and why pods could not be
+    scheduled; no environment variables and no secrets. Every other command answers from it with --snapshot FILE.
+    """
+    from hami.inspect import snapshot
+
+    if sys.stdout.isatty():
+        raise HamiError("a snapshot is not for terminals: hami snapshot > FILE")
+    record = client.read()
+    if not client.snapshot:
+        record = replace(record, events=client.reader().all_events())
+    click.echo(snapshot.render_snapshot(snapshot.anonymize(record) if anonymize else record), nl=False)
+
+
+@people_command("replay", of_cluster=False)
+@click.argument("file")
+def replay_command(*, style: Style, file: str) -> Answer:
+    """Decide once more about the pods of a snapshot, in the order in which they were placed; show what differs.
+
+    Each pod is decided beside what was recorded before it. Pods that had ended before the snapshot are missing from it.
+    Exit status 1 if a decision differs.
+    """
+    from hami.inspect.simulate import render_replay, replay
+
+    decisions = replay(read_snapshot(file))
+    return Answer(document={"items": decisions}, text=lambda: render_replay(decisions, style),
+                  status=0 if all(decision.is_same for decision in decisions) else 1)
+
+
+PEOPLE = (top_command, explain_command, simulate_command, capacity_command, audit_command, snapshot_command,
+          replay_command)
+"""The commands for people."""
+
+
+def read_files(files: tuple[Any, ...]) -> list[PodSource]:
+    """Returns what makes pods in *files*; says which other objects are left out. Raises: HamiError."""
+    from hami.inspect.manifests import read_manifests
+
+    sources: list[PodSource] = []
+    for file in files:
+        try:
+            text = file.read(MAX_CHARACTERS + 1)
+        except UnicodeDecodeError as error:
+            raise HamiError(f"{file.name}: not UTF-8 text: {error.reason}") from error
+        if len(text) > MAX_CHARACTERS:
+            raise HamiError(f"{file.name} is larger than {MAX_CHARACTERS:,} characters")
+        of_file, others = read_manifests(text, file.name)
+        sources += of_file
+        if others:
+            show_note(f"{file.name}: left out, since they make no pods: {', '.join(others)}")
+    return sources
+
+
+def make_admit(scheduler_name: str) -> Callable[[View, Mapping[str, Any], str], Pod | str]:
+    """Returns the scheduler's own admission."""
+    from hami.codec.admission import Review
+    from hami.codec.pods import convert_pod
+    from hami.scheduler.admit import Admitter, Denied
+
+    def admit(view: View, pod: Mapping[str, Any], namespace: str) -> Pod | str:
+        review = Review("", namespace, pod, "admission.k8s.io/v1", "AdmissionReview")
+        verdict = Admitter(view, Settings(scheduler_name=scheduler_name)).admit(review)
+        if isinstance(verdict, Denied):
+            return f"admission denies it: {verdict.message}"
+        if verdict.message:
+            return f"it is not for HAMi: {verdict.message}"
+        return convert_pod(verdict.pod)
+    return admit
