@@ -1,8 +1,8 @@
 """Parts of the chart that follow from its values and from those of HAMi's chart.
 
 ``python -m tools.chart`` writes ``values.schema.json``, ``files/keys.json`` and ``README.md`` in ``charts/hami``, and
-``docs/helm-values.md``, from ``charts/hami/values.yaml`` and ``tools/helm_values.yaml``; a test fails while a file is
-outdated. The templates of the chart read the manifests themselves.
+``docs/helm-values.md``, from ``charts/hami/values.yaml`` and ``tools/helm_values.yaml``. ``python -m tools.generate``
+writes all generated files. The templates of the chart read the manifests themselves.
 """
 
 from __future__ import annotations

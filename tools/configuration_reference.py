@@ -1,6 +1,6 @@
 """The configuration reference: every flag, variable and key, as Markdown, generated from the code that reads them.
 
-``python -m tools.configuration_reference >docs/configuration.md`` writes it; a test fails while the file is outdated.
+``python -m tools.generate`` writes it to ``docs/configuration.md``.
 The explanations of the device configuration's keys are here, since only people need them.
 """
 
