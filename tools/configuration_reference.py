@@ -36,6 +36,21 @@ _HEAD = """\
 All settings of each program. `-` and `_` in a flag's name are equivalent; a *bool* without a value is `true`; a
 *duration* is written as `28s` or `5m0s`. An invalid value ends the start with one line that names it. The resource
 names of devices are in [a table](vendors.md); `hami vendors` prints them for your configuration.
+
+Most used:
+
+| to | set |
+| --- | --- |
+| prefer full or empty nodes and devices | `--node-scheduler-policy`, `--gpu-scheduler-policy` of the scheduler |
+| rename resources, set default memory and cores | `resourceCountName`, `resourceMemoryName`, `defaultMemory`, `defaultCores` in the device \
+configuration |
+| let more or fewer containers share a GPU | `deviceSplitCount` |
+| hide GPUs from pods without a request | `overwriteEnv`, or `strict` |
+| give settings to one node, such as MIG | `nodeconfig` in the node configuration |
+| use a RuntimeClass | `runtimeClassName` |
+| switch compute limits off | `--disable-core-limit` of the device plugin, or `gpuCorePolicy` |
+| be called by kube-scheduler from elsewhere | `--client-ca-file` of the scheduler |
+| keep the metric names of HAMi before v2.9 | `--legacy-metrics` of scheduler and monitor |
 """
 _HELP = re.compile(r"(?P<text>.*?)(?:  \[(?P<environment>[A-Za-z_, ]+)\])?(?:  \[default: (?P<default>.*)\])?",
                    re.DOTALL)

@@ -30,6 +30,15 @@
 {{- end -}}
 {{- if not $v.devicePlugin.enabled -}}{{- include "hami.drop" (list $ctx "device-plugin" list) -}}{{- end -}}
 {{- if not .monitor -}}{{- include "hami.drop" (list $ctx "monitor" list) -}}{{- end -}}
+{{- with $v.prometheus.docs -}}
+{{- range $key, $object := $ctx.objects -}}
+{{- if eq $object.kind "PrometheusRule" -}}
+{{- range $group := $object.spec.groups -}}{{- range $group.rules -}}
+{{- with .annotations -}}{{- $_ := set . "runbook_url" (printf "%s/%s" (trimSuffix "/" $v.prometheus.docs) .runbook_url) -}}{{- end -}}
+{{- end -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- include "hami.configMaps" $ctx -}}
 {{- include "hami.labeled" $ctx -}}
 {{- include "hami.scheduler" $ctx -}}

@@ -48,7 +48,8 @@ alone, without the defaults of this one. */}}
 {{- $_ := set $values $key nil -}}
 {{- else if $missing -}}
 {{- $_ := set $values $key (deepCopy $default) -}}
-{{- else if and (kindIs "map" $default) (kindIs "map" (get $values $key)) -}}
+{{- else if and (kindIs "map" $default) (kindIs "map" (get $values $key)) (ne $key "nvidiaNodeSelector") -}}
+{{- /* of the labels of nodes, null has removed the one that is the default */ -}}
 {{- include "hami.fill" (list (get $values $key) $default) -}}
 {{- end -}}
 {{- end -}}
