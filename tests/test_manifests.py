@@ -227,8 +227,8 @@ def test_metrics_are_for_labeled_namespaces_only():
     assert webhook == {"ports": [{"port": "https"}]}
     assert metrics == {"ports": [{"port": "metrics"}],
                        "from": [{"namespaceSelector": {"matchLabels": {"hami.io/metrics": "allowed"}}}]}
-    of_dashboard = metrics | {"from": [{"podSelector": {"matchLabels": {
-        "app.kubernetes.io/component": "hami-dashboard"}}}]}
+    of_dashboard = metrics | {"from": [{"podSelector": {"matchExpressions": [
+        {"key": "app.kubernetes.io/component", "operator": "In", "values": ["hami-dashboard"]}]}}]}
     assert policies["hami-monitor"]["ingress"] == [metrics, of_dashboard]
 
 

@@ -45,6 +45,7 @@ RULES: dict[str, dict[str, object]] = {
     "devicePlugin.deviceSplitCount": {"minimum": 1},
     "devicePlugin.deviceMemoryScaling": {"exclusiveMinimum": 0},
     "devicePlugin.deviceCoreScaling": {"exclusiveMinimum": 0},
+    "policies.mode": {"enum": ["auto", "deny", "warn"]},
     "devices.nvidia.gpuCorePolicy": {"enum": ["default", "force", "disable"]},
     "devices.nvidia.computeBy": {"enum": ["events", "nvml", "off"]},
 }
@@ -180,7 +181,7 @@ def kinds(name: str, value: object) -> Iterator[str]:
         yield from NULLS.get(last, ())
 
 
-NULLS = {"enabled": ["boolean"], "schedulerPort": ["integer"], "httpTargetPort": ["integer"],
+NULLS = {"enabled": ["boolean"], "hami": ["boolean"], "schedulerPort": ["integer"], "httpTargetPort": ["integer"],
          "whitelistNamespaces": ["array"], "passDeviceSpecsEnabled": ["boolean"],
          "nvidiaHookPath": ["string"], "nvidiaDriverRoot": ["string"],
          "gdrcopyEnabled": ["boolean"], "gdsEnabled": ["boolean"], "mofedEnabled": ["boolean"],

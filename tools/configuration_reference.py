@@ -42,8 +42,7 @@ Most used:
 | to | set |
 | --- | --- |
 | prefer full or empty nodes and devices | `--node-scheduler-policy`, `--gpu-scheduler-policy` of the scheduler |
-| rename resources, set default memory and cores | `resourceCountName`, `resourceMemoryName`, `defaultMemory`, `defaultCores` in the device \
-configuration |
+| rename resources, set default amounts | `resourceCountName`, `resourceMemoryName`, `defaultMemory`, `defaultCores` |
 | let more or fewer containers share a GPU | `deviceSplitCount` |
 | hide GPUs from pods without a request | `overwriteEnv`, or `strict` |
 | give settings to one node, such as MIG | `nodeconfig` in the node configuration |
