@@ -10,6 +10,7 @@ from hypothesis import settings
 
 from e2e.binaries import DEFAULT, MINOR_VARIABLE, minor_of, minors
 from e2e.browser import PROGRAM
+from hami import __version__
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / ".github" / "workflows" / "ci.yaml").read_text()
@@ -122,6 +123,28 @@ def test_ci_run_leaves_out_no_test_of_the_limiter():
     assert '-e libvgpu -- -m "not real_time" tests/libvgpu' in ours
 
 
+WORKFLOWS = {path.stem: path.read_text() for path in sorted((ROOT / ".github" / "workflows").glob("*.yaml"))}
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_workflow_may_read_only_and_a_job_says_what_it_may_write(name):
+    read = yaml.safe_load(WORKFLOWS[name])
+    assert read["permissions"] == {"contents": "read"}
+    written = {right for job in read["jobs"].values() for right, level in job.get("permissions", {}).items()
+               if level == "write"}
+    assert written == {"release": {"packages", "id-token", "attestations", "contents"},
+                       "security": {"security-events", "id-token"}}.get(name, set())
+    assert "secrets." not in WORKFLOWS[name]
+
+
+def test_a_release_has_the_version_of_the_package():
+    (run,) = [step["run"] for step in yaml.safe_load(WORKFLOWS["release"])["jobs"]["version"]["steps"] if "run" in step]
+    files = re.findall(r"""grep -qx? ["'](.+)["'] (\S+)$""", run, re.MULTILINE)
+    assert [file for _, file in files] == ["hami/__init__.py", "charts/hami/Chart.yaml", "CHANGELOG.md"]
+    for pattern, file in files[:2]:  # the changelog gets its heading with the release
+        assert pattern.replace("\\", "").replace("$version", __version__) in (ROOT / file).read_text().splitlines()
+
+
 @pytest.mark.parametrize("text", [TEXT, NIGHTLY], ids=["ci", "nightly"])
 def test_the_workflows_have_no_secrets_and_no_write_permissions(text):
     assert "secrets." not in text and "github.token" not in text.lower()
@@ -129,10 +152,10 @@ def test_the_workflows_have_no_secrets_and_no_write_permissions(text):
 
 
 def test_actions_are_pinned_by_commit_with_their_version_beside():
-    lines = [line.strip().removeprefix("- ") for line in (TEXT + NIGHTLY).splitlines() if "uses:" in line]
-    assert len(lines) == sum("uses" in step for step in STEPS)
+    lines = [line.strip().removeprefix("- ") for line in "".join(WORKFLOWS.values()).splitlines() if "uses:" in line]
+    assert len(lines) > 20
     for line in lines:
-        assert re.fullmatch(r"uses: actions/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)
+        assert re.fullmatch(r"uses: (?:actions|github/codeql-action|ossf)/[a-z-]+@[0-9a-f]{40} # v[\d.]+", line)
     assert len({line.partition("@")[0] for line in lines}) == len(set(lines)), "one version of each action"
 
 
