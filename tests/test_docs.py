@@ -240,6 +240,12 @@ def test_the_site_has_each_page_and_what_it_links_to(tmp_path):
     assert "](../tests/example_vendor)" not in (tmp_path / "docs" / "add-a-vendor.md").read_text()
 
 
+@of_each
+def test_blocks_in_lists_are_indented_for_the_site_too(path):
+    """By four columns: with two, the list ends there on the site."""
+    assert re.findall(r"^(?: {1,3}| {5,})```.*$", read(path), re.MULTILINE) == []
+
+
 def test_the_readme_is_one_screen():
     assert len(read(ROOT / "README.md").splitlines()) <= 80
 
