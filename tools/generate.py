@@ -13,6 +13,7 @@ import click
 
 from e2e import compatibility
 from hami.codec.device_config import chart_config
+from hami.inspect.vendors import entries, render
 from hami.vendors.entry_points import full_catalog
 from tools import chart, configuration_reference, policies
 
@@ -21,6 +22,8 @@ __all__ = ["generated_files"]
 ROOT = Path(__file__).parents[1]
 DEVICE_CONFIG = ROOT / "hami" / "codec" / "device-config.yaml"
 ALERTS = ROOT / "monitoring" / "alerts.yaml"
+DEVICES = ROOT / "docs" / "vendors.md"
+TABLE, END = "<!-- begin: hami vendors --output=markdown -->\n", "<!-- end -->\n"
 RULES_HEAD = """\
 # Written by `python -m tools.generate` from monitoring/alerts.yaml: change that file.
 apiVersion: monitoring.coreos.com/v1
@@ -42,6 +45,7 @@ def generated_files() -> dict[Path, str]:
         ROOT / "manifests" / "components" / "prometheus" / "rules.yaml": render_rules(),
         **chart.generated_files(),
         ROOT / "docs" / "configuration.md": configuration_reference.render(),
+        DEVICES: render_devices(DEVICES.read_text()),
         readme: compatibility.summarized(readme.read_text(), compatibility.DOCUMENT.read_text()),
     }
 
@@ -50,6 +54,13 @@ def render_rules() -> str:
     """Returns the alerts as an object of the Prometheus operator."""
     _, groups, rest = ALERTS.read_text().partition("groups:\n")
     return RULES_HEAD + textwrap.indent(groups + rest, "  ")
+
+
+def render_devices(page: str) -> str:
+    """Returns *page* with the table that ``hami vendors`` prints."""
+    before, begin, rest = page.partition(TABLE)
+    _, end, after = rest.partition(END)
+    return f"{before}{begin}{render(entries(chart_config()), 'markdown')}\n{end}{after}"
 
 
 @click.command(help="Write all generated files that are outdated.")
