@@ -19,7 +19,8 @@ PODS = {
                            re.MULTILINE | re.DOTALL),
     "quickstart.md": re.findall(r"<<YAML\n(.*?)^YAML$", (DOCS / "quickstart.md").read_text(), re.MULTILINE | re.DOTALL),
 }
-(LIMITS,) = re.findall(r"^## Limits.*?^```yaml\n(.*?)^```$", (DOCS / "vendors.md").read_text(), re.MULTILINE | re.DOTALL)
+(LIMITS,) = re.findall(r"^## Limits.*?^```yaml\n(.*?)^```$", (DOCS / "vendors.md").read_text(),
+                       re.MULTILINE | re.DOTALL)
 ROWS = yaml.safe_load(LIMITS)
 
 
