@@ -332,6 +332,17 @@ def test_a_take_over_keeps_the_limiter_and_adds_no_network_policies_and_no_refus
         assert bindings and all(item["spec"]["validationActions"] == actions for item in bindings)
 
 
+@pytest.mark.parametrize(("values", "image"), [
+    ({}, "docker.io/projecthami/hami:v2.10.0"),
+    ({"devicePlugin": {"image": {"registry": "mirror.example.com:5000", "repository": "a/projecthami/hami",
+                                 "tag": "v2.9.0"}}}, "mirror.example.com:5000/a/projecthami/hami:v2.10.0"),
+    ({"global": {"imageRegistry": "mirror.example.com"}}, "mirror.example.com/projecthami/hami:v2.10.0")])
+def test_the_limiter_of_hami_comes_from_where_its_image_came_from(helm: Helm, values: Object, image: str) -> None:
+    found = by_name(helm, takeOver="always", **values)
+    (init,) = found["DaemonSet/hami-device-plugin"]["spec"]["template"]["spec"]["initContainers"]
+    assert init["image"] == image
+
+
 def test_mock_cards_need_no_limiter_of_hami(helm: Helm) -> None:
     found = by_name(helm, takeOver="always", devicePlugin={"mockCards": True})
     pod = found["DaemonSet/hami-device-plugin"]["spec"]["template"]["spec"]

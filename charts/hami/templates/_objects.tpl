@@ -331,7 +331,11 @@ change its role. */}}
 {{- include "hami.container" (list . $pod $container $image $p.image $p.resources) -}}
 {{- range $pod.initContainers -}}
 {{- if hasPrefix "hami-device-plugin:" .image -}}{{- $_ := set . "image" $image -}}
-{{- else if $v.global.imageRegistry -}}{{- $_ := set . "image" (printf "%s/%s" $v.global.imageRegistry (regexReplaceAll "^[^/]+/" .image "")) -}}{{- end -}}
+{{- else if $v.global.imageRegistry -}}{{- $_ := set . "image" (printf "%s/%s" $v.global.imageRegistry (regexReplaceAll "^[^/]+/" .image "")) -}}
+{{- else if and $p.image.registry (regexMatch "(^|/)projecthami/hami$" ($p.image.repository | default "")) -}}
+{{- /* where the nodes have HAMi's image from now */ -}}
+{{- $_ := set . "image" (printf "%s/%s%s" $p.image.registry $p.image.repository (regexFind ":[^/]+$" .image)) -}}
+{{- end -}}
 {{- end -}}
 {{- with $p.updateStrategy -}}{{- $_ := set $daemon.spec "updateStrategy" . -}}
 {{- else -}}
