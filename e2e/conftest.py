@@ -4,6 +4,7 @@
 cluster, ``--kind-image`` or ``KIND_IMAGE``, ``--kind-bin``, ``--kind-kubectl-bin``, ``--keep-cluster``).
 ``HAMI_E2E_KUBECONFIG=1`` selects the cluster in KUBECONFIG, which must run kwok, and HAMi from manifests/.
 Tests that stop or reconfigure processes of HAMi are skipped in both cases.
+With ``HAMI_E2E_STRICT=1`` a skipped test has failed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import audit, binaries, kind
+from e2e import audit, binaries, kind, strict
 from e2e.agent import NodeAgent
 from e2e.cluster import ExternalCluster, LocalCluster
 from e2e.device_plugin import RESOURCE, SLOTS, DevicePlugin, cards
@@ -34,6 +35,8 @@ Cluster = LocalCluster | ExternalCluster
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(FlakyTests(parse_flaky(FILE.read_text())))
+    if os.environ.get("HAMI_E2E_STRICT"):
+        config.pluginmanager.register(strict)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -314,6 +314,106 @@ def test_the_packaged_chart_is_complete(helm: Helm, rendered: dict[str, dict[str
     assert [item for item in yaml.safe_load_all(text) if item] == list(rendered["everything"].values())
 
 
+def by_name(helm: Helm, **values: object) -> dict[str, Object]:
+    return {f"{item['kind']}/{item['metadata']['name']}": item for item in helm.template(dict(values))}
+
+
+def test_a_take_over_keeps_the_limiter_and_adds_no_network_policies_and_no_refusals(helm: Helm) -> None:
+    """Until a value says otherwise."""
+    for values, limiter, policies, actions in (
+            ({}, None, True, ["Deny"]), ({"takeOver": "always"}, "limiter", False, ["Warn", "Audit"]),
+            ({"takeOver": "always", "limiter": {"hami": False}, "networkPolicy": {"enabled": True},
+              "policies": {"mode": "deny"}}, None, True, ["Deny"])):
+        found = by_name(helm, **values)
+        pod = found["DaemonSet/hami-device-plugin"]["spec"]["template"]["spec"]
+        assert [one["name"] for one in pod.get("initContainers", ())] == [limiter] * (limiter is not None)
+        assert ("NetworkPolicy/hami-monitor" in found) is policies
+        bindings = [item for item in found.values() if item["kind"] == "ValidatingAdmissionPolicyBinding"]
+        assert bindings and all(item["spec"]["validationActions"] == actions for item in bindings)
+
+
+@pytest.mark.parametrize(("values", "image"), [
+    ({}, "docker.io/projecthami/hami:v2.10.0"),
+    ({"devicePlugin": {"image": {"registry": "mirror.example.com:5000", "repository": "a/projecthami/hami",
+                                 "tag": "v2.9.0"}}}, "mirror.example.com:5000/a/projecthami/hami:v2.10.0"),
+    ({"global": {"imageRegistry": "mirror.example.com"}}, "mirror.example.com/projecthami/hami:v2.10.0")])
+def test_the_limiter_of_hami_comes_from_where_its_image_came_from(helm: Helm, values: Object, image: str) -> None:
+    found = by_name(helm, takeOver="always", **values)
+    (init,) = found["DaemonSet/hami-device-plugin"]["spec"]["template"]["spec"]["initContainers"]
+    assert init["image"] == image
+
+
+def test_mock_cards_need_no_limiter_of_hami(helm: Helm) -> None:
+    found = by_name(helm, takeOver="always", devicePlugin={"mockCards": True})
+    pod = found["DaemonSet/hami-device-plugin"]["spec"]["template"]["spec"]
+    assert [one["name"] for one in pod["initContainers"]] == ["cards"]
+
+
+def test_a_later_chart_of_hami_may_have_more_values(helm: Helm) -> None:
+    """With `--reuse-values`, Helm passes all its defaults, and those of v2.10 are among them."""
+    helm.template({**upstream_values("v2.10.0"), "openshift": {"enabled": False, "scc": {"create": True}}})
+    with pytest.raises(HelmError, match="unknown value openshift"):
+        helm.template({"openshift": {"scc": {"create": True}}})
+
+
+def test_values_name_priority_classes_and_a_label_of_nodes_can_be_removed(helm: Helm) -> None:
+    found = by_name(helm, scheduler={"priorityClassName": ""}, devicePlugin={
+        "priorityClassName": "mine", "nvidiaNodeSelector": {"gpu": None, "nvidia.com/gpu.present": "true"}})
+    assert "priorityClassName" not in found["Deployment/hami-scheduler"]["spec"]["template"]["spec"]
+    for name in ("DaemonSet/hami-device-plugin", "DaemonSet/hami-monitor"):
+        pod = found[name]["spec"]["template"]["spec"]
+        assert pod["priorityClassName"] == "mine" and pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+
+
+def test_runbooks_are_places_below_the_address_of_the_files(helm: Helm) -> None:
+    found = by_name(helm, prometheus={"enabled": True, "docs": "https://example.com/blob/main/"})
+    rules = [rule for group in found["PrometheusRule/hami"]["spec"]["groups"] for rule in group["rules"]]
+    assert {rule["annotations"]["runbook_url"] for rule in rules if "alert" in rule} == {
+        f"https://example.com/blob/main/docs/alerts.md#{rule['alert'].lower()}" for rule in rules if "alert" in rule}
+
+
+def admitted(policy: Object, labels: dict[str, str]) -> bool:
+    """Reports whether *policy* admits a pod with *labels* of its namespace by a pod selector."""
+    for peer in (peer for rule in policy["spec"]["ingress"] for peer in rule.get("from", ())):
+        selector = peer.get("podSelector")
+        if selector is not None and selector.get("matchLabels", {}).items() <= labels.items() and all(
+                labels.get(term["key"]) in term["values"] for term in selector.get("matchExpressions", ())):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("overlay", ["self-signed", "upgrade-from-hami"])
+def test_the_dashboard_reaches_monitors_and_users_reach_the_dashboard(tmp_path: Path, overlay: str) -> None:
+    """Also while HAMi's chart is installed beside, when selectors have one more label."""
+    shutil.copytree(ROOT / "manifests", tmp_path / "manifests")
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({
+        "resources": [f"manifests/overlays/{overlay}"], "components": ["manifests/components/dashboard"]}))
+    done = subprocess.run([find_one("kubectl"), "kustomize", tmp_path], capture_output=True, text=True, check=True)
+    reached(list(yaml.safe_load_all(done.stdout)))
+
+
+def test_the_dashboard_of_the_chart_is_reached_during_a_take_over(helm: Helm) -> None:
+    for take_over in ("never", "always"):
+        reached(helm.template({"dashboard": {"enabled": True}, "takeOver": take_over,
+                               "networkPolicy": {"enabled": True}}))
+
+
+def reached(items: list[Object]) -> None:
+    (pod,) = (item["spec"]["template"] for item in items
+              if item["kind"] == "Deployment" and "dashboard" in item["metadata"]["name"])
+    labels = pod["metadata"]["labels"]
+    policies = [item for item in items if item["kind"] == "NetworkPolicy"]
+    (monitor,) = (item for item in policies if "monitor" in item["metadata"]["name"])
+    assert admitted(monitor, labels) and not admitted(monitor, {"app.kubernetes.io/component": "hami-scheduler"})
+    closed = [item for item in policies if item["spec"]["podSelector"]["matchLabels"].items() <= labels.items()]
+    assert [item["spec"]["ingress"] for item in closed] == [[{"ports": [{"port": "dashboard"}]}]]
+    (service,) = (item["spec"] for item in items
+                  if item["kind"] == "Service" and "dashboard" in item["metadata"]["name"])
+    assert service["selector"].items() <= labels.items()
+    assert {port["targetPort"] for port in service["ports"]} <= {
+        port["name"] for container in pod["spec"]["containers"] for port in container["ports"]}
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_our_programs_have_all_flags(rendered: dict[str, dict[str, Object]], example: str) -> None:
     """Also those that HAMi's chart sets: their values are parsed."""

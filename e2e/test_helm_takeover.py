@@ -97,7 +97,10 @@ def test_a_release_of_hami_is_replaced_and_brought_back(
         monitors = eventually(lambda: [item for item in kube.list("Pod", NAMESPACE) if is_running(item)
                                        and "hami-monitor" in item["metadata"]["name"]][1:], "a monitor on each node")
         assert monitors
+        assert "Containers keep HAMi's limiter" in told and "There are no NetworkPolicies" in told
+        assert kept(kube) == (["limiter"], False, ["Warn", "Audit"])
         assert "being replaced" not in release.upgrade()
+        assert kept(kube) == (["limiter"], False, ["Deny"])
         assert "update" not in kube.get("ClusterRole", "hami-device-plugin")["rules"][-1]["verbs"]
         release.roll_back()
         assert release.identities() == objects
@@ -110,6 +113,14 @@ def test_a_release_of_hami_is_replaced_and_brought_back(
     assert release.pods_of_users() == pods
     release.uninstall()
     assert remains(cluster.kubectl) == {f"secret/{SECRET}"}
+
+
+def kept(kube: Kube) -> tuple[list[str], bool, list[str]]:
+    """Returns the init containers of the device plugin, whether there is a NetworkPolicy, and what the policies do."""
+    plugin = kube.get("DaemonSet", "hami-device-plugin", NAMESPACE)["spec"]["template"]["spec"]
+    binding = kube.get("ValidatingAdmissionPolicyBinding", "hami-allocations")
+    return ([item["name"] for item in plugin.get("initContainers", ())],
+            kube.find("NetworkPolicy", "hami-scheduler", NAMESPACE) is not None, binding["spec"]["validationActions"])
 
 
 @pytest.mark.parametrize("client_side", [True, False])

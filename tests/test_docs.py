@@ -22,6 +22,7 @@ from hami.plugin.settings import read_plugin_settings
 from hami.vendors.catalog import vendors
 from tests.test_architecture import LEVEL
 from tests.test_monitoring import GROUPS, SCRAPED
+from tools.site import copy_pages, nav_pages
 
 pytestmark = pytest.mark.files
 ROOT = Path(__file__).parent.parent
@@ -178,9 +179,75 @@ def test_names_are_events_reasons_alerts_or_classes(path):
     assert words - EVENTS - REASONS - ALERTS - KUBERNETES - CLASSES - backends == set()
 
 
-@pytest.mark.parametrize("words", [EVENTS, REASONS, ALERTS], ids=["events", "reasons", "alerts"])
+@pytest.mark.parametrize("words", [EVENTS, REASONS], ids=["events", "reasons"])
 def test_operations_describes_each(words):
     assert words - set(spans(read(ROOT / "docs" / "operations.md"))) == set()
+
+
+def test_alerts_has_a_heading_for_each():
+    """In the order of the rules, each with the severity, why, check and fix."""
+    sections = re.split(r"^## `(\w+)`$", read(ROOT / "docs" / "alerts.md"), flags=re.MULTILINE)[1:]
+    rules = [rule for group in GROUPS for rule in group["rules"] if "alert" in rule]
+    assert sections[::2] == [rule["alert"] for rule in rules]
+    for rule, body in zip(rules, sections[1::2], strict=True):
+        assert body.strip().startswith(rule["labels"]["severity"].capitalize())
+        assert [word for word in ("**Why:**", "**Check:**", "**Fix:**") if word not in body] == []
+
+
+@pytest.mark.parametrize("name", sorted(ALERTS))
+def test_a_runbook_leads_to_a_heading(name):
+    (rule,) = [rule for group in GROUPS for rule in group["rules"] if rule.get("alert") == name]
+    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+    assert anchor == name.lower() and anchor in anchors(read(ROOT / page))
+
+
+def test_troubleshooting_says_for_each_symptom_what_why_check_and_fix():
+    sections = re.split(r"^## .*$", read(ROOT / "docs" / "troubleshooting.md"), flags=re.MULTILINE)[1:]
+    assert len(sections) > 10
+    for body in sections:
+        assert re.findall(r"^\*\*([\w ]+):\*\*", body, re.MULTILINE) == ["You see", "Why", "Check", "Fix"], body
+
+
+# -- the site
+
+
+class Lenient(yaml.SafeLoader):
+    """Reads mkdocs.yml, in which tags name functions."""
+
+
+Lenient.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+NAV = {group: list(nav_pages(pages))
+       for part in yaml.load((ROOT / "mkdocs.yml").read_text(), Lenient)["nav"] for group, pages in part.items()}
+USERS = [ROOT / page for group in ("Start", "Use", "Operate") for page in NAV[group]]
+
+
+def test_each_page_is_once_in_the_navigation():
+    assert list(NAV) == ["Start", "Use", "Operate", "Extend", "Reference", "Internals"]
+    assert sorted(ROOT / page for pages in NAV.values() for page in pages) == sorted(
+        [*DOCS, ROOT / "charts" / "hami" / "README.md"])
+
+
+@pytest.mark.parametrize("path", USERS, ids=lambda path: path.name)
+def test_pages_for_users_name_no_tests_and_no_sources(path):
+    """Files that users apply or read are named: manifests, examples, rules, dashboards."""
+    text = read(path)
+    assert re.findall(r"\btest_\w+|\b(?:tests|e2e|benchmarks)/[\w/.-]+|\bhami/\w+/[\w/]+\.py|\blibvgpu/\w+", text) == []
+
+
+def test_the_site_has_each_page_and_what_it_links_to(tmp_path):
+    copy_pages([str(path.relative_to(ROOT)) for path in DOCS], tmp_path)
+    assert (tmp_path / "docs" / "images" / "dashboard.png").exists() and (tmp_path / "examples" / "pod.yaml").exists()
+    assert "](../tests/example_vendor)" not in (tmp_path / "docs" / "add-a-vendor.md").read_text()
+
+
+@of_each
+def test_blocks_in_lists_are_indented_for_the_site_too(path):
+    """By four columns: with two, the list ends there on the site."""
+    assert re.findall(r"^(?: {1,3}| {5,})```.*$", read(path), re.MULTILINE) == []
+
+
+def test_the_readme_is_one_screen():
+    assert len(read(ROOT / "README.md").splitlines()) <= 80
 
 
 # -- messages

@@ -227,8 +227,8 @@ def test_metrics_are_for_labeled_namespaces_only():
     assert webhook == {"ports": [{"port": "https"}]}
     assert metrics == {"ports": [{"port": "metrics"}],
                        "from": [{"namespaceSelector": {"matchLabels": {"hami.io/metrics": "allowed"}}}]}
-    of_dashboard = metrics | {"from": [{"podSelector": {"matchLabels": {
-        "app.kubernetes.io/component": "hami-dashboard"}}}]}
+    of_dashboard = metrics | {"from": [{"podSelector": {"matchExpressions": [
+        {"key": "app.kubernetes.io/component", "operator": "In", "values": ["hami-dashboard"]}]}}]}
     assert policies["hami-monitor"]["ingress"] == [metrics, of_dashboard]
 
 
@@ -275,11 +275,6 @@ def test_only_the_monitor_sees_the_processes_of_the_host():
                 if item["kind"] == "ClusterRole"]
     assert rules == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
     assert pod_spec(CONTAINERS["monitor"])["serviceAccountName"] == "hami-monitor"
-
-
-def test_the_rules_of_the_operator_match_the_shipped_ones():
-    rule = yaml.safe_load((ROOT / "manifests" / "components" / "prometheus" / "rules.yaml").read_text())
-    assert rule["spec"]["groups"] == yaml.safe_load((ROOT / "monitoring" / "alerts.yaml").read_text())["groups"]
 
 
 IMAGES = [(file.relative_to(ROOT), image) for file in sorted((ROOT / "manifests").rglob("*.yaml"))

@@ -1,8 +1,7 @@
-"""The generated parts of the manifests are those that the tool makes, also for other device configurations."""
+"""The generated parts of the manifests follow the device configuration."""
 
 import re
 
-import pytest
 import yaml
 from click.testing import CliRunner
 
@@ -16,11 +15,6 @@ from tools.policies import (
 CATALOG = full_catalog(chart_config())
 RENAMED = (BASE / "device-config.yaml").read_text().replace("nvidia.com/gpumem", "example.com/mem").replace(
     "commonWord: Ascend910A", "commonWord: Chip9")
-
-
-@pytest.mark.parametrize("path", generated_files(CATALOG), ids=lambda path: path.name)
-def test_the_committed_files_are_those_that_the_tool_makes(path):
-    assert path.read_text() == generated_files(CATALOG)[path], "python -m tools.policies"
 
 
 def test_other_resource_names_and_chips_reach_every_file():

@@ -1,8 +1,8 @@
 """Parts of the chart that follow from its values and from those of HAMi's chart.
 
 ``python -m tools.chart`` writes ``values.schema.json``, ``files/keys.json`` and ``README.md`` in ``charts/hami``, and
-``docs/helm-values.md``, from ``charts/hami/values.yaml`` and ``tools/helm_values.yaml``; a test fails while a file is
-outdated. The templates of the chart read the manifests themselves.
+``docs/helm-values.md``, from ``charts/hami/values.yaml`` and ``tools/helm_values.yaml``. ``python -m tools.generate``
+writes all generated files. The templates of the chart read the manifests themselves.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ RULES: dict[str, dict[str, object]] = {
     "devicePlugin.deviceSplitCount": {"minimum": 1},
     "devicePlugin.deviceMemoryScaling": {"exclusiveMinimum": 0},
     "devicePlugin.deviceCoreScaling": {"exclusiveMinimum": 0},
+    "policies.mode": {"enum": ["auto", "deny", "warn"]},
     "devices.nvidia.gpuCorePolicy": {"enum": ["default", "force", "disable"]},
     "devices.nvidia.computeBy": {"enum": ["events", "nvml", "off"]},
 }
@@ -180,7 +181,7 @@ def kinds(name: str, value: object) -> Iterator[str]:
         yield from NULLS.get(last, ())
 
 
-NULLS = {"enabled": ["boolean"], "schedulerPort": ["integer"], "httpTargetPort": ["integer"],
+NULLS = {"enabled": ["boolean"], "hami": ["boolean"], "schedulerPort": ["integer"], "httpTargetPort": ["integer"],
          "whitelistNamespaces": ["array"], "passDeviceSpecsEnabled": ["boolean"],
          "nvidiaHookPath": ["string"], "nvidiaDriverRoot": ["string"],
          "gdrcopyEnabled": ["boolean"], "gdsEnabled": ["boolean"], "mofedEnabled": ["boolean"],

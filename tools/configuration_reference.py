@@ -1,6 +1,6 @@
 """The configuration reference: every flag, variable and key, as Markdown, generated from the code that reads them.
 
-``python -m tools.configuration_reference >docs/configuration.md`` writes it; a test fails while the file is outdated.
+``python -m tools.generate`` writes it to ``docs/configuration.md``.
 The explanations of the device configuration's keys are here, since only people need them.
 """
 
@@ -36,6 +36,20 @@ _HEAD = """\
 All settings of each program. `-` and `_` in a flag's name are equivalent; a *bool* without a value is `true`; a
 *duration* is written as `28s` or `5m0s`. An invalid value ends the start with one line that names it. The resource
 names of devices are in [a table](vendors.md); `hami vendors` prints them for your configuration.
+
+Most used:
+
+| to | set |
+| --- | --- |
+| prefer full or empty nodes and devices | `--node-scheduler-policy`, `--gpu-scheduler-policy` of the scheduler |
+| rename resources, set default amounts | `resourceCountName`, `resourceMemoryName`, `defaultMemory`, `defaultCores` |
+| let more or fewer containers share a GPU | `deviceSplitCount` |
+| hide GPUs from pods without a request | `overwriteEnv`, or `strict` |
+| give settings to one node, such as MIG | `nodeconfig` in the node configuration |
+| use a RuntimeClass | `runtimeClassName` |
+| switch compute limits off | `--disable-core-limit` of the device plugin, or `gpuCorePolicy` |
+| be called by kube-scheduler from elsewhere | `--client-ca-file` of the scheduler |
+| keep the metric names of HAMi before v2.9 | `--legacy-metrics` of scheduler and monitor |
 """
 _HELP = re.compile(r"(?P<text>.*?)(?:  \[(?P<environment>[A-Za-z_, ]+)\])?(?:  \[default: (?P<default>.*)\])?",
                    re.DOTALL)

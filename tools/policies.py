@@ -1,8 +1,8 @@
 """Parts of ``manifests/base`` that follow from the scheduler's keys and the catalog of vendors.
 
 ``python -m tools.policies`` writes the policies of the API server, the ``matchConditions`` of the webhook and the
-``managedResources`` of kube-scheduler; a test fails while a file is outdated. With ``--device-config`` they have the
-resource names of that device configuration.
+``managedResources`` of kube-scheduler. With ``--device-config`` they have the resource names of that device
+configuration. ``python -m tools.generate`` writes all generated files.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def test_the_page_of_devices_shows_the_catalog():
     _, begin, rest = PAGE.read_text().partition("<!-- begin: hami vendors --output=markdown -->\n")
     table, end, _ = rest.partition("<!-- end -->\n")
     assert begin and end
-    assert table == render(entries(chart_config()), "markdown") + "\n", "hami vendors --output=markdown says otherwise"
+    assert table == render(entries(chart_config()), "markdown") + "\n", "run python -m tools.generate"
 
 
 def test_the_command_line_knows_the_forms():

@@ -61,6 +61,8 @@
 {{- define "hami.checkKeys" -}}
 {{- $ctx := . -}}
 {{- $without := list -}}
+{{- /* with --reuse-values, Helm passes the defaults of HAMi's chart, which ours does not have */ -}}
+{{- $reused := or (hasKey .root.Values "podSecurityPolicy") (hasKey .root.Values "mockDevicePlugin") -}}
 {{- range $path := include "hami.paths" (list "" .root.Values) | fromJsonArray -}}
 {{- $known := "" -}}
 {{- $steps := splitList "\n" $path.name -}}
@@ -71,7 +73,10 @@
 {{- $name := join "." $steps -}}
 {{- if not $known -}}
 {{- if or $ctx.root.Chart.IsRoot (not (hasPrefix "global." $name)) -}}
-{{- if not (or (has $name $ctx.keys.groups) (eq $name "global")) -}}
+{{- if or (has $name $ctx.keys.groups) (eq $name "global") -}}
+{{- else if $reused -}}
+{{- if $path.value -}}{{- $without = append $without (printf "%s: not a value of HAMi's chart up to v2.10." $name) -}}{{- end -}}
+{{- else -}}
 {{- fail (printf "unknown value %s; the nearest are %s. The chart's README and docs/helm-values.md list all values" $name (include "hami.nearest" (list $name $ctx.keys))) -}}
 {{- end -}}
 {{- end -}}

@@ -14,7 +14,7 @@
 {{- include "hami.load" (list $ctx "overlays/cert-manager/certificates.yaml") -}}
 {{- include "hami.component" (list $ctx "overlays/cert-manager") -}}
 {{- end -}}
-{{- if $v.limiter.hami -}}{{- include "hami.component" (list $ctx "components/hami-limiter") -}}{{- end -}}
+{{- if .hamiLimiter -}}{{- include "hami.component" (list $ctx "components/hami-limiter") -}}{{- end -}}
 {{- if or $v.mig (ne $v.devicePlugin.migStrategy "none") -}}{{- include "hami.component" (list $ctx "components/mig") -}}{{- end -}}
 {{- if $v.selinux -}}{{- include "hami.component" (list $ctx "components/selinux") -}}{{- end -}}
 {{- if .strict -}}{{- include "hami.component" (list $ctx "components/strict") -}}{{- end -}}
@@ -23,13 +23,23 @@
 {{- if $v.devicePlugin.mockCards -}}{{- include "hami.component" (list $ctx "overlays/kind") -}}{{- end -}}
 {{- range $key, $object := .objects -}}
 {{- $drop := and (not $v.policies.enabled) (hasPrefix "ValidatingAdmissionPolicy" $object.kind) -}}
-{{- $drop = or $drop (and (not $v.networkPolicy.enabled) (eq $object.kind "NetworkPolicy")) -}}
+{{- $drop = or $drop (and (not $ctx.networkPolicies) (eq $object.kind "NetworkPolicy")) -}}
 {{- $drop = or $drop (and (not $v.disruptionBudget.enabled) (eq $object.kind "PodDisruptionBudget")) -}}
 {{- $drop = or $drop (and (not $v.scheduler.admissionWebhook.enabled) (eq $object.kind "MutatingWebhookConfiguration")) -}}
 {{- if $drop -}}{{- $_ := unset $ctx.objects $key -}}{{- end -}}
+{{- if and $ctx.policiesWarn (eq $object.kind "ValidatingAdmissionPolicyBinding") -}}{{- $_ := set $object.spec "validationActions" (list "Warn" "Audit") -}}{{- end -}}
 {{- end -}}
 {{- if not $v.devicePlugin.enabled -}}{{- include "hami.drop" (list $ctx "device-plugin" list) -}}{{- end -}}
 {{- if not .monitor -}}{{- include "hami.drop" (list $ctx "monitor" list) -}}{{- end -}}
+{{- with $v.prometheus.docs -}}
+{{- range $key, $object := $ctx.objects -}}
+{{- if eq $object.kind "PrometheusRule" -}}
+{{- range $group := $object.spec.groups -}}{{- range $group.rules -}}
+{{- with .annotations -}}{{- $_ := set . "runbook_url" (printf "%s/%s" (trimSuffix "/" $v.prometheus.docs) .runbook_url) -}}{{- end -}}
+{{- end -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- include "hami.configMaps" $ctx -}}
 {{- include "hami.labeled" $ctx -}}
 {{- include "hami.scheduler" $ctx -}}
@@ -74,11 +84,6 @@
 {{- $_ := set $object.spec.selector "matchLabels" (merge (deepCopy $ctx.labels) $object.spec.selector.matchLabels) -}}
 {{- else if eq $object.kind "NetworkPolicy" -}}
 {{- $_ := set $object.spec.podSelector "matchLabels" (merge (deepCopy $ctx.labels) $object.spec.podSelector.matchLabels) -}}
-{{- range $object.spec.ingress -}}
-{{- range .from -}}
-{{- with .podSelector -}}{{- $_ := set . "matchLabels" (merge (deepCopy $ctx.labels) .matchLabels) -}}{{- end -}}
-{{- end -}}
-{{- end -}}
 {{- end -}}
 {{- if has $object.kind (list "Deployment" "DaemonSet" "ServiceMonitor" "PodMonitor" "PrometheusRule") -}}
 {{- $_ := set $object.metadata "labels" (merge $object.metadata.labels ($ctx.v.global.labels | default dict)) -}}
@@ -178,6 +183,7 @@
 {{- $template := $deployment.spec.template -}}
 {{- $_ := set $template.metadata "annotations" (merge (deepCopy ($s.podAnnotations | default dict)) .schedulerSums) -}}
 {{- $pod := $template.spec -}}
+{{- with $s.priorityClassName -}}{{- $_ := set $pod "priorityClassName" . -}}{{- else -}}{{- $_ := unset $pod "priorityClassName" -}}{{- end -}}
 {{- $kube := index $pod.containers 0 -}}
 {{- $extender := index $pod.containers 1 -}}
 {{- include "hami.container" (list . $pod $kube (include "hami.kubeScheduler" .) $s.kubeScheduler.image $s.kubeScheduler.resources) -}}
@@ -325,7 +331,11 @@ change its role. */}}
 {{- include "hami.container" (list . $pod $container $image $p.image $p.resources) -}}
 {{- range $pod.initContainers -}}
 {{- if hasPrefix "hami-device-plugin:" .image -}}{{- $_ := set . "image" $image -}}
-{{- else if $v.global.imageRegistry -}}{{- $_ := set . "image" (printf "%s/%s" $v.global.imageRegistry (regexReplaceAll "^[^/]+/" .image "")) -}}{{- end -}}
+{{- else if $v.global.imageRegistry -}}{{- $_ := set . "image" (printf "%s/%s" $v.global.imageRegistry (regexReplaceAll "^[^/]+/" .image "")) -}}
+{{- else if and $p.image.registry (regexMatch "(^|/)projecthami/hami$" ($p.image.repository | default "")) -}}
+{{- /* where the nodes have HAMi's image from now */ -}}
+{{- $_ := set . "image" (printf "%s/%s%s" $p.image.registry $p.image.repository (regexFind ":[^/]+$" .image)) -}}
+{{- end -}}
 {{- end -}}
 {{- with $p.updateStrategy -}}{{- $_ := set $daemon.spec "updateStrategy" . -}}
 {{- else -}}
@@ -399,6 +409,7 @@ change its role. */}}
 {{- $_ := set $pod "nodeSelector" ($v.devicePlugin.nvidiaNodeSelector | default dict) -}}
 {{- $_ := set $pod "tolerations" (concat $pod.tolerations ($v.devicePlugin.tolerations | default list)) -}}
 {{- with $v.devicePlugin.runtimeClassName -}}{{- $_ := set $pod "runtimeClassName" . -}}{{- end -}}
+{{- with $v.devicePlugin.priorityClassName -}}{{- $_ := set $pod "priorityClassName" . -}}{{- else -}}{{- $_ := unset $pod "priorityClassName" -}}{{- end -}}
 {{- include "hami.flag" (list (first $pod.containers) "hook-path" $v.global.gpuHookPath) -}}
 {{- range $pod.volumes -}}{{- if eq .name "hook" -}}{{- $_ := set .hostPath "path" $hook -}}{{- end -}}{{- end -}}
 {{- range (first $pod.containers).volumeMounts -}}{{- if eq .name "hook" -}}{{- $_ := set . "mountPath" $hook -}}{{- end -}}{{- end -}}

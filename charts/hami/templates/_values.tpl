@@ -24,6 +24,7 @@ alone, without the defaults of this one. */}}
 {{- $monitor := $v.monitor.enabled -}}
 {{- if kindIs "invalid" $monitor -}}{{- $monitor = $v.devicePlugin.enabled -}}{{- end -}}
 {{- $_ := set $ctx "monitor" $monitor -}}
+{{- include "hami.inherit" $ctx -}}
 {{- include "hami.check" $ctx -}}
 {{- end -}}
 
@@ -39,6 +40,33 @@ alone, without the defaults of this one. */}}
 {{- $_ := set . "takeOver" $found -}}
 {{- end -}}
 
+{{/* hami.inherit: what stays as it is in the release until a value says otherwise: its limiter, and that it has no
+NetworkPolicies. Sets hamiLimiter, networkPolicies and policiesWarn in ctx. */}}
+{{- define "hami.inherit" -}}
+{{- $v := .v -}}
+{{- $limiter := $v.limiter.hami -}}
+{{- if kindIs "invalid" $limiter -}}
+{{- $limiter = .takeOver -}}
+{{- $running := lookup "apps/v1" "DaemonSet" .namespace (printf "%s-device-plugin" .name) -}}
+{{- range (dig "spec" "template" "spec" "initContainers" list $running) -}}
+{{- if eq .name "limiter" -}}{{- $limiter = true -}}{{- end -}}
+{{- end -}}
+{{- /* mock cards need no limiter, and their nodes no image of HAMi */ -}}
+{{- if $v.devicePlugin.mockCards -}}{{- $limiter = false -}}{{- end -}}
+{{- end -}}
+{{- $_ := set . "hamiLimiter" $limiter -}}
+{{- $policies := $v.networkPolicy.enabled -}}
+{{- if kindIs "invalid" $policies -}}
+{{- $policies = not .takeOver -}}
+{{- $object := printf "%s-scheduler" .name -}}
+{{- if and (lookup "apps/v1" "Deployment" .namespace $object) (not (lookup "networking.k8s.io/v1" "NetworkPolicy" .namespace $object)) -}}
+{{- $policies = false -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set . "networkPolicies" $policies -}}
+{{- $_ := set . "policiesWarn" (or (eq $v.policies.mode "warn") (and (eq $v.policies.mode "auto") .takeOver)) -}}
+{{- end -}}
+
 {{/* hami.fill: sets what is missing. Argument: values, defaults. `merge` would also replace false and 0. */}}
 {{- define "hami.fill" -}}
 {{- $values := index . 0 -}}
@@ -48,7 +76,8 @@ alone, without the defaults of this one. */}}
 {{- $_ := set $values $key nil -}}
 {{- else if $missing -}}
 {{- $_ := set $values $key (deepCopy $default) -}}
-{{- else if and (kindIs "map" $default) (kindIs "map" (get $values $key)) -}}
+{{- else if and (kindIs "map" $default) (kindIs "map" (get $values $key)) (ne $key "nvidiaNodeSelector") -}}
+{{- /* of the labels of nodes, null has removed the one that is the default */ -}}
 {{- include "hami.fill" (list (get $values $key) $default) -}}
 {{- end -}}
 {{- end -}}

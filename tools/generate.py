@@ -1,0 +1,75 @@
+"""Every generated file of the project, and the one command that writes them.
+
+``python -m tools.generate`` writes those that are outdated and prints their names; a test fails while there is one.
+``tox run -e generate`` also makes the code of the kubelet's messages, for which it installs the compiler.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import click
+
+from e2e import compatibility
+from hami.codec.device_config import chart_config
+from hami.inspect.vendors import entries, render
+from hami.vendors.entry_points import full_catalog
+from tools import chart, configuration_reference, policies
+
+__all__ = ["generated_files"]
+
+ROOT = Path(__file__).parents[1]
+DEVICE_CONFIG = ROOT / "hami" / "codec" / "device-config.yaml"
+ALERTS = ROOT / "monitoring" / "alerts.yaml"
+DEVICES = ROOT / "docs" / "vendors.md"
+TABLE, END = "<!-- begin: hami vendors --output=markdown -->\n", "<!-- end -->\n"
+RULES_HEAD = """\
+# Written by `python -m tools.generate` from monitoring/alerts.yaml: change that file.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: hami
+  namespace: kube-system
+spec:
+"""
+
+
+def generated_files() -> dict[Path, str]:
+    """Returns the content of each generated file, without the code of the kubelet's messages."""
+    readme = compatibility.README
+    return {
+        # a copy: kustomize reads nothing outside of its folder, and the package needs the file, too
+        policies.BASE / "device-config.yaml": DEVICE_CONFIG.read_text(),
+        **policies.generated_files(full_catalog(chart_config())),
+        ROOT / "manifests" / "components" / "prometheus" / "rules.yaml": render_rules(),
+        **chart.generated_files(),
+        ROOT / "docs" / "configuration.md": configuration_reference.render(),
+        DEVICES: render_devices(DEVICES.read_text()),
+        readme: compatibility.summarized(readme.read_text(), compatibility.DOCUMENT.read_text()),
+    }
+
+
+def render_rules() -> str:
+    """Returns the alerts as an object of the Prometheus operator."""
+    _, groups, rest = ALERTS.read_text().partition("groups:\n")
+    return RULES_HEAD + textwrap.indent(groups + rest, "  ")
+
+
+def render_devices(page: str) -> str:
+    """Returns *page* with the table that ``hami vendors`` prints."""
+    before, begin, rest = page.partition(TABLE)
+    _, end, after = rest.partition(END)
+    return f"{before}{begin}{render(entries(chart_config()), 'markdown')}\n{end}{after}"
+
+
+@click.command(help="Write all generated files that are outdated.")
+def main() -> None:
+    for path, content in generated_files().items():
+        if path.read_text() != content:
+            path.write_text(content)
+            click.echo(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The documentation as a site: ``python -m tools.site FOLDER`` builds it with mkdocs, and fails at a broken link.
+
+The pages of ``mkdocs.yml`` and the files that they link to are copied, each to its own path, so that links work both on
+the site and where the repository is hosted. A link to a folder becomes its name.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+__all__ = ["copy_pages", "nav_pages"]
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "mkdocs.yml"
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#]+)(?:#[^)\s]*)?\)")
+
+
+def nav_pages(nav: object) -> Iterator[str]:
+    """Yields the paths of the pages in the *nav* of mkdocs.yml, in order."""
+    match nav:
+        case str():
+            yield nav
+        case dict():
+            for below in nav.values():
+                yield from nav_pages(below)
+        case list():
+            for below in nav:
+                yield from nav_pages(below)
+
+
+def copy_pages(pages: list[str], folder: Path) -> None:
+    """Copies *pages* and the files that they link to from the repository into *folder*."""
+    for page in pages:
+        source = ROOT / page
+        text = source.read_text()
+        for label, target in LINK.findall(text):
+            linked = source.parent / target
+            if "://" in target:
+                continue
+            if linked.is_dir():
+                text = re.sub(rf"\[{re.escape(label)}\]\({re.escape(target)}\)", f"`{label}`", text)
+            elif linked.suffix != ".md" and linked.is_file():
+                copy = folder / linked.resolve().relative_to(ROOT)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(linked, copy)
+        (folder / page).parent.mkdir(parents=True, exist_ok=True)
+        (folder / page).write_text(text)
+
+
+@click.command(help="Build the site into FOLDER; a broken link is an error.")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def main(folder: Path) -> None:
+    # of the extra docs
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+    from mkdocs.exceptions import Abort
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    with tempfile.TemporaryDirectory() as source:
+        config: Any = load_config(str(CONFIG), docs_dir=source, site_dir=str(folder.absolute()), strict=True)
+        copy_pages(list(nav_pages(config["nav"])), Path(source))
+        try:
+            build(config)
+        except Abort as error:
+            sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
