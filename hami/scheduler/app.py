@@ -176,12 +176,12 @@ def _filter(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tupl
     if not is_started(START_TIMEOUT_S):
         return extender.render_filter(None, error="the scheduler's caches are not filled yet"), "error"
     if args.nodes is not None:
-        found = node_filter.simulate(args.pod, [node for node, _ in args.nodes])
-        chosen = next((raw for node, raw in args.nodes if node.name == found.chosen), None)
-        return extender.render_simulation(chosen, found.failed), "ok" if chosen else "refused"
-    found = node_filter.filter(args.pod, args.names)
-    answer = extender.render_filter(found.names, found.failed, unresolvable=found.unresolvable)
-    return answer, "refused" if found.failed or found.unresolvable else "ok"
+        filtered = node_filter.simulate(args.pod, [node for node, _ in args.nodes])
+        chosen = next((raw for node, raw in args.nodes if node.name == filtered.chosen), None)
+        return extender.render_simulation(chosen, filtered.failed), "ok" if chosen else "refused"
+    filtered = node_filter.filter(args.pod, args.names)
+    answer = extender.render_filter(filtered.names, filtered.failed, unresolvable=filtered.unresolvable)
+    return answer, "refused" if filtered.failed or filtered.unresolvable else "ok"
 
 
 def _preempt(preemption_filter: PreemptionFilter, body: bytes) -> tuple[bytes, str]:

@@ -31,13 +31,13 @@ def families(view: View, vendors: Catalog, *, legacy: bool = False) -> list[Fami
     """
     bookings = sorted(view.bookings.values(), key=attrgetter("node"))
     in_units = frozenset(vendor.key for vendor in vendors if vendor.resources.core_unit is CoreUnit.COMPUTE_UNITS)
-    found = [
+    families = [
         *gauge_families(_DEVICE_GAUGES, lambda: _devices(view, in_units), legacy),
         *gauge_families(_INSTANCE_GAUGES, lambda: _instances(view), legacy),
         *gauge_families(_ALLOCATION_GAUGES, lambda: _allocations(view, bookings, in_units), legacy),
         *gauge_families(_QUOTA_GAUGES, lambda: _quotas(view, vendors), legacy),
     ]
-    return sorted(found, key=lambda family: family.name)
+    return sorted(families, key=lambda family: family.name)
 
 
 class _DeviceRow(NamedTuple):

@@ -113,8 +113,8 @@ def distances(columns: DeviceColumns, request: Request, context: FitContext) -> 
     counts = numpy.bincount(owner, minlength=columns.nodes)
     place = numpy.arange(len(order)) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
     nearest = order[place < request.count]
-    found = numpy.bincount(owner[nearest], weights=device[nearest], minlength=columns.nodes)
-    return numpy.asarray(found + NO_DEVICE * (request.count - numpy.minimum(counts, request.count)))
+    sums = numpy.bincount(owner[nearest], weights=device[nearest], minlength=columns.nodes)
+    return numpy.asarray(sums + NO_DEVICE * (request.count - numpy.minimum(counts, request.count)))
 
 
 def _first_reasons(columns: DeviceColumns, request: Request, context: FitContext) -> Array:

@@ -65,12 +65,13 @@ def check_quota(request: PodRequest, budgets: Budgets, sizes: Mapping[str, Devic
 def demand_bounds(request: PodRequest, vendor: Vendor, sizes: DeviceSizes) -> tuple[tuple[int, int], tuple[int, int]]:
     """Returns the least and the most MiB and percent that a pod takes of *vendor*'s devices: with the shares of all
     containers on one device that is as small as possible, and with each on its own."""
-    requests = [next((one for one in container.requests if one.vendor == vendor.key), None)
+    requests = [next((request for request in container.requests if request.vendor == vendor.key), None)
                 for container in request.containers]
     if vendor.decision.make_share is not None and sizes.in_parts:  # a part may be a whole device, and has its own cores
-        total = sum(one.count for one in requests if one is not None)
+        total = sum(request.count for request in requests if request is not None)
         return least_demand(request.kinds, requests, cores=0), (sizes.most * total, WHOLE * total)
-    least, most = ([_share(one, memory_mib, WHOLE) for one in requests] for memory_mib in (sizes.least, sizes.most))
+    least, most = ([_share(request, memory_mib, WHOLE) for request in requests]
+                   for memory_mib in (sizes.least, sizes.most))
     return (total_charge(peak_charges(request.kinds, least)),
             total_charge(peak_charges([ContainerKind.APP], [[share for shares in most for share in shares]])))
 
@@ -127,8 +128,8 @@ def remaining_budget(vendor: Vendor, quotas: Collection[QuotaLimits], used: Scop
     """Returns what *quotas* leave for *vendor*'s devices: the least of what each leaves after the pods that it counts.
     """
     left = [_budget_left(vendor, quota, used) for quota in quotas]
-    return Budget(memory_mib=min((one.memory_mib for one in left if one.memory_mib is not None), default=None),
-                  cores=min((one.cores for one in left if one.cores is not None), default=None))
+    return Budget(memory_mib=min((budget.memory_mib for budget in left if budget.memory_mib is not None), default=None),
+                  cores=min((budget.cores for budget in left if budget.cores is not None), default=None))
 
 
 def _budget_left(vendor: Vendor, quota: QuotaLimits, used: ScopedUsage) -> Budget:

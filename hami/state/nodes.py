@@ -301,15 +301,15 @@ class NodeCache:
 
     def _store_inventory(self, record: NodeRecord, vendor: Vendor, node: Node, reading: _Reading) -> None:
         sources, devices, problem = reading
-        known = record.inventories.get(vendor.key)
+        inventory = record.inventories.get(vendor.key)
         allocatable = device_count(node.allocatable.get(vendor.resources.count))
         handshake = node.annotations.get(vendor.annotations.handshake)
         observation = PluginObservation(handshake, sources[0] or "", allocatable)
-        liveness = observe(known.liveness if known else None, observation, self._clock(), self._now())
-        if known is None or known.sources != sources:
-            known = record.inventories[vendor.key] = _Inventory(sources, devices, problem, liveness)
-        known.liveness = liveness
-        known.report_due = bool(vendor.annotations.handshake) and needs_handshake_request(liveness)
+        liveness = observe(inventory.liveness if inventory else None, observation, self._clock(), self._now())
+        if inventory is None or inventory.sources != sources:
+            inventory = record.inventories[vendor.key] = _Inventory(sources, devices, problem, liveness)
+        inventory.liveness = liveness
+        inventory.report_due = bool(vendor.annotations.handshake) and needs_handshake_request(liveness)
 
     def _offer(self, record: NodeRecord, vendor: Vendor, inventory: _Inventory) -> None:
         offered = record.excess is None and (
@@ -318,10 +318,10 @@ class NodeCache:
             self._bookings.reread(record.name)
 
 
-def _reading(vendor: Vendor, node: Node, known: _Inventory | None = None) -> _Reading | None:
+def _reading(vendor: Vendor, node: Node, inventory: _Inventory | None = None) -> _Reading | None:
     """Reads *vendor*'s inventory of *node*, unless *known* has the same texts. ``None`` if there is none."""
     if (sources := inventory_sources(vendor, node)) is None:
         return None
-    if known is not None and known.sources == sources:
-        return sources, known.devices, known.problem
+    if inventory is not None and inventory.sources == sources:
+        return sources, inventory.devices, inventory.problem
     return sources, *devices_on(vendor, node)

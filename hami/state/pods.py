@@ -124,13 +124,13 @@ class PodCache:
         uid, version = pod.ref.uid, parse_resource_version(pod.resource_version)
         self._parse_long_allocations(pod)
         with self._lock:
-            known = self._records.get(uid)
-            if (known is not None and version < known.version) or uid in self._tombstones:
+            record = self._records.get(uid)
+            if (record is not None and version < record.version) or uid in self._tombstones:
                 return
-            most = (known.most_shares if known is not None  # what a pod requests cannot be changed
-                    else most_shares(self._vendors, pod.containers))
-            if most or ASSIGNED_NODE in pod.annotations:
-                self._store(pod, version, most)
+            limits = (record.most_shares if record is not None  # what a pod requests cannot be changed
+                      else most_shares(self._vendors, pod.containers))
+            if limits or ASSIGNED_NODE in pod.annotations:
+                self._store(pod, version, limits)
             else:
                 self._remove_record(uid)
 
@@ -140,8 +140,8 @@ class PodCache:
             return
         long = {key: text for key, text in pod.annotations.items()
                 if len(text) > LONGEST_CACHED and key in self._allocation_keys}
-        if not long or ((known := self._records.get(pod.ref.uid)) is not None
-                        and known.allocation == self._allocation(pod)):
+        if not long or ((record := self._records.get(pod.ref.uid)) is not None
+                        and record.allocation == self._allocation(pod)):
             return
         for vendor in self._vendors.allocated_in(long):
             with contextlib.suppress(MalformedInput):  # raised again when the booking is read
@@ -250,14 +250,14 @@ class PodCache:
             edited, self._edited = self._edited, {}
             return list(edited)
 
-    def _store(self, pod: Pod, version: int, most: Mapping[str, int]) -> None:
+    def _store(self, pod: Pod, version: int, limits: Mapping[str, int]) -> None:
         uid, annotations = pod.ref.uid, pod.annotations
-        known, sighting = self._records.get(uid), self._sightings.make()
+        earlier, sighting = self._records.get(uid), self._sightings.make()
         assigned_time, bound_time, is_terminated = assigned_at(pod), bound_at(pod), pod.is_terminated
-        assigned = known.assigned if known is not None and known.assigned_at == assigned_time else sighting
-        bound = known.bound if known is not None and known.node and known.bound_at == bound_time else sighting
+        assigned = earlier.assigned if earlier is not None and earlier.assigned_at == assigned_time else sighting
+        bound = earlier.bound if earlier is not None and earlier.node and earlier.bound_at == bound_time else sighting
         allocation = self._allocation(pod) if pod.node_name else 0
-        problems = self._book(pod, most, allocation, assigned)
+        problems = self._book(pod, limits, allocation, assigned)
         vendors = () if pod.node_name else tuple(vendor.key for vendor in self._vendors.allocated_in(annotations))
         record = self._records[uid] = PodRecord(
             ref=pod.ref, version=version, node=pod.node_name, scheduler_name=pod.scheduler_name,
@@ -265,12 +265,12 @@ class PodCache:
             label=_interned(pod.labels.get(ASSIGNED_NODE)), phase=pod.phase,
             bind_phase=sys.intern(annotations.get(BIND_PHASE, "")), allocating=is_allocating(pod, self._vendors),
             assigned_at=assigned_time, assigned=assigned, bound_at=bound_time, bound=bound,
-            most_shares=most, terminated=is_terminated, seen_at=self._clock(), vendors=vendors,
+            most_shares=limits, terminated=is_terminated, seen_at=self._clock(), vendors=vendors,
             problems=problems, allocation=allocation,
             awaits_allocation=awaits_allocation(pod, self._vendors))
-        if known is None or _shown(known) != _shown(record):
+        if earlier is None or _shown(earlier) != _shown(record):
             self.changes += 1
-        if most and not pod.node_name and not is_terminated:
+        if limits and not pod.node_name and not is_terminated:
             self._waiting[uid] = pod
         else:
             self._waiting.pop(uid, None)
@@ -291,31 +291,31 @@ class PodCache:
         keys = self._allocation_keys
         return hash(tuple([item for item in pod.annotations.items() if item[0] in keys]))
 
-    def _book(self, pod: Pod, most: Mapping[str, int], allocation: int, assigned: Sighting) -> tuple[str, ...]:
+    def _book(self, pod: Pod, limits: Mapping[str, int], allocation: int, assigned: Sighting) -> tuple[str, ...]:
         """Books what *pod* holds. Returns why parts of its annotations cannot be read."""
         uid = pod.ref.uid
         if pod.is_terminated:
             self._unbook(uid)
             self._reservations.forget(uid)
             return ()
-        if pod.node_name and most:
-            return self._book_bound(pod, most, allocation)
-        if most and self._is_foreign_reservation(pod, assigned):
-            return self._bookings.believe(pod, most)
+        if pod.node_name and limits:
+            return self._book_bound(pod, limits, allocation)
+        if limits and self._is_foreign_reservation(pod, assigned):
+            return self._bookings.believe(pod, limits)
         self._unbook(uid)
         return ()
 
-    def _book_bound(self, pod: Pod, most: Mapping[str, int], allocation: int) -> tuple[str, ...]:
+    def _book_bound(self, pod: Pod, limits: Mapping[str, int], allocation: int) -> tuple[str, ...]:
         """Books what was written on the Binding of *pod*, or keeps it. Returns why parts of it cannot be read."""
-        known = self._records.get(pod.ref.uid)
-        if known is not None and known.node and not known.terminated:
-            believed, problems = known.allocation, known.problems
+        record = self._records.get(pod.ref.uid)
+        if record is not None and record.node and not record.terminated:
+            believed, problems = record.allocation, record.problems
             self._bookings.follow(pod)
         else:
             written = self._as_written(pod)
             believed = allocation if written is pod else self._allocation(written)
-            problems = self._bookings.believe(written, most)
-        if allocation != believed and not self._bookings.refine(pod, most):
+            problems = self._bookings.believe(written, limits)
+        if allocation != believed and not self._bookings.refine(pod, limits):
             self.edits_refused += 1
             self._edited[pod.ref] = None
         return problems

@@ -22,10 +22,10 @@ class QuotaCache:
         """Stores *quota* unless a later version is known."""
         version = parse_resource_version(quota.resource_version)
         with self._lock:
-            known = self._quotas.get(quota.namespace, {}).get(quota.uid)
-            if known is None or version >= parse_resource_version(known.resource_version):
+            earlier = self._quotas.get(quota.namespace, {}).get(quota.uid)
+            if earlier is None or version >= parse_resource_version(earlier.resource_version):
                 self._quotas.setdefault(quota.namespace, {})[quota.uid] = quota
-                self.changes += known is None or replace(known, resource_version=quota.resource_version) != quota
+                self.changes += earlier is None or replace(earlier, resource_version=quota.resource_version) != quota
 
     def remove(self, quota: QuotaLimits) -> None:
         """Removes *quota*, which has been deleted."""

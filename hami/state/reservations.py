@@ -135,13 +135,13 @@ class Reservations:
     def unbound(self) -> int:
         """Returns how many reservations have no Binding yet."""
         with self._lock:
-            return sum(one.stage is not BindingStage.FINISHED for one in self._reservations.values())
+            return sum(reservation.stage is not BindingStage.FINISHED for reservation in self._reservations.values())
 
     def are_binding(self) -> bool:
         """Reports whether a pod is being bound, or a Binding without an answer may still be written."""
         with self._lock:
-            return any(one.outcome_unknown or one.stage in (BindingStage.WAITING, BindingStage.WRITING)
-                       for one in self._reservations.values())
+            return any(reservation.outcome_unknown or reservation.stage in (BindingStage.WAITING, BindingStage.WRITING)
+                       for reservation in self._reservations.values())
 
     def refs(self) -> list[PodRef]:
         """Returns the pods that have a reservation."""
@@ -215,7 +215,8 @@ class Reservations:
     def unknown_bindings(self) -> list[Reservation]:
         """Returns reservations whose Binding was sent so long ago that the API server has written it or never will."""
         with self._lock:
-            return [one for one in self._reservations.values() if one.outcome_unknown and self._is_overdue(one)]
+            return [reservation for reservation in self._reservations.values()
+                    if reservation.outcome_unknown and self._is_overdue(reservation)]
 
     def clear_unknown(self, reservation: Reservation) -> None:
         """Forgets a reservation from :meth:`unknown_bindings` whose pod is not bound, unless it was tried again."""
@@ -276,10 +277,10 @@ class Reservations:
     def _problem(self, reservation: Reservation) -> str | None:
         if self._nodes.lock_free(reservation.node) != reservation.lock_free:
             return f"the device plugins of node {reservation.node} that need no lock have changed"
-        usage = {(vendor, one.device.uuid): one
-                 for vendor, devices in self._table.usages(reservation.node).items() for one in devices}
+        usages = {(vendor, usage.device.uuid): usage
+                  for vendor, of_vendor in self._table.usages(reservation.node).items() for usage in of_vendor}
         for share in {(share.type, share.uuid): share for shares in reservation.placement for share in shares}.values():
-            device = usage.get((share.type, share.uuid))
+            device = usages.get((share.type, share.uuid))
             if device is None or not device.device.healthy:
                 return f"device {share.uuid} on node {reservation.node} is gone or unhealthy"
             if device.is_overcommitted:

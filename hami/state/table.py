@@ -127,12 +127,12 @@ class Table:
     def set_devices(self, node: str, vendor: str, devices: tuple[Device, ...]) -> bool:
         """Sets the devices of *vendor* on *node* (none: removes the vendor). Returns whether this is a change."""
         entry = self.nodes.get(node)
-        known = entry.devices.get(vendor, ()) if entry is not None else ()
-        if known == devices:
+        earlier = entry.devices.get(vendor, ()) if entry is not None else ()
+        if earlier == devices:
             return False
         row = entry.row if entry is not None else self._add_row(node)
         others = {key: own for key, own in entry.devices.items() if key != vendor} if entry is not None else {}
-        self._number(devices, known)
+        self._number(devices, earlier)
         self.nodes[node] = NodeDevices(node, row, others | ({vendor: devices} if devices else {}))
         self._stale[node] = None
         if not self.nodes[node].devices:
@@ -161,11 +161,11 @@ class Table:
 
     def book(self, booking: Booking) -> None:
         """Adds *booking*, in place of an earlier one of the same pod."""
-        known = self.bookings.get(booking.uid)
-        if known == booking:
+        earlier = self.bookings.get(booking.uid)
+        if earlier == booking:
             return
-        if known is not None:
-            self._count(known, -1)
+        if earlier is not None:
+            self._count(earlier, -1)
         self.bookings[booking.uid] = booking
         self._count(booking, 1)
 
@@ -230,10 +230,10 @@ class Table:
             for entry in self.nodes.values():
                 for vendor, devices in entry.devices.items():
                     sizes = [device.memory_mib for device in devices]
-                    known = made.get(vendor, DeviceSizes(sizes[0], 0, False))
+                    so_far = made.get(vendor, DeviceSizes(sizes[0], 0, False))
                     made[vendor] = DeviceSizes(
-                        min(known.least, *sizes), max(known.most, *sizes),
-                        known.in_parts or any(device.is_partitioned for device in devices))
+                        min(so_far.least, *sizes), max(so_far.most, *sizes),
+                        so_far.in_parts or any(device.is_partitioned for device in devices))
             self._sizes = made
         return self._sizes
 
@@ -271,13 +271,13 @@ class Table:
         self._is_ranked = False
         return row
 
-    def _number(self, devices: Sequence[Device], known: Sequence[Device]) -> None:
+    def _number(self, devices: Sequence[Device], replaced: Sequence[Device]) -> None:
         """Gives numbers to the texts of *devices*, which take the place of *known*."""
         self._sizes = None
         for numbers, attribute in ((self._vendors, "vendor"), (self._models, "model"), (self._modes, "mode")):
             for device in devices:
                 numbers.take(getattr(device, attribute))
-            for device in known:
+            for device in replaced:
                 numbers.release(getattr(device, attribute))
 
     def _count(self, booking: Booking, sign: int) -> None:
@@ -335,11 +335,11 @@ class Table:
 
     def _place(self, row: int, length: int) -> int:
         """Finds room in the columns for *length* devices of the node of *row*. Returns where they start."""
-        start, known = int(self._starts[row]), int(self._lengths[row])
-        if length != known:
-            self._facts[:, start:start + known] = 0
+        start, former = int(self._starts[row]), int(self._lengths[row])
+        if length != former:
+            self._facts[:, start:start + former] = 0
             self._lengths[row] = 0
-            if length > known:
+            if length > former:
                 if self._end + length > len(self._owners):
                     self._compact(length)
                 start, self._end = self._end, self._end + length

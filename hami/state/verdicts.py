@@ -78,10 +78,10 @@ class Verdicts:
         """Returns the reasons for each of the nodes *names* that does not fit *request*."""
         self._table.refresh()
         rows = self._rows(names)
-        found = rows >= 0
-        known = [name for name, is_known in zip(names, found.tolist()) if is_known]
-        unknown = tuple(name for name, is_known in zip(names, found.tolist()) if not is_known)
-        groups = self._of(request, quota.decided).reasons(rows[found], known, quota)
+        has_devices = rows >= 0
+        names_with_devices = [name for name, has_row in zip(names, has_devices.tolist()) if has_row]
+        unknown = tuple(name for name, has_row in zip(names, has_devices.tolist()) if not has_row)
+        groups = self._of(request, quota.decided).reasons(rows[has_devices], names_with_devices, quota)
         return Refusal(request, groups, unknown, dict((*quota.decided, *quota.open)))
 
     def with_lower_priority(self, refusal: Refusal, pod: Pod) -> frozenset[str]:
@@ -100,8 +100,8 @@ class Verdicts:
         rows = self._rows(names)
         device_columns = table.columns(rows)
         total = numpy.zeros(len(rows))
-        for one in request.distinct_requests:
-            total += columns.distances(device_columns, one, request.fit_context(one.vendor))
+        for vendor_request in request.distinct_requests:
+            total += columns.distances(device_columns, vendor_request, request.fit_context(vendor_request.vendor))
         order = numpy.lexsort((table.rank()[rows], total))
         return [names[place] for place in order[:count].tolist()]
 
@@ -125,7 +125,8 @@ class _RequestVerdicts:
         self._placements: dict[int, Allocation] = {}
         self._unfits: list[Unfit] = []
         self._numbers: dict[Unfit, int] = {}
-        self.has_scores = any(one.vendor.decision.node_score is not None for one in request.vendor_requests)
+        self.has_scores = any(vendor_request.vendor.decision.node_score is not None
+                              for vendor_request in request.vendor_requests)
 
     def may_be_candidate(self, rows: Array) -> Array:
         """Returns a mask over *rows*: nodes that fit or may fit."""
@@ -255,7 +256,8 @@ class _RequestVerdicts:
 
 def vendor_score(request: PodRequest, usages: NodeUsage, placement: Allocation, policy: NodePolicy) -> float:
     """Returns the vendors' score of *placement* on a node with *usages*. Higher is better under both policies."""
-    scorers = ((one.vendor.key, one.vendor.decision.node_score) for one in request.vendor_requests)
+    scorers = ((vendor.key, vendor.decision.node_score)
+               for vendor in (vendor_request.vendor for vendor_request in request.vendor_requests))
     return sum(score(usages.get(key, ()), shares_of(key, placement), policy)
                for key, score in scorers if score is not None)
 

@@ -179,10 +179,10 @@ class View:
         rebooked = dict(self._rebooked)
         affected: dict[str, Mapping[str, Sequence[Device]]] = {}
         for uid, booking in (*((uid, None) for uid in without), *((booking.uid, booking) for booking in with_)):
-            for one in (rebooked[uid] if uid in rebooked else self._table.bookings.get(uid), booking):
-                if one is not None and one.node not in affected:
-                    affected[one.node] = {vendor: [usage.device for usage in usages]
-                                          for vendor, usages in self.usages(one.node).items()}
+            for held in (rebooked[uid] if uid in rebooked else self._table.bookings.get(uid), booking):
+                if held is not None and held.node not in affected:
+                    affected[held.node] = {vendor: [usage.device for usage in usages]
+                                           for vendor, usages in self.usages(held.node).items()}
             rebooked[uid] = booking
         for node in nodes:
             devices = {vendor.key: devices_on(vendor, node)[0] for vendor in self.vendors}
@@ -211,8 +211,8 @@ class View:
             else:
                 table.unbook(uid)
         for name, usages in self._overlay.items():
-            known = table.nodes[name].devices if name in table.nodes else {}
-            for vendor in dict.fromkeys((*known, *usages)):
+            devices = table.nodes[name].devices if name in table.nodes else {}
+            for vendor in dict.fromkeys((*devices, *usages)):
                 table.set_devices(name, vendor, tuple(usage.device for usage in usages.get(vendor, ())))
         return View(table, self.facts)
 
@@ -226,11 +226,11 @@ class View:
     def _used(self, namespace: str, vendor: str) -> ScopedUsage:
         used = dict(self._table.namespace_usage(namespace, vendor))
         for uid, booking in self._rebooked.items():
-            for sign, one in ((-1, self._table.bookings.get(uid)), (1, booking)):
-                if one is not None and one.namespace == namespace:
-                    more_memory, more_cores = total_charge(dict(one.charges).get(vendor, ()))
-                    memory, cores = used.get(one.scope, (0, 0))
-                    used[one.scope] = memory + sign * more_memory, cores + sign * more_cores
+            for sign, held in ((-1, self._table.bookings.get(uid)), (1, booking)):
+                if held is not None and held.namespace == namespace:
+                    more_memory, more_cores = total_charge(dict(held.charges).get(vendor, ()))
+                    memory, cores = used.get(held.scope, (0, 0))
+                    used[held.scope] = memory + sign * more_memory, cores + sign * more_cores
         return used
 
     def _better(self, choice: Choice | None, changed: Sequence[str], request: PodRequest, policy: NodePolicy,
