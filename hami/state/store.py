@@ -184,13 +184,6 @@ class Store:
             self._table.refresh()
             return self._table.changes, self.quotas.changes, self.nodes.changes, self.pods.changes
 
-    def changed_nodes(self, change: int) -> tuple[int, list[str], set[str]]:
-        """Returns the number of the last change; the nodes whose devices have changed since that of number *change*;
-        and all nodes with devices."""
-        with self._lock:
-            changed = self._table.changed_since(change)
-            return self._table.changes, changed, set(self._table.nodes)
-
     def booking(self, uid: str) -> Booking | None:
         """Returns what the pod holds."""
         with self._lock:

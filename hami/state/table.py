@@ -209,12 +209,6 @@ class Table:
         """Returns the bookings on *node*."""
         return tuple(self._on_node.get(node, {}).values())
 
-    def changed_since(self, change: int) -> list[str]:
-        """Returns the nodes whose devices or usage have changed after the *change* of that number."""
-        self.refresh()
-        rows = numpy.flatnonzero(self.versions > change).tolist()
-        return [self.names[row] for row in rows if row in self.names]
-
     def namespace_usage(self, namespace: str, vendor: str) -> ScopedUsage:
         """Returns the MiB and percent of *vendor*'s devices that the pods of *namespace* take, without zeros."""
         return self._namespaces.get((namespace, vendor), {})
