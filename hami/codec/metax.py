@@ -29,7 +29,6 @@ class _MetaxCard(msgspec.Struct, rename="camel"):
 
 
 _CARDS = msgspec.json.Decoder(list[_MetaxCard])
-_TABLE = msgspec.json.Decoder(dict[int, int])
 
 
 def parse_cards(field: str, text: str, vendor: str) -> tuple[Device, ...]:
@@ -60,7 +59,7 @@ def render_allocated(containers: tuple[tuple[Share, ...], ...]) -> str:
 def parse_topology(text: str | None) -> Mapping[int, int] | None:
     """A score for each number of devices, as in ``{"1": 100, "2": 200}``; ``None`` if *text* is not such a table."""
     try:
-        return _TABLE.decode(text) if text is not None else None
+        return msgspec.json.decode(text, type=dict[int, int]) if text is not None else None
     except (msgspec.DecodeError, RecursionError):
         return None
 

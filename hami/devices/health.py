@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from hami.codec.policies import parse_list
 from hami.devices.cards import HealthReport
 from hami.devices.nvml_library import card_handles, decode, is_unsupported
 from hami.errors import MalformedInput
@@ -167,7 +168,7 @@ class XidWatch:
 
 
 def _words(text: str) -> frozenset[str]:
-    return frozenset(word for part in text.split(",") if (word := part.strip().lower()))
+    return frozenset(word.lower() for word in parse_list(text) or ())
 
 
 def _xids(variable: str, words: Iterable[str]) -> frozenset[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
-from hami.devices.cards import Card
+from hami.devices.cards import Card, Instance, MigDevice
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory
 from hami.kube.cluster import Cluster
@@ -48,12 +48,7 @@ class GrantBuilder:
         is_kept, token = token is not None, token or self._token()
         if self._mig is not None:
             instances, annotations = self._mig.prepare(pod, position, [share for _, share in parts])
-            cards = [card for card, _ in parts]
-            facts = self._host.facts(limited=False, instances=[
-                (card.minor, instance.gpu_instance, instance.compute_instance)
-                for card, instance in zip(cards, instances, strict=True)])
-            uuids = [instance.uuid for instance in instances]
-            return visible_devices_grant(self._config, uuids, cards, facts, token), annotations
+            return instances_grant(self._config, self._host, [card for card, _ in parts], instances, token), annotations
         # the literal variables of a container never change, so a late watch may tell them
         env = self._node_pods.environment(pod.ref.uid, container) if self._node_pods is not None else None
         if env is None:
@@ -63,3 +58,13 @@ class GrantBuilder:
         own = self._host.prepare(pod.ref.uid, container, keep=is_kept)
         self._host.write_limits(pod.ref.uid, container, token, limits, keep=is_kept)
         return shares_grant(self._config, parts, facts, own=str(own), token=token, variables=env), {}
+
+
+def instances_grant(config: PluginConfig, host: Host, cards: Sequence[Card],
+                    instances: Sequence[Instance | MigDevice], token: str) -> Grant:
+    """Returns the grant of a container that gets MIG *instances*, each on its card among *cards*. *token*: a unique
+    text. Raises: HostError."""
+    facts = host.facts(limited=False, instances=[
+        (card.minor, instance.gpu_instance, instance.compute_instance)
+        for card, instance in zip(cards, instances, strict=True)])
+    return visible_devices_grant(config, [instance.uuid for instance in instances], cards, facts, token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hami.codec.device_config import parse_resource_name
+from hami.codec.policies import parse_list
 from hami.errors import MalformedInput
 from hami.node.flags import KUBE_TIMEOUT, MOCK_DEVICES, driver_root
 from hami.runtime.options import ADDRESS, BOOLEAN, FACTOR, FILE, STRING, Flag, Groups, Value, choice, whole_number
@@ -15,7 +16,7 @@ LIST_STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
 
 def _parse_list_strategies(text: str) -> tuple[str, ...]:
     """One or several strategies, separated by commas. Raises: MalformedInput."""
-    words = tuple(dict.fromkeys(word for part in text.split(",") if (word := part.strip())))
+    words = tuple(dict.fromkeys(parse_list(text) or ()))
     if not words or not set(words) <= set(LIST_STRATEGIES):
         raise MalformedInput("list strategy", text, f"expected a list of {', '.join(LIST_STRATEGIES)}")
     return words

@@ -18,7 +18,8 @@ from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory
 from hami.devices.registration import is_filtered
 from hami.errors import AllocationRefused, HamiError
-from hami.node.grant import Grant, visible_devices_grant
+from hami.node.grant import Grant
+from hami.node.grant_builder import instances_grant
 from hami.node.host import Host
 from hami.plugin.container_match import check_ids
 
@@ -162,11 +163,7 @@ class InstanceResource:
         if unhealthy := next((card.uuid for card in chosen if card.uuid in snapshot.unhealthy), None):
             raise AllocationRefused(f"MIG instance {unhealthy} is unhealthy: {snapshot.unhealthy[unhealthy]}")
         devices = [self._devices[card.uuid] for card in chosen]
-        facts = self._host.facts(limited=False, instances=[
-            (card.minor, device.gpu_instance, device.compute_instance)
-            for card, device in zip(chosen, devices, strict=True)])
-        return visible_devices_grant(
-            self._config, [device.uuid for device in devices], chosen, facts, str(uuid.uuid4()))
+        return instances_grant(self._config, self._host, chosen, devices, str(uuid.uuid4()))
 
 
 def _as_card(index: int, device: MigDevice, parent: Card, problem: str) -> Card:
