@@ -32,10 +32,10 @@ def parse_shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:
         return _cached_shares(field, text)
     if len(text) > LONGEST or text.count(":") > MOST or text.count(";") > MOST:
         raise MalformedInput(field, text, f"expected at most {LONGEST} characters, {MOST} shares and {MOST} containers")
-    found = _recent_shares(field, text)
-    if isinstance(found, MalformedInput):
-        raise found.with_traceback(None)  # each raise adds to the one that is remembered
-    return found
+    shares = _recent_shares(field, text)
+    if isinstance(shares, MalformedInput):
+        raise shares.with_traceback(None)  # each raise adds to the one that is remembered
+    return shares
 
 
 def _shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:

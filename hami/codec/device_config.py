@@ -324,8 +324,8 @@ class _DocumentReader:
         file = convert(sections, DeviceConfigFile, self._place)
         self._check_unique("name", ((path, name, self._origins.get(path, path))
                                     for path, name in _resource_names(file)))
-        chips = {f"{path}[{index}]": chip for path, found in (
-            ("iluvatars", file.iluvatars), ("vnpus.configs", file.vnpus.configs)) for index, chip in enumerate(found)}
+        chips = {f"{path}[{index}]": chip for path, entries in (
+            ("iluvatars", file.iluvatars), ("vnpus.configs", file.vnpus.configs)) for index, chip in enumerate(entries)}
         words = [(f"{path}.commonWord", chip.common_word, path) for path, chip in chips.items()]
         self._check_unique("word", [*((key, key, key) for key in _KEYS), *words], same=str.casefold)
         return DeviceConfig(
@@ -418,17 +418,17 @@ class _DocumentReader:
 
     def _names(self, file: Any) -> dict[str, Names]:
         """The names of the backends that are configured by names only."""
-        found: dict[str, Names] = {}
+        names: dict[str, Names] = {}
         for backend in _BACKENDS:
             section = getattr(file, backend.section)
             count, memory, cores = (getattr(section, key) if key else "" for key in backend[2:])
             if count:
-                found[backend.key] = Names(count=count, memory=memory, cores=cores,
+                names[backend.key] = Names(count=count, memory=memory, cores=cores,
                                            memory_factor=getattr(section, "memoryFactor", 1))
             elif memory or cores:
                 place = self._place(f"{backend.section}.{backend.count_key}")
                 self._notes.append(f"{place}: no name, so the other names of {backend.key} have no effect")
-        return found
+        return names
 
     def _checked(self, path: str, given: Collection[str], chip: AscendChip) -> AscendChip:
         """*chip*, its templates sorted by size. *given*: the keys of its entry.
@@ -449,17 +449,17 @@ class _DocumentReader:
             if not 1 <= template.memory_mib <= chip.memory_capacity:
                 raise self._wrong(f"{place}.memory", template.memory_mib,
                                   f"expected {_TEMPLATE_MEMORY}, a whole number from 1 to {chip.memory_capacity}")
-        self._check_unique("name", ((f"{place}.name", one.name, "an earlier template") for place, one in templates))
-        self._check_unique("size", ((f"{place}.memory", one.memory_mib, one.name) for place, one in templates))
-        return msgspec.structs.replace(chip, templates=tuple(sorted(chip.templates, key=lambda one: one.memory_mib)))
+        self._check_unique("name", ((f"{place}.name", size.name, "an earlier template") for place, size in templates))
+        self._check_unique("size", ((f"{place}.memory", size.memory_mib, size.name) for place, size in templates))
+        return msgspec.structs.replace(chip, templates=tuple(sorted(chip.templates, key=lambda size: size.memory_mib)))
 
 
 def _list_at(sections: Mapping[str, Any], path: str) -> list[Any]:
     """The list at *path*; an empty one where there is none."""
-    found: Any = sections
+    value: Any = sections
     for name in path.split("."):
-        found = found.get(name) if isinstance(found, dict) else None
-    return found if isinstance(found, list) else []
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, list) else []
 
 
 def _normalized(value: Any) -> Any:

@@ -189,8 +189,8 @@ def _fault(value: Any, type: Any, message: str) -> tuple[str, object, str]:
             break
         path, value, type = part
     struct = _plain(type)
-    if _is_struct(struct) and (found := _FIELD.match(message)):
-        name, place = found[1], f"{path}.{found[1]}".removeprefix(".")
+    if _is_struct(struct) and (match := _FIELD.match(message)):
+        name, place = match[1], f"{path}.{match[1]}".removeprefix(".")
         types = {field.encode_name: field.type for field in struct_fields(struct)}
         if name in types:
             return place, "", f"missing, expected {describe(types[name])}"
@@ -215,7 +215,7 @@ def _plain(type: Any) -> Any:
     if get_origin(type) is Annotated:
         return _plain(get_args(type)[0])
     if get_origin(type) in (Union, UnionType):
-        others = [one for one in get_args(type) if one is not NoneType]
+        others = [alternative for alternative in get_args(type) if alternative is not NoneType]
         return _plain(others[0]) if len(others) == 1 else type
     return type
 

@@ -88,10 +88,10 @@ def render_drs_assignments(profiles: Mapping[str, DrsProfile]) -> str:
 
 
 def _profile(name: str, number: str) -> DrsProfile | None:
-    found = _PROFILE.fullmatch(name.strip())
-    if found is None or not 1 <= int(found[1]) <= _MAX_SLICES:
+    match = _PROFILE.fullmatch(name.strip())
+    if match is None or not 1 <= int(match[1]) <= _MAX_SLICES:
         return None
-    return DrsProfile(name=name.strip(), number=number, slices=int(found[1]), memory_gb=int(found[2]))
+    return DrsProfile(name=name.strip(), number=number, slices=int(match[1]), memory_gb=int(match[2]))
 
 
 def _number(value: str | int) -> int | None:

@@ -123,10 +123,10 @@ def _fields(body: bytes) -> dict[str, msgspec.Raw]:
     if not body.strip():
         raise MalformedInput("body", "", "empty body", message="EOF")
     try:
-        found = _first_object(body)
+        fields = _first_object(body)
     except (ValueError, RecursionError) as error:
         raise MalformedInput("body", body[:200].decode(errors="replace"), str(error)) from error
-    return {key.lower(): value for key, value in found.items()}
+    return {key.lower(): value for key, value in fields.items()}
 
 
 def _pod(fields: Mapping[str, msgspec.Raw]) -> Pod:
@@ -149,10 +149,10 @@ def _first_object(body: bytes) -> dict[str, msgspec.Raw]:
 
 
 def _nodes(raw: msgspec.Raw | None) -> tuple[tuple[Node, bytes], ...] | None:
-    found = _decoded("Nodes", _LIST, raw)
-    if found is None:
+    nodes = _decoded("Nodes", _LIST, raw)
+    if nodes is None:
         return None
-    items = next((value for key, value in found.items() if key.lower() == "items"), None)
+    items = next((value for key, value in nodes.items() if key.lower() == "items"), None)
     return tuple((parse_node(item), _echoed(item)) for item in _decoded("Nodes.items", _RAWS, items) or ())
 
 

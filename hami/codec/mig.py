@@ -61,21 +61,21 @@ def parse_mig_allocations(field: str, text: str) -> tuple[MigAllocation, ...]:
     Raises: MalformedInput for an incomplete entry, or two entries for the same share.
     Source: HAMi v2.10, pkg/device/nvidia, DecodeMigAllocations.
     """
-    found: dict[tuple[int, int], MigAllocation] = {}
+    allocations: dict[tuple[int, int], MigAllocation] = {}
     entries = decode(field, _ENTRIES, text, "a list of MIG allocations")
     for position, entry in enumerate(entries):
         where = f"{field}[{position}]"
         key = entry.container_index, entry.device_index
-        if key in found:
+        if key in allocations:
             raise MalformedInput(where, key, "expected one entry for each container and device")
         instance = entry.mig_uuid or None, entry.gpu_instance_id, entry.compute_instance_id
         if None in instance and any(part is not None for part in instance):
             raise MalformedInput(where, msgspec.json.encode(entry).decode(),
                                  "expected migUUID, gpuInstanceID and computeInstanceID, or none of them")
-        found[key] = MigAllocation(container=key[0], device=key[1], gpu=entry.gpu_uuid, partition=Partition(
+        allocations[key] = MigAllocation(container=key[0], device=key[1], gpu=entry.gpu_uuid, partition=Partition(
             entry.placement.start, entry.placement.size, entry.profile,
             tuple(str(part) for part in instance if part is not None)))
-    return tuple(found.values())
+    return tuple(allocations.values())
 
 
 def cards_without_places(text: str) -> frozenset[str]:

@@ -120,8 +120,8 @@ def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
 def _scopes(spec: _QuotaSpec) -> tuple[ScopeRequirement, ...]:
     expressions = spec.scope_selector.match_expressions if spec.scope_selector else None
     return (*map(ScopeRequirement, spec.scopes or ()), *(
-        ScopeRequirement(one.scope_name or "", one.operator or "", tuple(one.values or ()))
-        for one in expressions or ()))
+        ScopeRequirement(expression.scope_name or "", expression.operator or "", tuple(expression.values or ()))
+        for expression in expressions or ()))
 
 
 def quantities(wire: Mapping[str, Any] | None) -> dict[str, str]:

@@ -89,10 +89,10 @@ class Cluster:
         Raises: NotFound if the pod is gone, also if there is another one of its name; MalformedInput.
         """
         data = self._read("GET", _path("pods", ref.namespace, ref.name))
-        found = parse_node_pod(data)
-        if found.pod.ref.uid != ref.uid:
+        node_pod = parse_node_pod(data)
+        if node_pod.pod.ref.uid != ref.uid:
             raise NotFound(f"pod {ref} is another one now", 404)
-        return found.environments.get(container, {})
+        return node_pod.environments.get(container, {})
 
     def pods_on(self, node: str) -> list[Pod]:
         """Returns all pods that are bound to *node*. Raises also: MalformedInput."""

@@ -138,9 +138,9 @@ def uncounted_writes(region: Region, amounts: Sequence[int]) -> list[Write]:
     all: the limiter adds those of all slots, also of those without a process."""
     layout = region.layout
     writes = []
-    for place, one in enumerate(sorted(region.processes, key=lambda process: process.slot)):
+    for place, process in enumerate(sorted(region.processes, key=lambda process: process.slot)):
         for index, amount in enumerate(amounts):
-            device = layout.slots + layout.slot_size * one.slot + layout.memory + layout.memory_size * index
+            device = layout.slots + layout.slot_size * process.slot + layout.memory + layout.memory_size * index
             writes.append((device + UNCOUNTED, _LONG.pack(0 if place else amount)))
     return writes
 

@@ -54,7 +54,7 @@ class RegionGuard:
         if name not in self._pods:
             refs = [pod.ref for pod in self._cluster.pods_on(self._node) if pod.ref.uid == uid]
             present = self._host.directories()
-            self._pods = {known: pod for known, pod in self._pods.items() if known in present}
+            self._pods = {directory: pod for directory, pod in self._pods.items() if directory in present}
             self._pods[name] = refs[0] if refs else None
         if (pod := self._pods[name]) is not None:
             self._events.record(pod, "Warning", "RegionEnlarged",
