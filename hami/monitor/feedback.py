@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
-Key = TypeVar("Key", bound=Hashable)
+from hami.monitor.containers import Key
 
 LIMIT_S = 3.0
 """Seconds for which a limit counts after the container last shared a card."""
@@ -39,7 +38,7 @@ ACTIVE, IDLE, BLOCKED = 2, 0, -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedbackCandidate(Generic[Key]):
+class FeedbackCandidate:
     """A container as the rules see it. *priority*: 0 is the highest. *cards*: those, or the MIG instances, that it has.
 
     *recent_kernel*: as in its region. *shared_at*, *waiting_since*: as an earlier `Verdict` says.
@@ -91,9 +90,9 @@ def is_active(*, recent_kernel: int, last_kernel_time: int, host_sm: int | None,
     return not has_limiter and recent_kernel >= 0 and abs(now - last_kernel_time) < RECENT_S
 
 
-def decide(candidates: Iterable[FeedbackCandidate[Key]], now: float) -> Mapping[Key, Verdict]:
+def decide(candidates: Iterable[FeedbackCandidate], now: float) -> Mapping[Key, Verdict]:
     """Returns a verdict for each container. *now*: seconds of the clock of *shared_at*."""
-    levels: dict[int, list[FeedbackCandidate[Key]]] = defaultdict(list)
+    levels: dict[int, list[FeedbackCandidate]] = defaultdict(list)
     for candidate in candidates:
         levels[candidate.priority].append(candidate)
     verdicts: dict[Key, Verdict] = {}
@@ -113,13 +112,13 @@ def decide(candidates: Iterable[FeedbackCandidate[Key]], now: float) -> Mapping[
     return verdicts
 
 
-def _waiting_since(candidate: FeedbackCandidate[Key], now: float) -> float:
+def _waiting_since(candidate: FeedbackCandidate, now: float) -> float:
     """Returns since when a container waits that has to: from now on if it has just had a turn."""
     since = min(candidate.waiting_since, now)
     return since if now - since < MAX_WAIT_S + TURN_S else now
 
 
-def _verdict(candidate: FeedbackCandidate[Key], users: Mapping[str, int], *, is_blocked: bool, waiting_since: float,
+def _verdict(candidate: FeedbackCandidate, users: Mapping[str, int], *, is_blocked: bool, waiting_since: float,
              now: float) -> Verdict:
     shares = is_blocked or any(users.get(card, 0) > 1 for card in candidate.cards)
     shared_at = now if shares else candidate.shared_at
