@@ -135,6 +135,10 @@ class Machine:
         """The most that was ever in use at once."""
         return self._numbers(8 + 128)[device]
 
+    def slices(self, device: int = 0) -> int:
+        """How often the card has changed from one process to another."""
+        return self._numbers(8 + 2 * 128)[device]
+
     def launches(self, device: int = 0) -> int:
         return self._numbers(8 + 3 * 128)[device]
 

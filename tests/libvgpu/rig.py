@@ -93,7 +93,7 @@ class Builds:
             own = fake / f"fake{kind}.c"
             subprocess.run([sys.executable, fake / "generate.py", kind, include, own, folder / kind], check=True)
         common = ["-std=gnu11", "-shared", "-fPIC", "-O2", "-g", "-Wall", "-D_GNU_SOURCE", "-I", fake,
-                  "-Wl,-Bsymbolic", "-lpthread", "-ldl", fake / "machine.c"]
+                  "-Wl,-Bsymbolic", "-lpthread", "-ldl", fake / "machine.c", fake / "card.c"]
         self._compile(*common, "-I", self.headers, "-Wl,-soname,libcuda.so.1", "-o", folder / "libcuda.so.1",
                       fake / "fakecuda.c", fake / "oldcuda.c", folder / "cuda" / "stubs.c", folder / "cuda" / "table.c")
         self._compile(*common, "-I", nvml, "-Wl,-soname,libnvidia-ml.so.1", "-o", folder / "libnvidia-ml.so.1",

@@ -64,3 +64,31 @@ def test_heap_and_fifo_of_a_context_take_memory(bare, rig):
     assert (client.do(f"setlimit 2 {40 * MIB}"), client.do(f"setlimit 1 {3 * MIB}")) == (0, 0)
     assert rig.machine.used() == 34 * MIB
     assert (client.do("release 0"), rig.machine.used()) == (0, 0)
+
+
+def beside_a_neighbor(bare, kernel, rounds):
+    """Microseconds that events tell of *kernel*, the least and the most, while another process keeps the card busy."""
+    neighbor, client = bare(), bare()
+    neighbor.do("launch plain idle 1")
+    client.do("launch plain idle 1")
+    neighbor.send("load busy_20000 2000")
+    time.sleep(0.1)
+    return client.do(f"autotune {kernel} {rounds}")
+
+
+def test_event_also_measures_the_time_slices_of_others(bare, rig):
+    """20 ms of work in slices of 2 ms, of which every other one is the neighbor's."""
+    least, most = beside_a_neighbor(bare, "busy_20000", 10)
+    assert 37_000 <= least and most <= 41_000
+    assert rig.machine.slices() >= 200
+
+
+def test_kernel_within_a_time_slice_is_measured_as_it_is(bare):
+    """The event before it is reached when the time slice begins, not when it is recorded."""
+    least, most = beside_a_neighbor(bare, "busy_1000", 10)
+    assert 1000 <= least < 1100 and most <= 1100
+
+
+def test_one_process_alone_has_the_card_all_the_time(bare):
+    least, most = bare().do("autotune busy_20000 5")
+    assert 20_000 <= least and most < 20_100

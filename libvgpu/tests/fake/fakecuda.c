@@ -1,7 +1,7 @@
 /* A libcuda.so.1 that counts instead of computing.
  *
  * Device memory is host memory that is mapped when it is touched, so copies are real. Kernels compute nothing: one
- * named busy_N keeps the device busy for N microseconds on a clock that all processes share, one after the other; one
+ * named busy_N keeps the device busy for N microseconds on a clock that all processes share (card.c); one
  * named cycle_A_B_C takes A, then B, then C, then A again, period_N_A_B once A in N launches and else B. What a driver
  * refuses during a capture is refused here.
  * It must be linked with -Bsymbolic: its own calls must not pass through a preloaded library.
@@ -9,6 +9,7 @@
  * What drivers do, and a test can ask for:
  *
  *   FAKE_CUDA_LAZY_US, FAKE_CUDA_LAZY_KIB  the first launch of a function loads code: takes that long, and that much memory
+ *   FAKE_CUDA_SLICE_US     the time slice of a process, 2 ms if it is not set
  *   FAKE_CUDA_LATENCY_US   a kernel begins so long after its launch if its stream has nothing else to do
  *   FAKE_CUDA_QUEUE        commands that a stream takes; a further one waits until the first of them is done
  *   FAKE_CUDA_CTX_US, FAKE_CUDA_MODULE_US  how long it takes to make a context, to load a module
@@ -49,18 +50,20 @@ struct CUctx_st {
 enum { QUEUE_MOST = 4096 };
 
 struct CUstream_st {
-    uint64_t end; /* when all its work is done */
+    uint64_t last; /* its last kernel */
     CUcontext context; /* NULL: of the current one */
     struct CUgraph_st *capture;
     CUstreamCaptureMode mode; /* of the capture, which this thread has begun */
     pthread_t thread;
     bool broken;
-    uint64_t done[QUEUE_MOST]; /* when each of its last commands is */
+    uint64_t done[QUEUE_MOST]; /* the kernels before each of its last commands */
     unsigned commands;
 };
 
+/* What it waits for: a kernel, or a time slice; 0: nothing. */
 struct CUevent_st {
-    uint64_t time;
+    int device;
+    uint64_t kernel, slice, time;
 };
 
 struct CUmemPoolHandle_st {
@@ -138,20 +141,6 @@ static struct fake_process *self;
 static int32_t initialized_by;
 static struct CUstream_st legacy[FAKE_DEVICES], per_thread[FAKE_DEVICES];
 __thread bool fake_low;
-
-static uint64_t now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
-
-static void wait_until(uint64_t when)
-{
-    struct timespec time = {(time_t)(when / 1000000000u), (long)(when % 1000000000u)};
-    if (when > now())
-        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, NULL);
-}
 
 /* FAKE_CUDA_LOG names a file. */
 static void say(const char *format, ...)
@@ -1313,7 +1302,32 @@ static const char *kind_of(CUstream stream)
 /* What is done in a stream is done on the device of its context, whatever the current one is. */
 static int device_of_stream(CUstream stream)
 {
-    return stream->context ? stream->context->device : current()->device;
+    CUcontext context = stream->context ? stream->context : current();
+    return context ? context->device : 0;
+}
+
+/* Of this process among those of the machine. */
+static int place(void)
+{
+    if (!self || self->pid != initialized_by) {
+        fake_lock();
+        process();
+        fake_unlock();
+    }
+    return own_place();
+}
+
+static uint64_t last_kernel[FAKE_DEVICES];
+static const uint64_t MOST_BACKLOG = 100000000;
+
+static bool is_idle(CUstream stream)
+{
+    return fake_is_done(card(device_of_stream(stream)), place(), stream->last, NULL);
+}
+
+static void wait_for(CUstream stream, uint64_t kernel)
+{
+    fake_wait(card(device_of_stream(stream)), place(), kernel);
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream)
@@ -1679,7 +1693,7 @@ CUresult cuStreamDestroy_v2(CUstream stream)
 CUresult cuStreamSynchronize(CUstream stream)
 {
     NEED_NO_CAPTURE;
-    wait_until(stream_of(stream)->end);
+    wait_for(stream_of(stream), stream_of(stream)->last);
     settle_pools();
     return CUDA_SUCCESS;
 }
@@ -1689,25 +1703,27 @@ CUresult cuStreamSynchronize_ptsz(CUstream stream)
     return cuStreamSynchronize(stream ? stream : CU_STREAM_PER_THREAD);
 }
 
-static uint64_t last_end;
-
 CUresult cuCtxSynchronize(void)
 {
     NEED_NO_CAPTURE;
-    wait_until(last_end);
+    if (current())
+        fake_wait(card(current()->device), place(), last_kernel[current()->device]);
     settle_pools();
     return CUDA_SUCCESS;
 }
 
 CUresult cuStreamQuery(CUstream stream)
 {
-    return now() >= stream_of(stream)->end ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    stream = stream_of(stream);
+    return is_idle(stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, UNUSED unsigned flags)
 {
     stream = stream_of(stream);
-    stream->end = event->time > stream->end ? event->time : stream->end;
+    if (event->device != device_of_stream(stream))
+        return cuEventSynchronize(event);
+    stream->last = event->kernel > stream->last ? event->kernel : stream->last;
     return CUDA_SUCCESS;
 }
 
@@ -1817,13 +1833,13 @@ CUresult cuEventCreate(CUevent *event, unsigned flags)
     return CUDA_SUCCESS;
 }
 
-/* A stream that is full makes the caller wait. Then remembers when the command that it gets is done. */
-static void enqueue(CUstream stream, uint64_t done)
+/* A stream that is full makes the caller wait. Then it has one command more. */
+static void enqueue(CUstream stream)
 {
     if (settings.queue) {
         unsigned at = __atomic_fetch_add(&stream->commands, 1, __ATOMIC_RELAXED) % settings.queue;
-        wait_until(stream->done[at]);
-        stream->done[at] = done;
+        wait_for(stream, stream->done[at]);
+        stream->done[at] = stream->last;
     }
 }
 
@@ -1834,9 +1850,14 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
         capture->node[capture->count++].type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
         return CUDA_SUCCESS;
     }
-    uint64_t end = stream_of(stream)->end, time = now();
-    event->time = end > time ? end : time;
-    enqueue(stream_of(stream), event->time);
+    stream = stream_of(stream);
+    struct CUevent_st made = {.device = device_of_stream(stream)};
+    if (!is_idle(stream))
+        made.kernel = stream->last;
+    else
+        made.slice = fake_command(card(made.device), place(), &made.time);
+    *event = made;
+    enqueue(stream);
     return CUDA_SUCCESS;
 }
 
@@ -1855,16 +1876,32 @@ CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
     return cuEventRecord(event, stream ? stream : CU_STREAM_PER_THREAD);
 }
 
+/* Whether the card has come to it; then its time is that of the card. */
+static bool is_reached(CUevent event)
+{
+    int at = card(event->device);
+    if ((event->kernel && !fake_is_done(at, place(), event->kernel, &event->time))
+        || (event->slice && !fake_has_begun(at, place(), event->slice, &event->time)))
+        return false;
+    event->kernel = event->slice = 0;
+    return true;
+}
+
 CUresult cuEventQuery(CUevent event)
 {
     NEED_NO_CAPTURE;
-    return now() >= event->time ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return is_reached(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuEventSynchronize(CUevent event)
 {
     NEED_NO_CAPTURE;
-    wait_until(event->time);
+    while (!is_reached(event)) {
+        if (event->kernel)
+            fake_wait(card(event->device), place(), event->kernel);
+        else
+            usleep(100);
+    }
     return CUDA_SUCCESS;
 }
 
@@ -1876,7 +1913,9 @@ CUresult cuEventDestroy_v2(CUevent event)
 
 CUresult cuEventElapsedTime(float *milliseconds, CUevent first, CUevent second)
 {
-    *milliseconds = (float)((double)(second->time - first->time) / 1e6);
+    if (!is_reached(first) || !is_reached(second))
+        return CUDA_ERROR_NOT_READY;
+    *milliseconds = (float)((double)(int64_t)(second->time - first->time) / 1e6);
     return CUDA_SUCCESS;
 }
 
@@ -2041,29 +2080,19 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, UNUSED CUfuncti
 
 /* -- launches */
 
-/* Keeps the device busy, after all that was launched before; a full queue makes the launch wait. */
+/* Keeps the device busy, after all that the process has launched before; a full queue makes the launch wait. */
 static void work(CUstream stream, uint64_t duration)
 {
-    struct fake_machine *machine = fake_machine();
-    int at = card(device_of_stream(stream));
-    atomic_fetch_add_explicit(&machine->launches[at], 1, memory_order_relaxed);
+    int device = device_of_stream(stream), at = card(device);
+    atomic_fetch_add_explicit(&fake_machine()->launches[at], 1, memory_order_relaxed);
     if (!duration)
         return;
-    uint64_t time = now(), before = atomic_load(&machine->busy_until[at]), begin;
-    time += stream->end <= time ? settings.latency : 0;
-    do {
-        begin = before > time ? before : time;
-    } while (!atomic_compare_exchange_weak(&machine->busy_until[at], &before, begin + duration));
-    stream->end = last_end = begin + duration;
-    enqueue(stream, stream->end);
-    if (!self || self->pid != initialized_by) {
-        fake_lock();
-        process();
-        fake_unlock();
-    }
-    atomic_fetch_add(&self->busy[at], duration);
-    if (!settings.queue && begin > time + 100000000)
-        wait_until(begin - 100000000);
+    stream->last = last_kernel[device] = fake_launch(at, place(), settings.latency, stream->last, duration);
+    enqueue(stream);
+    if (settings.queue)
+        return;
+    for (uint64_t backlog; (backlog = fake_backlog(at, place())) > MOST_BACKLOG;)
+        fake_sleep_until(fake_now() + backlog - MOST_BACKLOG);
 }
 
 /* Code that is loaded when it is first needed. */

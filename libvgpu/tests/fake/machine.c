@@ -26,6 +26,7 @@ static struct fake_machine *make(int file)
         pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
         pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
         pthread_mutex_init(&machine->lock, &kind);
+        pthread_mutex_init(&machine->clock, &kind);
         atomic_store(&machine->ready, 2);
     }
     while (atomic_load(&machine->ready) != 2)
