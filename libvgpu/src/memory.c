@@ -31,7 +31,7 @@ static int allocate(enum which which, void *address, uint64_t bytes, uint32_t fl
     uint64_t context;
     if (UNLIKELY(!address || !vgpu_current(&d, &context)))
         return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : call(which, address, bytes, flags);
-    uint64_t size = vgpu_round(bytes, VGPU_GRANULE);
+    uint64_t size = vgpu_pages(bytes);
     int result = vgpu_reserve(d, size, PART_DATA);
     if (result != CUDA_OK)
         return result;
@@ -74,7 +74,7 @@ static int allocate_pitched(bool v1, void *address, void *pitch, uint64_t width,
     uint64_t context;
     if (!address || !pitch || !vgpu_current(&d, &context))
         return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : call_pitched(v1, address, pitch, width, height, element);
-    uint64_t size = vgpu_round(vgpu_multiply(vgpu_round(width, VGPU_GRANULE), height), VGPU_GRANULE);
+    uint64_t size = vgpu_pages(vgpu_multiply(vgpu_round(width, VGPU_GRANULE), height));
     int result = vgpu_reserve(d, size, PART_DATA);
     if (result != CUDA_OK)
         return result;
@@ -83,7 +83,7 @@ static int allocate_pitched(bool v1, void *address, void *pitch, uint64_t width,
         vgpu_uncharge(d, size, PART_DATA);
         return result;
     }
-    uint64_t real = vgpu_round(vgpu_multiply(v1 ? *(uint32_t *)pitch : *(uint64_t *)pitch, height), VGPU_GRANULE);
+    uint64_t real = vgpu_pages(vgpu_multiply(v1 ? *(uint32_t *)pitch : *(uint64_t *)pitch, height));
     uint64_t place = v1 ? *(uint32_t *)address : *(uint64_t *)address;
     result = vgpu_recharge(d, size, real, PART_DATA);
     if (result == CUDA_OK) {

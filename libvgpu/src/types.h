@@ -35,8 +35,8 @@ enum {
 /* Devices of the shared region, and CUDA device numbers that are told apart. */
 enum { VGPU_DEVICES = 16, VGPU_ORDINALS = 64 };
 
-/* Bytes of which the driver hands out whole numbers. */
-enum { VGPU_GRANULE = 512 };
+/* Bytes of which the driver hands out whole numbers. Plain memory of more than 1 MiB comes in whole pages. */
+enum { VGPU_GRANULE = 512, VGPU_PAGE = 2 << 20, VGPU_MOST_WITHIN_PAGE = 1 << 20 };
 
 /* CUipcMemHandle, as it is passed by value. Pointers into pools and fabric handles have that size, too. */
 struct vgpu_structure {
@@ -67,6 +67,12 @@ static inline uint64_t vgpu_less(uint64_t a, uint64_t b)
 static inline uint64_t vgpu_round(uint64_t n, uint64_t unit)
 {
     return n > UINT64_MAX - unit ? UINT64_MAX : (n + unit - 1) & ~(unit - 1);
+}
+
+/* What plain memory takes. */
+static inline uint64_t vgpu_pages(uint64_t bytes)
+{
+    return vgpu_round(bytes, bytes > VGPU_MOST_WITHIN_PAGE ? VGPU_PAGE : VGPU_GRANULE);
 }
 
 /* Test builds kill the process at a numbered point; release builds hold nothing of it. */

@@ -65,6 +65,30 @@ def test_what_the_driver_lays_out_is_charged_as_it_lies(rig, kind):
 
 
 @pytest.mark.sanitized
+@pytest.mark.parametrize("size", [MIB, MIB + 1, 11 * MIB // 10, 2 * MIB, 2 * MIB + 1, 3 * MIB])
+@pytest.mark.parametrize("kind", ["plain", "managed"])
+def test_memory_of_more_than_one_mib_counts_in_pages_as_the_card_gives_it(rig, kind, size):
+    rig.limit({"memory": 64 * MIB})
+    client = rig.client().start()
+    granted = 0
+    while client.do(f"alloc {kind} {granted} {size}") == 0:
+        granted += 1
+        assert client.do("info")[1] == 64 * MIB - rig.machine.used()
+    pages = 2 * MIB * -(-size // (2 * MIB)) if size > MIB else MIB
+    assert granted == 64 * MIB // pages and rig.machine.peak() <= 64 * MIB
+    assert [client.do(f"free plain {number}") for number in range(granted)] == [0] * granted
+    assert client.do("info")[1] == 64 * MIB
+
+
+def test_pitched_memory_counts_in_pages(rig):
+    rig.limit()
+    client = rig.client().start()
+    assert client.do("alloc pitch 0 4096 300") == 0  # 1.2 MiB
+    assert (client.do("info")[1], rig.machine.used()) == (LIMIT - 2 * MIB, 2 * MIB)
+    assert (client.do("free plain 0"), client.do("info")[1]) == (0, LIMIT)
+
+
+@pytest.mark.sanitized
 @pytest.mark.parametrize("freed_by", ["plain", "async", "async_ptsz"])
 @pytest.mark.parametrize("kind", ["plain", "managed", "async", "pool"])
 def test_any_free_goes_with_any_allocation(rig, kind, freed_by):
@@ -150,9 +174,9 @@ def test_module_is_charged_as_measured(rig):
     assert rig.region.slots()[0].modules[0] == 64 * MIB
     assert client.do("unload") == 0
     assert client.do("info")[1] == LIMIT
-    assert client.do(f"alloc plain 0 {LIMIT - 63 * MIB}") == 0
+    assert client.do(f"alloc plain 0 {LIMIT - 62 * MIB}") == 0
     assert client.do("module 64") == OUT_OF_MEMORY
-    assert rig.machine.used() == LIMIT - 63 * MIB
+    assert rig.machine.used() == LIMIT - 62 * MIB
 
 
 @contextlib.contextmanager

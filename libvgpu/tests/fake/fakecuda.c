@@ -13,7 +13,7 @@
  *   FAKE_CUDA_LATENCY_US   a kernel begins so long after its launch if its stream has nothing else to do
  *   FAKE_CUDA_QUEUE        commands that a stream takes; a further one waits until the first of them is done
  *   FAKE_CUDA_CTX_US, FAKE_CUDA_MODULE_US  how long it takes to make a context, to load a module
- *   FAKE_CUDA_PAGE_MIB     plain memory of more than 1 MiB comes in pages of that size
+ *   FAKE_CUDA_PAGE_MIB     plain memory of more than 1 MiB comes in pages of that size, 2 MiB if it is not set; 0: none
  *   FAKE_CUDA_TABLE        `thunk`: cuGetProcAddress answers with addresses that no symbol has; `alias`: one function has
  *                          the address of another one
  */
@@ -252,7 +252,7 @@ __attribute__((constructor)) static void read_settings(void)
     settings.latency = (uint64_t)fake_number("FAKE_CUDA_LATENCY_US", 0) * 1000;
     settings.queue = (unsigned)fake_number("FAKE_CUDA_QUEUE", 0);
     settings.queue = settings.queue > QUEUE_MOST ? QUEUE_MOST : settings.queue;
-    settings.page = MIB(fake_number("FAKE_CUDA_PAGE_MIB", 0));
+    settings.page = MIB(fake_number("FAKE_CUDA_PAGE_MIB", 2));
     settings.lazy_us = fake_number("FAKE_CUDA_LAZY_US", 0);
     settings.lazy_bytes = fake_number("FAKE_CUDA_LAZY_KIB", 0) << 10;
 }
