@@ -267,18 +267,19 @@ bool vgpu_correct(int d, uint64_t before, uint64_t after, enum vgpu_part part)
 uint64_t vgpu_usage(int d)
 {
     struct vgpu_process *process = &vgpu_process;
-    uint64_t recorded = 0;
-    if (UNLIKELY(vgpu_shares_version(process->region) != 0)) {
-        vgpu_lock(&process->lock);
-        recorded = shared(process, d);
-        vgpu_unlock(&process->lock);
-    }
-    return usage_with(process, d, 0, PART_DATA, recorded);
+    vgpu_lock(&process->lock);
+    uint64_t recorded = UNLIKELY(vgpu_shares_version(process->region) != 0) ? shared(process, d) : 0;
+    uint64_t usage = usage_with(process, d, 0, PART_DATA, recorded);
+    vgpu_unlock(&process->lock);
+    return usage;
 }
 
 uint64_t vgpu_counted(int d)
 {
-    return own(&vgpu_process, d);
+    vgpu_lock(&vgpu_process.lock);
+    uint64_t counted = own(&vgpu_process, d);
+    vgpu_unlock(&vgpu_process.lock);
+    return counted;
 }
 
 void vgpu_tidy(void)

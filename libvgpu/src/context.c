@@ -11,6 +11,20 @@
 /* A context that seems to take more was made while another tenant took memory: not ours to pay. */
 static const uint64_t MOST = (uint64_t)2 << 30;
 
+enum { LONGEST_MS = 1000 };
+
+/* One thread after the other, so that each can be measured; but none waits for long for one that is in the driver, which may
+ * wait for this one. */
+static bool may_measure(void)
+{
+    for (int i = 0; atomic_exchange(&vgpu_process.measures, true); i++) {
+        if (i == LONGEST_MS)
+            return false;
+        vgpu_pause(1000000);
+    }
+    return true;
+}
+
 int vgpu_context_begin(struct vgpu_making *making, void *place, int ordinal)
 {
     *making = (struct vgpu_making){.index = -1, .measure = {.index = -1}};
@@ -29,13 +43,32 @@ int vgpu_context_begin(struct vgpu_making *making, void *place, int ordinal)
     }
     making->index = index;
     making->charged = known;
-    vgpu_lock(&vgpu_process.context_lock); /* one after the other, so that each can be measured */
-    if (!known) {
+    making->measured = !known && may_measure();
+    if (making->measured) {
         vgpu_measure_begin(&making->measure, ordinal);
         if (making->measure.index < 0)
             LOG_ONCE(LOG_WARNING, "the memory of contexts is not counted: neither the limits nor NVML tell it");
     }
     return CUDA_OK;
+}
+
+/* A primary context is the same for all threads that ask for it at once: it counts once, with the most that one of them has
+ * charged. */
+static void keep(void *context, int index, uint64_t bytes)
+{
+    uint64_t key = (uint64_t)(uintptr_t)context;
+    struct vgpu_entry entry = {.key = key, .size = bytes, .owner = key, .device = index, .kind = KIND_CONTEXT,
+                               .part = PART_CONTEXT};
+    uint64_t twice = 0;
+    vgpu_lock(&vgpu_process.lock);
+    struct vgpu_entry *known = vgpu_table_find(&vgpu_process.objects, key);
+    if (known && known->kind == KIND_CONTEXT && known->device == index) {
+        twice = known->size < bytes ? known->size : bytes;
+        entry.size = known->size > bytes ? known->size : bytes;
+    }
+    vgpu_table_put(&vgpu_process.objects, &entry);
+    vgpu_unlock(&vgpu_process.lock);
+    vgpu_uncharge(index, twice, PART_CONTEXT);
 }
 
 int vgpu_context_end(struct vgpu_making *making, void *place, int result, bool *undo)
@@ -44,7 +77,8 @@ int vgpu_context_end(struct vgpu_making *making, void *place, int result, bool *
     if (making->index < 0)
         return result;
     uint64_t taken = result == CUDA_OK ? vgpu_measure_taken(&making->measure, UINT64_MAX) : 0;
-    vgpu_unlock(&vgpu_process.context_lock);
+    if (making->measured)
+        atomic_store(&vgpu_process.measures, false);
     taken = taken <= MOST ? taken : 0;
     if (result == CUDA_OK && taken) {
         result = vgpu_charge(making->index, taken, PART_CONTEXT);
@@ -55,8 +89,7 @@ int vgpu_context_end(struct vgpu_making *making, void *place, int result, bool *
     }
     void *context = result == CUDA_OK ? *(void **)place : NULL;
     if (context)
-        vgpu_object_put(context, making->index, making->charged + taken, (uint64_t)(uintptr_t)context, KIND_CONTEXT,
-                        PART_CONTEXT);
+        keep(context, making->index, making->charged + taken);
     else
         vgpu_uncharge(making->index, making->charged, PART_CONTEXT);
     return result;
@@ -75,43 +108,50 @@ int vgpu_context_ended(void *context, int result)
     return result;
 }
 
+/* A device has a new primary context: an earlier one is gone. */
+static void note_primary(uint32_t device, void *context)
+{
+    uint64_t handle = (uint64_t)(uintptr_t)context;
+    uint64_t before = device < VGPU_ORDINALS ? atomic_exchange(&vgpu_process.primary[device], handle) : handle;
+    if (before != handle)
+        vgpu_context_gone(before);
+}
+
+static bool is_counted(void *context)
+{
+    vgpu_lock(&vgpu_process.lock);
+    bool counted = vgpu_table_find(&vgpu_process.objects, (uint64_t)(uintptr_t)context) != NULL;
+    vgpu_unlock(&vgpu_process.lock);
+    return counted;
+}
+
 static bool is_active(uint32_t device)
 {
     uint32_t flags = 0, active = 0;
     return REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == 0 && active;
 }
 
-/* Held while primary contexts come and go, so that each is charged once. */
-static struct vgpu_lock primary_lock;
-
 int cuDevicePrimaryCtxRetain(void *context, uint32_t device)
 {
-    bool undo;
-    struct vgpu_making making;
+    bool undo = false;
+    struct vgpu_making making = {.index = -1};
     if (!context || !vgpu_open())
         return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : REAL(cuDevicePrimaryCtxRetain)(context, device);
-    vgpu_lock(&primary_lock);
-    int result = CUDA_OK;
-    if (is_active(device)) {
-        result = REAL(cuDevicePrimaryCtxRetain)(context, device);
-    } else if ((result = vgpu_context_begin(&making, context, (int)device)) == CUDA_OK) {
-        result = vgpu_context_end(&making, context, REAL(cuDevicePrimaryCtxRetain)(context, device), &undo);
-        if (undo)
-            REAL(cuDevicePrimaryCtxRelease_v2)(device);
+    int refused = is_active(device) ? CUDA_OK : vgpu_context_begin(&making, context, (int)device);
+    if (refused && !is_active(device)) /* another thread may have made it meanwhile */
+        return refused;
+    int result = REAL(cuDevicePrimaryCtxRetain)(context, device);
+    if (making.index < 0 && result == CUDA_OK && !is_counted(*(void **)context)) { /* or have let it go */
+        result = vgpu_context_begin(&making, context, (int)device);
+        undo = result != CUDA_OK;
     }
-    vgpu_unlock(&primary_lock);
+    if (result == CUDA_OK || making.index >= 0)
+        result = vgpu_context_end(&making, context, result, &undo);
+    if (undo)
+        REAL(cuDevicePrimaryCtxRelease_v2)(device);
+    else if (result == CUDA_OK)
+        note_primary(device, *(void **)context);
     return result;
-}
-
-/* The primary context of a device, as far as it has been charged; 0 if there is none. */
-static void *primary(uint32_t device)
-{
-    /* Only one context of a device is its own: it is found by asking for it once more. */
-    void *context = NULL;
-    if (!is_active(device) || REAL(cuDevicePrimaryCtxRetain)(&context, device) != 0)
-        return NULL;
-    REAL(cuDevicePrimaryCtxRelease_v2)(device);
-    return context;
 }
 
 enum ending { RELEASE, RELEASE_V1, RESET, RESET_V1 };
@@ -130,13 +170,11 @@ static int leave_primary(enum ending ending, uint32_t device)
 {
     if (!vgpu_is_open())
         return end_primary(ending, device);
-    vgpu_lock(&primary_lock);
-    void *context = primary(device);
-    vgpu_context_going(context);
+    uint64_t handle = device < VGPU_ORDINALS ? atomic_load(&vgpu_process.primary[device]) : 0;
+    vgpu_context_going((void *)(uintptr_t)handle);
     int result = end_primary(ending, device);
     if (ending == RESET || ending == RESET_V1 || !is_active(device))
-        vgpu_context_ended(context, result);
-    vgpu_unlock(&primary_lock);
+        vgpu_context_ended((void *)(uintptr_t)handle, result);
     return result;
 }
 

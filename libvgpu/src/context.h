@@ -8,7 +8,8 @@
 struct vgpu_making {
     int index; /* -1: not charged */
     uint64_t charged;
-    struct vgpu_measure measure; /* unless it was known */
+    bool measured; /* by this thread, since it was not known */
+    struct vgpu_measure measure;
 };
 
 /* Before a context is made on the device, and written to `place`. 0, or why it must not be made. */

@@ -22,51 +22,55 @@ int cuIpcGetMemHandle(void *handle, uint64_t address)
     return result;
 }
 
-/* Whether the memory at an address was opened before; that is counted. */
-static bool is_opened(uint64_t address)
+/* Whether the memory at an address was opened before, and is counted: so many times more. */
+static bool is_opened(uint64_t address, uint64_t more)
 {
     vgpu_lock(&vgpu_process.lock);
     struct vgpu_entry *known = vgpu_table_find(&vgpu_process.memory, address);
     bool opened = known && known->kind == KIND_OPENED;
     if (opened)
-        known->second++;
+        known->second += more;
     vgpu_unlock(&vgpu_process.lock);
     return opened;
 }
 
-static int charge(uint64_t address, bool pooled, uint64_t name)
+/* Counts what was opened once more, or charges it: of two threads that open the same, one does. */
+static int charge(const struct vgpu_entry *memory)
 {
-    struct vgpu_share share = {.name = name};
-    uint64_t size = 0, context = 0;
-    uint32_t ordinal = 0;
-    int current;
-    if (is_opened(address) || REAL(cuMemGetAddressRange_v2)(NULL, &size, address) != CUDA_OK
-        || REAL(cuPointerGetAttribute)(&ordinal, POINTER_DEVICE_ORDINAL, address) != CUDA_OK)
-        return CUDA_OK;
-    int d = vgpu_index_of((int)ordinal);
-    if (d < 0)
-        return CUDA_OK;
-    size = vgpu_round(size, VGPU_GRANULE);
-    VGPU_POINT(77);
-    int result = vgpu_reserve_import(d, 0, size, PART_IMPORTED, &share);
-    if (result != CUDA_OK)
-        return result;
-    if (!pooled)
-        vgpu_current(&current, &context);
-    vgpu_lock(&vgpu_process.lock);
-    vgpu_table_put(&vgpu_process.memory, &(struct vgpu_entry){.key = address, .size = size, .owner = context, .second = 1,
-                                                              .device = d, .kind = KIND_OPENED, .part = PART_IMPORTED,
-                                                              .share = share});
-    vgpu_unlock(&vgpu_process.lock);
-    return CUDA_OK;
+    struct vgpu_entry entry = *memory;
+    int result = CUDA_OK;
+    vgpu_lock(&vgpu_process.import_lock);
+    if (!is_opened(entry.key, entry.second)) {
+        VGPU_POINT(77);
+        result = vgpu_import(entry.device, 0, entry.size, PART_IMPORTED, &entry.share);
+        vgpu_lock(&vgpu_process.lock);
+        if (result == CUDA_OK)
+            vgpu_table_put(&vgpu_process.memory, &entry);
+        vgpu_unlock(&vgpu_process.lock);
+    }
+    vgpu_unlock(&vgpu_process.import_lock);
+    return result;
 }
 
 /* Charges what was opened by a handle with that name. 0, or 2: the caller closes it again. */
 static int opened(uint64_t address, bool pooled, uint64_t name)
 {
-    vgpu_lock(&vgpu_process.import_lock);
-    int result = charge(address, pooled, name);
-    vgpu_unlock(&vgpu_process.import_lock);
+    struct vgpu_entry entry = {.key = address, .second = 1, .kind = KIND_OPENED, .part = PART_IMPORTED,
+                               .share = {.name = name}};
+    uint32_t ordinal = 0;
+    int current;
+    if (is_opened(address, 1))
+        return CUDA_OK;
+    if (REAL(cuMemGetAddressRange_v2)(NULL, &entry.size, address) != CUDA_OK
+        || REAL(cuPointerGetAttribute)(&ordinal, POINTER_DEVICE_ORDINAL, address) != CUDA_OK
+        || (entry.device = vgpu_index_of((int)ordinal)) < 0)
+        return CUDA_OK;
+    entry.size = vgpu_round(entry.size, VGPU_GRANULE);
+    if (!pooled)
+        vgpu_current(&current, &entry.owner);
+    int result = charge(&entry);
+    if (UNLIKELY(result == CUDA_OUT_OF_MEMORY) && vgpu_pools_trim(entry.device))
+        result = charge(&entry);
     return result;
 }
 
@@ -94,38 +98,70 @@ int cuIpcOpenMemHandle_v2(void *address, struct vgpu_structure handle, uint32_t 
     return opened_by_handle(REAL(cuIpcOpenMemHandle_v2)(address, handle, flags), address, &handle);
 }
 
-static int close_opened(uint64_t address)
+/* Opened memory of which every opening is being closed is kept under a key that is no address: as soon as the driver has
+ * closed it, another thread may be given the address. What is there already is the same memory, or has been closed.
+ * Caller locks. */
+static uint64_t closing_key(uint64_t address)
 {
-    struct vgpu_freed freed = {0};
-    struct vgpu_entry entry = {0};
-    bool closed = false;
+    return address + 1;
+}
+
+static void move(uint64_t from, uint64_t to, struct vgpu_freed *freed)
+{
+    struct vgpu_table *table = &vgpu_process.memory;
+    struct vgpu_entry entry, earlier;
+    if (!vgpu_table_take(table, from, &entry))
+        return;
+    if (vgpu_table_take(table, to, &earlier)) {
+        entry.second += earlier.second;
+        entry.closing += earlier.closing;
+        vgpu_free_entry(freed, &earlier);
+    }
+    entry.key = to;
+    vgpu_table_put(table, &entry);
+}
+
+static struct vgpu_entry *opened_at(uint64_t key)
+{
+    struct vgpu_entry *known = vgpu_table_find(&vgpu_process.memory, key);
+    return known && known->kind == KIND_OPENED ? known : NULL;
+}
+
+static bool begin_closing(uint64_t address, struct vgpu_freed *freed)
+{
     vgpu_lock(&vgpu_process.lock);
-    struct vgpu_entry *known = vgpu_table_find(&vgpu_process.memory, address);
-    if (known && known->kind == KIND_OPENED)
-        vgpu_table_take(&vgpu_process.memory, address, &entry);
+    struct vgpu_entry *known = opened_at(address);
+    if (known && ++known->closing == known->second)
+        move(address, closing_key(address), freed);
     vgpu_unlock(&vgpu_process.lock);
-    int result = REAL(cuIpcCloseMemHandle)(address);
-    if (!entry.key)
-        return result;
-    if (result == CUDA_OK && --entry.second == 0)
-        closed = true;
+    return known != NULL;
+}
+
+static void end_closing(uint64_t address, bool closed, struct vgpu_freed *freed)
+{
+    struct vgpu_entry gone;
     vgpu_lock(&vgpu_process.lock);
-    if (closed)
-        vgpu_free_entry(&freed, &entry);
-    else
-        vgpu_table_put(&vgpu_process.memory, &entry);
+    struct vgpu_entry *known = opened_at(closing_key(address));
+    known = known ? known : opened_at(address);
+    if (known) {
+        known->closing--;
+        known->second -= closed;
+        if (!known->second && vgpu_table_take(&vgpu_process.memory, known->key, &gone))
+            vgpu_free_entry(freed, &gone);
+        else if (!closed && known->key != address)
+            move(known->key, address, freed);
+    }
     vgpu_unlock(&vgpu_process.lock);
-    vgpu_uncharge_all(&freed);
-    return result;
 }
 
 int cuIpcCloseMemHandle(uint64_t address)
 {
-    if (!vgpu_is_open())
-        return REAL(cuIpcCloseMemHandle)(address);
-    vgpu_lock(&vgpu_process.import_lock);
-    int result = close_opened(address);
-    vgpu_unlock(&vgpu_process.import_lock);
+    struct vgpu_freed freed = {0};
+    bool counted = vgpu_is_open() && begin_closing(address, &freed);
+    int result = REAL(cuIpcCloseMemHandle)(address);
+    if (counted)
+        end_closing(address, result == CUDA_OK, &freed);
+    vgpu_uncharge_all(&freed);
     return result;
 }
 

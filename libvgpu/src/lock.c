@@ -1,5 +1,7 @@
 #include "lock.h"
 
+#include "types.h"
+
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -30,8 +32,10 @@ void vgpu_pause(long nanoseconds)
 bool vgpu_trylock(struct vgpu_lock *lock)
 {
     unsigned state = 0;
-    return atomic_compare_exchange_strong_explicit(&lock->state, &state, 1, memory_order_acquire,
-                                                   memory_order_relaxed);
+    bool taken = atomic_compare_exchange_strong_explicit(&lock->state, &state, 1, memory_order_acquire,
+                                                         memory_order_relaxed);
+    VGPU_LOCKED(taken);
+    return taken;
 }
 
 void vgpu_lock(struct vgpu_lock *lock)
@@ -42,10 +46,18 @@ void vgpu_lock(struct vgpu_lock *lock)
     while (atomic_exchange_explicit(&lock->state, 2, memory_order_acquire) != 0)
         syscall(SYS_futex, &lock->state, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
     errno = saved;
+    VGPU_LOCKED(1);
 }
 
 void vgpu_unlock(struct vgpu_lock *lock)
 {
+    VGPU_LOCKED(-1);
     if (__builtin_expect(atomic_exchange_explicit(&lock->state, 0, memory_order_release) == 2, 0))
         syscall(SYS_futex, &lock->state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+void vgpu_lock_forked(struct vgpu_lock *lock)
+{
+    if (atomic_exchange(&lock->state, 0))
+        VGPU_LOCKED(-1);
 }

@@ -1,4 +1,5 @@
-/* A lock between the threads of one process. Plain memory, so that a child that finds it held just writes it anew; and
+/* A lock between the threads of one process, for our own records: the driver is never called while one is held, since it may
+ * wait for another thread of the program. Plain memory, so that a child that finds it held just writes it anew; and
  * no libpthread, which programs of before glibc 2.34 would have to load. All zero is unlocked. */
 #ifndef VGPU_LOCK_H
 #define VGPU_LOCK_H
@@ -20,5 +21,8 @@ void vgpu_pause(long nanoseconds); /* less than a second */
 void vgpu_lock(struct vgpu_lock *lock);
 bool vgpu_trylock(struct vgpu_lock *lock);
 void vgpu_unlock(struct vgpu_lock *lock);
+
+/* Of a lock that this process was copied with, by a thread that is not there. */
+void vgpu_lock_forked(struct vgpu_lock *lock);
 
 #endif

@@ -264,26 +264,50 @@ static void remember_mapping(uint64_t address, uint64_t size, uint64_t handle)
     vgpu_unlock(&vgpu_process.lock);
 }
 
-/* Charges what the mapping shows, one mapping after the other: a second one may show still more. */
+/* Charges what a mapping shows, one after the other: a second one may show still more. *block: as it was before, if that has
+ * changed anything. */
+static int widen(uint64_t handle, uint64_t end, struct vgpu_entry *block)
+{
+    vgpu_lock(&vgpu_process.import_lock);
+    bool wider = is_wider(handle, end, block);
+    struct vgpu_share share = wider ? block->share : (struct vgpu_share){0};
+    int result = wider ? vgpu_import(block->device, block->size, end, PART_IMPORTED, &share) : CUDA_OK;
+    VGPU_POINT(76);
+    if (wider && result == CUDA_OK)
+        set_size(handle, end, &share);
+    vgpu_unlock(&vgpu_process.import_lock);
+    block->key = wider ? block->key : 0;
+    return result;
+}
+
+/* The mapping has failed: what it has shown is not held, unless another one has shown more meanwhile. */
+static void narrow(uint64_t handle, uint64_t end, const struct vgpu_entry *before)
+{
+    vgpu_lock(&vgpu_process.import_lock);
+    vgpu_lock(&vgpu_process.lock);
+    const struct vgpu_entry *known = block_of(handle);
+    bool same = known && known->key == before->key && known->size == end;
+    struct vgpu_share share = same ? known->share : (struct vgpu_share){0};
+    vgpu_unlock(&vgpu_process.lock);
+    if (same) {
+        vgpu_unimport(before->device, end, before->size, PART_IMPORTED, &share);
+        set_size(handle, before->size, before->size ? &share : &before->share);
+    }
+    vgpu_unlock(&vgpu_process.import_lock);
+}
+
 static int map_wider(uint64_t address, uint64_t size, uint64_t offset, uint64_t handle, uint64_t flags)
 {
     struct vgpu_entry block;
     uint64_t end = vgpu_add(offset, size);
-    vgpu_lock(&vgpu_process.import_lock);
-    bool wider = is_wider(handle, end, &block);
-    struct vgpu_share share = wider ? block.share : (struct vgpu_share){0};
-    int result = wider ? vgpu_reserve_import(block.device, block.size, end, PART_IMPORTED, &share) : CUDA_OK;
-    VGPU_POINT(76);
-    if (result == CUDA_OK) {
-        if (wider)
-            set_size(handle, end, &share);
-        result = REAL(cuMemMap)(address, size, offset, handle, flags);
-        if (wider && result != CUDA_OK) {
-            vgpu_unimport(block.device, end, block.size, PART_IMPORTED, &share);
-            set_size(handle, block.size, &block.share);
-        }
-    }
-    vgpu_unlock(&vgpu_process.import_lock);
+    int result = widen(handle, end, &block);
+    if (result == CUDA_OUT_OF_MEMORY && vgpu_pools_trim(block.device))
+        result = widen(handle, end, &block);
+    if (result != CUDA_OK)
+        return result;
+    result = REAL(cuMemMap)(address, size, offset, handle, flags);
+    if (result != CUDA_OK && block.key)
+        narrow(handle, end, &block);
     return result;
 }
 

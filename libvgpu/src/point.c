@@ -1,8 +1,9 @@
 /* Test builds only: kills the process at the point whose number VGPU_TEST_POINT names, and lets it wait at that of
- * VGPU_TEST_WAIT_POINT, so that others come in between. */
+ * VGPU_TEST_WAIT_POINT, so that others come in between. Ends it if it calls the driver while it holds a lock. */
 #include "types.h"
 
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -23,4 +24,19 @@ void vgpu_point(int number)
         usleep((unsigned)setting("VGPU_TEST_WAIT_US"));
     if (number == kill_at && ++passed > setting("VGPU_TEST_AFTER"))
         raise(SIGKILL);
+}
+
+static _Thread_local int locks;
+
+void vgpu_locked(int more)
+{
+    locks += more;
+}
+
+void vgpu_calls_driver(void)
+{
+    if (locks <= 0)
+        return;
+    fputs("libvgpu: the driver is called under a lock\n", stderr);
+    abort();
 }

@@ -185,7 +185,7 @@ static void start(struct vgpu_process *process)
     }
     atomic_store(&vgpu_free_recent, NULL);
     memset(process, 0, sizeof *process);
-    process->lock = process->context_lock = claim_lock = (struct vgpu_lock){0};
+    process->lock = claim_lock = (struct vgpu_lock){0};
     process->slot = -1;
     bool known = vgpu_limits_path(process->limits, sizeof process->limits);
     memset(&seen, 0, sizeof seen);

@@ -12,9 +12,10 @@
 struct vgpu_compute; /* compute.h */
 
 struct vgpu_process {
-    struct vgpu_lock lock;          /* the tables and counters below; never held while the driver is called */
-    struct vgpu_lock context_lock;  /* held while a context is made or destroyed, so that its size can be measured */
-    struct vgpu_lock import_lock;   /* held while imported memory is opened or closed, or mapped further than before */
+    struct vgpu_lock lock;        /* the tables and counters below */
+    struct vgpu_lock import_lock; /* taken before that one, while it is counted what was imported */
+    atomic_bool measures;         /* a thread measures a context that it makes */
+    _Atomic uint64_t primary[VGPU_ORDINALS]; /* primary contexts by CUDA device number */
     _Atomic int32_t pid;           /* 0: nothing is open yet */
     bool shares;                   /* the region is a file */
     int slot;                      /* -1: none */

@@ -41,7 +41,7 @@ static void after_fork(void)
 
 static void fork_child(void)
 {
-    fork_guard = (struct vgpu_lock){0};
+    vgpu_lock_forked(&fork_guard);
 }
 
 void vgpu_region_forked(void)

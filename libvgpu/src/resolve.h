@@ -29,6 +29,7 @@ void *vgpu_wrapper_of(void *address, const char *name, uint32_t version, uint64_
 
 static inline void *vgpu_real_of(enum vgpu_symbol symbol)
 {
+    VGPU_CALLS_DRIVER();
     void *address = atomic_load_explicit(&vgpu_real[symbol], memory_order_acquire);
     return LIKELY(address != NULL) ? address : vgpu_resolve(symbol);
 }

@@ -37,6 +37,7 @@ struct vgpu_entry {
     uint8_t kind;
     uint8_t part;
     bool exported; /* another process may have opened it */
+    uint32_t closing; /* of what was opened: how often it is being closed */
     struct vgpu_share share;
 };
 

@@ -75,12 +75,19 @@ static inline uint64_t vgpu_pages(uint64_t bytes)
     return vgpu_round(bytes, bytes > VGPU_MOST_WITHIN_PAGE ? VGPU_PAGE : VGPU_GRANULE);
 }
 
-/* Test builds kill the process at a numbered point; release builds hold nothing of it. */
+/* Test builds kill the process at a numbered point, and when it calls the driver while it holds a lock; release builds hold
+ * nothing of it. */
 #ifdef VGPU_TEST_POINTS
 void vgpu_point(int number);
+void vgpu_locked(int more);
+void vgpu_calls_driver(void);
 #define VGPU_POINT(n) vgpu_point(n)
+#define VGPU_LOCKED(more) vgpu_locked(more)
+#define VGPU_CALLS_DRIVER() vgpu_calls_driver()
 #else
 #define VGPU_POINT(n) ((void)0)
+#define VGPU_LOCKED(more) ((void)0)
+#define VGPU_CALLS_DRIVER() ((void)0)
 #endif
 
 #endif

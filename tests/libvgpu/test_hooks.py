@@ -12,10 +12,20 @@ PROGRAM = Path(__file__).with_name("hooked.py")
 OF_NVML = {name for name in HOOKED if name.startswith("nvml")}
 
 
-@pytest.mark.sanitized
-def test_every_hooked_function_charges_what_it_takes(rig):
-    """Those of NVML: test_nvml_shows_the_slice_and_what_all_processes_use, test_process_lists.py."""
+def every_function(rig):
     rig.limit({"memory": 2048 * MIB, "cores": 90})
     code = f"import sys; sys.argv = ['', {str(rig.path.with_suffix('.sm'))!r}]\n{PROGRAM.read_text()}"
     called = rig.python(code, FAKE_CUDA_CTX_MIB="64", FAKE_CUDA_MODULE_MIB="8", FAKE_CUDA_NO_EVENTS="1").split()
     assert HOOKED - set(called) == OF_NVML
+
+
+@pytest.mark.sanitized
+def test_every_hooked_function_charges_what_it_takes(rig):
+    """Those of NVML: test_nvml_shows_the_slice_and_what_all_processes_use, test_process_lists.py."""
+    every_function(rig)
+
+
+@pytest.mark.parametrize("rig", ["points"], indirect=True)
+def test_no_hooked_function_calls_the_driver_under_a_lock(rig):
+    """The driver may wait for another thread, which may need that lock. The build ends the program that does so."""
+    every_function(rig)

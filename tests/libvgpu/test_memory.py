@@ -80,6 +80,23 @@ def test_memory_of_more_than_one_mib_counts_in_pages_as_the_card_gives_it(rig, k
     assert client.do("info")[1] == 64 * MIB
 
 
+@pytest.mark.sanitized
+@pytest.mark.parametrize("told", [True, False], ids=["context told", "context measured"])
+@pytest.mark.parametrize("function", ["cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", ""])
+def test_threads_make_contexts_at_once(rig, function, told):
+    """And may wait in the driver for one another. Of one device they make the same context, which counts once."""
+    rig.limit(*[{"memory": LIMIT} | ({"context": 100 * MIB} if told else {})] * 2)
+    client = rig.client(FAKE_CUDA_MEET=function, FAKE_CUDA_DEVICES="2", FAKE_CUDA_CTX_MIB="100")
+    assert client.do("init") == 0
+    assert (client.do("ctxboth 0 1"), client.do("releaseboth 0 1")) == (0, 0)
+    for _ in range(2 if function else 20):
+        assert client.do("ctxboth 0 0") == 0
+        counted = rig.region.slots()[0].contexts
+        assert counted[:2] == (100 * MIB, 0) or not told and counted[0] >= 100 * MIB
+        assert client.do("releaseboth 0 0") == 0
+        assert rig.region.slots()[0].contexts[:2] == (0, 0)
+
+
 def test_pitched_memory_counts_in_pages(rig):
     rig.limit()
     client = rig.client().start()

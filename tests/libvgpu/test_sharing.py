@@ -361,6 +361,27 @@ def test_two_threads_that_map_an_imported_block_count_it_once(rig):
     assert rig.region.records() == []
 
 
+@pytest.mark.parametrize("function", ["cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle", "cuMemMap"])
+def test_threads_are_in_the_driver_at_once(rig, function):
+    """One may wait there for what the other does: the driver's call returns only once both have come."""
+    rig.limit()
+    exporter = rig.client().start()
+    importer = rig.client(FAKE_CUDA_MEET=function).start()
+    if function == "cuMemMap":
+        assert exporter.do(f"alloc create 0 {SIZE} 0") == 0
+        assert importer.do(f"import 0 {SIZE} {passed(*Physical().export(exporter), importer)}") == 0
+        assert importer.do("mapboth 0 1") == 0
+        assert importer.do("unmap 1") == importer.do("unmap 2") == importer.do("free create 0") == 0
+        assert exporter.do("free create 0") == 0
+    else:
+        assert exporter.do(f"alloc plain 0 {SIZE}") == 0
+        assert importer.do(f"ipctold {Ipc().export(exporter)}") == importer.do("ipcboth 10") == 0
+        assert importer.do("ipccloseboth 10") == 0
+        assert exporter.do("free plain 0") == 0
+    check_rest(exporter, LIMIT)
+    assert rig.region.records() == []
+
+
 @pytest.mark.sanitized
 def test_without_a_free_record_the_largest_importer_counts(rig, way):
     """What several have imported is then told by sums, as where a handle has no name that others recognize."""

@@ -635,6 +635,32 @@ static CUresult open_both(unsigned long long to)
     return second ? second : (CUresult)(intptr_t)result;
 }
 
+static void *close_memory(void *given)
+{
+    return (void *)(intptr_t)p_cuIpcCloseMemHandle(*(uint64_t *)given);
+}
+
+static void *retain_context(void *device)
+{
+    return (void *)(intptr_t)p_cuDevicePrimaryCtxRetain(&contexts[(intptr_t)device], (int)(intptr_t)device);
+}
+
+static void *release_context(void *device)
+{
+    return (void *)(intptr_t)p_cuDevicePrimaryCtxRelease_v2((int)(intptr_t)device);
+}
+
+/* The same in two threads at once. */
+static CUresult both(void *(*what)(void *), void *one, void *other)
+{
+    pthread_t first;
+    void *result;
+    pthread_create(&first, NULL, what, one);
+    CUresult second = (CUresult)(intptr_t)what(other);
+    pthread_join(first, &result);
+    return second ? second : (CUresult)(intptr_t)result;
+}
+
 static void command(char *line, char **argv)
 {
     char verb[32] = "", text[64] = "";
@@ -684,6 +710,12 @@ static void command(char *line, char **argv)
         kept[a] = at;
     } else if (!strcmp(verb, "ipcboth") && sscanf(line, "%*s %llu", &a) == 1) {
         printf("%d\n", open_both(a));
+    } else if (!strcmp(verb, "ipccloseboth") && sscanf(line, "%*s %llu", &a) == 1) {
+        printf("%d\n", both(close_memory, &kept[a], &kept[a + 1]));
+    } else if (!strcmp(verb, "ctxboth") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) {
+        printf("%d\n", both(retain_context, (void *)(intptr_t)a, (void *)(intptr_t)b));
+    } else if (!strcmp(verb, "releaseboth") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) {
+        printf("%d\n", both(release_context, (void *)(intptr_t)a, (void *)(intptr_t)b));
     } else if (!strcmp(verb, "ipcclose") && sscanf(line, "%*s %llu", &a) == 1)
         printf("%d\n", p_cuIpcCloseMemHandle(kept[a]));
     else if (!strcmp(verb, "poolexport") && sscanf(line, "%*s %llu", &a) == 1) {

@@ -14,6 +14,7 @@
  *   FAKE_CUDA_QUEUE        commands that a stream takes; a further one waits until the first of them is done
  *   FAKE_CUDA_CTX_US, FAKE_CUDA_MODULE_US  how long it takes to make a context, to load a module
  *   FAKE_CUDA_PAGE_MIB     plain memory of more than 1 MiB comes in pages of that size, 2 MiB if it is not set; 0: none
+ *   FAKE_CUDA_MEET         a call of that name waits until another thread makes one, for 5 seconds at most, then fails
  *   FAKE_CUDA_TABLE        `thunk`: cuGetProcAddress answers with addresses that no symbol has; `alias`: one function has
  *                          the address of another one
  */
@@ -193,6 +194,20 @@ static bool disturbs_capture(void)
     return disturbed;
 }
 
+/* Waits for a second thread in the function that FAKE_CUDA_MEET names. */
+static bool meets(const char *name)
+{
+    static _Atomic int there;
+    const char *wanted = getenv("FAKE_CUDA_MEET");
+    if (!wanted || strcmp(wanted, name))
+        return true;
+    int number = atomic_fetch_add(&there, 1), needed = number - number % 2 + 2;
+    for (int i = 0; i < 5000 && atomic_load(&there) < needed; i++)
+        usleep(1000);
+    return atomic_load(&there) >= needed;
+}
+
+#define NEED_MEETING if (!meets(__func__)) return CUDA_ERROR_LAUNCH_TIMEOUT
 #define CALLED say("call %s", __func__)
 #define NEED_CONTEXT if (!current()) return CUDA_ERROR_INVALID_CONTEXT
 #define NEED_NO_CAPTURE if (disturbs_capture()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
@@ -599,6 +614,7 @@ static void release_limits(CUcontext context)
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
+    NEED_MEETING;
     NEED_INIT;
     if (card(device) < 0)
         return CUDA_ERROR_INVALID_DEVICE;
@@ -618,6 +634,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
+    NEED_MEETING;
     pthread_mutex_lock(&lock);
     int left = primaries[device].references ? --primaries[device].references : -1;
     pthread_mutex_unlock(&lock);
@@ -947,6 +964,7 @@ static struct block *opened(int share)
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, UNUSED unsigned flags)
 {
+    NEED_MEETING;
     NEED_CONTEXT;
     int32_t content[2];
     memcpy(content, handle.reserved, sizeof content);
@@ -975,10 +993,11 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigne
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr address)
 {
+    NEED_MEETING;
     struct block *block = find(address);
     if (!block || block->kind != OPENED_MEMORY)
         return CUDA_ERROR_INVALID_VALUE;
-    return --block->opened ? CUDA_SUCCESS : release(address);
+    return __atomic_sub_fetch(&block->opened, 1, __ATOMIC_SEQ_CST) ? CUDA_SUCCESS : release(address);
 }
 
 static int32_t pool_number(CUmemoryPool pool)
@@ -1528,6 +1547,7 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
 CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                   UNUSED unsigned long long flags)
 {
+    NEED_MEETING;
     const struct physical *physical = (const struct physical *)handle;
     if (!physical->multicast && offset + size > physical->size)
         return CUDA_ERROR_INVALID_VALUE;
