@@ -180,10 +180,10 @@ def graph(hook: Hook) -> str:
 def unload(hook: Hook) -> str:
     return f"""int {hook.symbol}({hook.declared})
 {{
-    struct vgpu_entry entry;
-    bool known = vgpu_object_take(a0, &entry);
+    struct vgpu_object object;
+    bool known = vgpu_object_take(a0, &object);
     int result = REAL({hook.symbol})({hook.passed});
-    vgpu_object_end(known, &entry, result);
+    vgpu_object_end(known, &object, result);
     return result;
 }}
 """

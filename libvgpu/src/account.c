@@ -174,19 +174,18 @@ void vgpu_uncharge(int d, uint64_t bytes, enum vgpu_part part)
         add(d, 0, bytes, part);
 }
 
-void vgpu_free_entry(struct vgpu_freed *freed, const struct vgpu_entry *entry)
+void vgpu_free(struct vgpu_freed *freed, const struct vgpu_amount *amount)
 {
-    struct vgpu_process *process = &vgpu_process;
-    if (entry->device < 0)
+    if (amount->device < 0)
         return;
-    struct vgpu_share share = entry->share;
+    struct vgpu_share share = amount->share;
     if (share.record)
-        record(process, entry->device, 0, &share);
+        record(&vgpu_process, amount->device, 0, &share);
     else
-        freed->bytes[entry->device][entry->part] += entry->size;
-    if (entry->exported) {
-        vgpu_unexport(entry);
-        freed->bytes[entry->device][PART_EXPORTED] += entry->size;
+        freed->bytes[amount->device][amount->part] += amount->bytes;
+    if (amount->exported) {
+        vgpu_unexport(amount);
+        freed->bytes[amount->device][PART_EXPORTED] += amount->bytes;
     }
 }
 
@@ -198,28 +197,26 @@ void vgpu_uncharge_all(const struct vgpu_freed *freed)
             vgpu_uncharge(d, freed->bytes[d][part], (enum vgpu_part)part);
 }
 
-void vgpu_export(struct vgpu_entry *entry, uint64_t name)
+void vgpu_export(struct vgpu_amount *amount, uint64_t name)
 {
     struct vgpu_process *process = &vgpu_process;
-    if (!entry || entry->part != PART_DATA)
+    if (!amount || amount->part != PART_DATA)
         return;
-    if (entry->kind != KIND_MEMORY && entry->kind != KIND_POOLED && entry->kind != KIND_BLOCK)
-        return;
-    if (name && name != entry->share.name) {
-        struct vgpu_share share = {.name = name, .block = entry->share.block ? entry->share.block : name};
-        vgpu_share_add(process->region, process->slot, entry->device, entry->size, &share, true);
-        entry->share = share;
+    if (name && name != amount->share.name) {
+        struct vgpu_share share = {.name = name, .block = amount->share.block ? amount->share.block : name};
+        vgpu_share_add(process->region, process->slot, amount->device, amount->bytes, &share, true);
+        amount->share = share;
     }
-    if (!entry->exported)
-        process->counted[entry->device][PART_EXPORTED] += entry->size;
-    entry->exported = true;
-    publish(process, entry->device);
+    if (!amount->exported)
+        process->counted[amount->device][PART_EXPORTED] += amount->bytes;
+    amount->exported = true;
+    publish(process, amount->device);
 }
 
-void vgpu_unexport(const struct vgpu_entry *entry)
+void vgpu_unexport(const struct vgpu_amount *amount)
 {
-    if (entry->share.block)
-        vgpu_shares_drop(vgpu_process.region, vgpu_process.slot, true, entry->share.block);
+    if (amount->share.block)
+        vgpu_shares_drop(vgpu_process.region, vgpu_process.slot, true, amount->share.block);
 }
 
 int vgpu_import(int d, uint64_t before, uint64_t after, enum vgpu_part part, struct vgpu_share *share)

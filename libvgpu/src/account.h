@@ -3,7 +3,7 @@
 #ifndef VGPU_ACCOUNT_H
 #define VGPU_ACCOUNT_H
 
-#include "table.h"
+#include "counted.h"
 
 /* 0, or the CUDA error: 2 where the limit of device d forbids it. A charge of 0 bytes always succeeds. */
 int vgpu_charge(int d, uint64_t bytes, enum vgpu_part part);
@@ -15,17 +15,17 @@ int vgpu_recharge(int d, uint64_t before, uint64_t after, enum vgpu_part part);
 /* As vgpu_recharge where the memory is already there: never refused. Returns false if it is over the limit now. */
 bool vgpu_correct(int d, uint64_t before, uint64_t after, enum vgpu_part part);
 
-/* What is to be returned once no lock is held. The caller of vgpu_free_entry holds the process's lock. */
+/* What is to be returned once no lock is held. The caller of vgpu_free holds the process's lock. */
 struct vgpu_freed {
     uint64_t bytes[VGPU_DEVICES][PART_COUNT];
 };
-void vgpu_free_entry(struct vgpu_freed *freed, const struct vgpu_entry *entry);
+void vgpu_free(struct vgpu_freed *freed, const struct vgpu_amount *amount);
 void vgpu_uncharge_all(const struct vgpu_freed *freed);
 
-/* Other processes may open what the entry stands for, NULL if it is not known, by a handle with that name, 0 if it has
- * none. The caller holds the process's lock. */
-void vgpu_export(struct vgpu_entry *entry, uint64_t name);
-void vgpu_unexport(const struct vgpu_entry *entry);
+/* Other processes may open that memory, NULL if it is not known, by a handle with that name, 0 if it has none. The caller
+ * holds the process's lock. */
+void vgpu_export(struct vgpu_amount *amount, uint64_t name);
+void vgpu_unexport(const struct vgpu_amount *amount);
 
 /* This process holds `after` bytes of a block that was imported, in place of `before`. A block with a name gets a record;
  * one without is charged to `part`. As vgpu_charge. */

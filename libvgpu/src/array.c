@@ -114,7 +114,7 @@ int vgpu_array_begin(struct vgpu_creation *creation, void *place, struct vgpu_ar
 int vgpu_array_end(const struct vgpu_creation *creation, void *place, int result)
 {
     if (creation->index >= 0 && result == CUDA_OK)
-        vgpu_object_put(*(void **)place, creation->index, creation->charged, creation->context, KIND_OBJECT, PART_DATA);
+        vgpu_object_put(*(void **)place, creation->index, creation->charged, creation->context, PART_DATA);
     else if (creation->index >= 0)
         vgpu_uncharge(creation->index, creation->charged, PART_DATA);
     return result;

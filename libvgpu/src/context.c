@@ -57,16 +57,16 @@ int vgpu_context_begin(struct vgpu_making *making, void *place, int ordinal)
 static void keep(void *context, int index, uint64_t bytes)
 {
     uint64_t key = (uint64_t)(uintptr_t)context;
-    struct vgpu_entry entry = {.key = key, .size = bytes, .owner = key, .device = index, .kind = KIND_CONTEXT,
-                               .part = PART_CONTEXT};
+    struct vgpu_object made = {.handle = key, .context = key, .is_context = true,
+                               .amount = {.bytes = bytes, .device = index, .part = PART_CONTEXT}};
     uint64_t twice = 0;
     vgpu_lock(&vgpu_process.lock);
-    struct vgpu_entry *known = vgpu_table_find(&vgpu_process.objects, key);
-    if (known && known->kind == KIND_CONTEXT && known->device == index) {
-        twice = known->size < bytes ? known->size : bytes;
-        entry.size = known->size > bytes ? known->size : bytes;
+    const struct vgpu_object *known = vgpu_table_find(&vgpu_process.objects, key);
+    if (known && known->is_context && known->amount.device == index) {
+        twice = known->amount.bytes < bytes ? known->amount.bytes : bytes;
+        made.amount.bytes = known->amount.bytes > bytes ? known->amount.bytes : bytes;
     }
-    vgpu_table_put(&vgpu_process.objects, &entry);
+    vgpu_table_put(&vgpu_process.objects, &made);
     vgpu_unlock(&vgpu_process.lock);
     vgpu_uncharge(index, twice, PART_CONTEXT);
 }
@@ -203,14 +203,15 @@ int cuDevicePrimaryCtxReset(uint32_t device)
 enum { PRINTF_FIFO = 1, MALLOC_HEAP = 2 };
 
 /* What is charged for one of them, by a key that no handle has. */
-static struct vgpu_entry limit_of(uint64_t context, uint32_t limit)
+static struct vgpu_object limit_of(uint64_t context, uint32_t limit, int d)
 {
-    struct vgpu_entry entry = {.key = context + limit, .owner = context, .kind = KIND_OBJECT, .part = PART_CONTEXT};
+    struct vgpu_object fresh = {.handle = context + limit, .context = context,
+                                .amount = {.device = d, .part = PART_CONTEXT}};
     vgpu_lock(&vgpu_process.lock);
-    const struct vgpu_entry *known = vgpu_table_find(&vgpu_process.objects, entry.key);
-    entry = known ? *known : entry;
+    const struct vgpu_object *known = vgpu_table_find(&vgpu_process.objects, fresh.handle);
+    struct vgpu_object found = known ? *known : fresh;
     vgpu_unlock(&vgpu_process.lock);
-    return entry;
+    return found;
 }
 
 int cuCtxSetLimit(uint32_t limit, uint64_t value)
@@ -219,10 +220,10 @@ int cuCtxSetLimit(uint32_t limit, uint64_t value)
     uint64_t context, usual = 0;
     if ((limit != PRINTF_FIFO && limit != MALLOC_HEAP) || !vgpu_current(&d, &context))
         return REAL(cuCtxSetLimit)(limit, value);
-    struct vgpu_entry entry = limit_of(context, limit);
-    if (!entry.second && REAL(cuCtxGetLimit)(&usual, limit) == CUDA_OK)
-        entry.second = usual; /* part of the context */
-    uint64_t before = entry.size, after = vgpu_round(vgpu_less(value, entry.second), VGPU_GRANULE);
+    struct vgpu_object heap = limit_of(context, limit, d);
+    if (!heap.usual && REAL(cuCtxGetLimit)(&usual, limit) == CUDA_OK)
+        heap.usual = usual;
+    uint64_t before = heap.amount.bytes, after = vgpu_round(vgpu_less(value, heap.usual), VGPU_GRANULE);
     int result = vgpu_charge(d, vgpu_less(after, before), PART_CONTEXT);
     if (result != CUDA_OK)
         return result;
@@ -232,8 +233,7 @@ int cuCtxSetLimit(uint32_t limit, uint64_t value)
         return result;
     }
     vgpu_uncharge(d, vgpu_less(before, after), PART_CONTEXT);
-    entry.device = d;
-    entry.size = after;
-    vgpu_object_keep(&entry);
+    heap.amount.bytes = after;
+    vgpu_object_keep(&heap);
     return result;
 }

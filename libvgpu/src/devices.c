@@ -122,8 +122,8 @@ static int ordinal_of_context(void *context)
 {
     struct vgpu_process *process = &vgpu_process;
     vgpu_lock(&process->lock);
-    const struct vgpu_entry *known = vgpu_table_find(&process->objects, (uint64_t)(uintptr_t)context);
-    int index = known && known->kind == KIND_CONTEXT ? known->device : -1;
+    const struct vgpu_object *known = vgpu_table_find(&process->objects, (uint64_t)(uintptr_t)context);
+    int index = known && known->is_context ? known->amount.device : -1;
     vgpu_unlock(&process->lock);
     return index < 0 ? -1 : vgpu_ordinal_of(index);
 }

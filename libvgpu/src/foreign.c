@@ -7,6 +7,14 @@
 #include "resolve.h"
 #include "tag.h"
 
+/* Memory of this process at that address, if there is any. Caller locks. */
+static void export(uint64_t address, uint64_t name)
+{
+    struct vgpu_allocation *known = vgpu_table_find(&vgpu_process.memory, address);
+    if (known && known->kind != OF_PROCESS)
+        vgpu_export(&known->amount, name);
+}
+
 int cuIpcGetMemHandle(void *handle, uint64_t address)
 {
     int result = REAL(cuIpcGetMemHandle)(handle, address);
@@ -17,35 +25,41 @@ int cuIpcGetMemHandle(void *handle, uint64_t address)
         base = address;
     uint64_t name = vgpu_name_of(handle, sizeof(struct vgpu_structure), 0);
     vgpu_lock(&vgpu_process.lock);
-    vgpu_export(vgpu_table_find(&vgpu_process.memory, base), name);
+    export(base, name);
     vgpu_unlock(&vgpu_process.lock);
     return result;
 }
 
-/* Whether the memory at an address was opened before, and is counted: so many times more. */
-static bool is_opened(uint64_t address, uint64_t more)
+/* Memory of another process that is kept under that key, NULL if there is none. Caller locks. */
+static struct vgpu_allocation *opened_at(uint64_t key)
+{
+    struct vgpu_allocation *known = vgpu_table_find(&vgpu_process.memory, key);
+    return known && known->kind == OF_PROCESS ? known : NULL;
+}
+
+/* Whether the memory at an address was opened before, and is counted: once more. */
+static bool is_opened(uint64_t address)
 {
     vgpu_lock(&vgpu_process.lock);
-    struct vgpu_entry *known = vgpu_table_find(&vgpu_process.memory, address);
-    bool opened = known && known->kind == KIND_OPENED;
-    if (opened)
-        known->second += more;
+    struct vgpu_allocation *known = opened_at(address);
+    if (known)
+        known->opened++;
     vgpu_unlock(&vgpu_process.lock);
-    return opened;
+    return known != NULL;
 }
 
 /* Counts what was opened once more, or charges it: of two threads that open the same, one does. */
-static int charge(const struct vgpu_entry *memory)
+static int charge(struct vgpu_allocation memory)
 {
-    struct vgpu_entry entry = *memory;
+    struct vgpu_amount *amount = &memory.amount;
     int result = CUDA_OK;
     vgpu_lock(&vgpu_process.import_lock);
-    if (!is_opened(entry.key, entry.second)) {
+    if (!is_opened(memory.address)) {
         VGPU_POINT(77);
-        result = vgpu_import(entry.device, 0, entry.size, PART_IMPORTED, &entry.share);
+        result = vgpu_import(amount->device, 0, amount->bytes, PART_IMPORTED, &amount->share);
         vgpu_lock(&vgpu_process.lock);
         if (result == CUDA_OK)
-            vgpu_table_put(&vgpu_process.memory, &entry);
+            vgpu_table_put(&vgpu_process.memory, &memory);
         vgpu_unlock(&vgpu_process.lock);
     }
     vgpu_unlock(&vgpu_process.import_lock);
@@ -55,22 +69,23 @@ static int charge(const struct vgpu_entry *memory)
 /* Charges what was opened by a handle with that name. 0, or 2: the caller closes it again. */
 static int opened(uint64_t address, bool pooled, uint64_t name)
 {
-    struct vgpu_entry entry = {.key = address, .second = 1, .kind = KIND_OPENED, .part = PART_IMPORTED,
-                               .share = {.name = name}};
+    uint64_t bytes = 0;
     uint32_t ordinal = 0;
-    int current;
-    if (is_opened(address, 1))
+    int current, d;
+    if (is_opened(address))
         return CUDA_OK;
-    if (REAL(cuMemGetAddressRange_v2)(NULL, &entry.size, address) != CUDA_OK
+    if (REAL(cuMemGetAddressRange_v2)(NULL, &bytes, address) != CUDA_OK
         || REAL(cuPointerGetAttribute)(&ordinal, POINTER_DEVICE_ORDINAL, address) != CUDA_OK
-        || (entry.device = vgpu_index_of((int)ordinal)) < 0)
+        || (d = vgpu_index_of((int)ordinal)) < 0)
         return CUDA_OK;
-    entry.size = vgpu_round(entry.size, VGPU_GRANULE);
+    struct vgpu_allocation memory = {.address = address, .kind = OF_PROCESS, .opened = 1,
+                                     .amount = {.bytes = vgpu_round(bytes, VGPU_GRANULE), .device = d,
+                                                .part = PART_IMPORTED, .share = {.name = name}}};
     if (!pooled)
-        vgpu_current(&current, &entry.owner);
-    int result = charge(&entry);
-    if (UNLIKELY(result == CUDA_OUT_OF_MEMORY) && vgpu_pools_trim(entry.device))
-        result = charge(&entry);
+        vgpu_current(&current, &memory.owner);
+    int result = charge(memory);
+    if (UNLIKELY(result == CUDA_OUT_OF_MEMORY) && vgpu_pools_trim(d))
+        result = charge(memory);
     return result;
 }
 
@@ -109,29 +124,23 @@ static uint64_t closing_key(uint64_t address)
 static void move(uint64_t from, uint64_t to, struct vgpu_freed *freed)
 {
     struct vgpu_table *table = &vgpu_process.memory;
-    struct vgpu_entry entry, earlier;
-    if (!vgpu_table_take(table, from, &entry))
+    struct vgpu_allocation moved, earlier;
+    if (!vgpu_table_take(table, from, &moved))
         return;
     if (vgpu_table_take(table, to, &earlier)) {
-        entry.second += earlier.second;
-        entry.closing += earlier.closing;
-        vgpu_free_entry(freed, &earlier);
+        moved.opened += earlier.opened;
+        moved.closing += earlier.closing;
+        vgpu_free(freed, &earlier.amount);
     }
-    entry.key = to;
-    vgpu_table_put(table, &entry);
-}
-
-static struct vgpu_entry *opened_at(uint64_t key)
-{
-    struct vgpu_entry *known = vgpu_table_find(&vgpu_process.memory, key);
-    return known && known->kind == KIND_OPENED ? known : NULL;
+    moved.address = to;
+    vgpu_table_put(table, &moved);
 }
 
 static bool begin_closing(uint64_t address, struct vgpu_freed *freed)
 {
     vgpu_lock(&vgpu_process.lock);
-    struct vgpu_entry *known = opened_at(address);
-    if (known && ++known->closing == known->second)
+    struct vgpu_allocation *known = opened_at(address);
+    if (known && ++known->closing == known->opened)
         move(address, closing_key(address), freed);
     vgpu_unlock(&vgpu_process.lock);
     return known != NULL;
@@ -139,17 +148,17 @@ static bool begin_closing(uint64_t address, struct vgpu_freed *freed)
 
 static void end_closing(uint64_t address, bool closed, struct vgpu_freed *freed)
 {
-    struct vgpu_entry gone;
+    struct vgpu_allocation gone;
     vgpu_lock(&vgpu_process.lock);
-    struct vgpu_entry *known = opened_at(closing_key(address));
+    struct vgpu_allocation *known = opened_at(closing_key(address));
     known = known ? known : opened_at(address);
     if (known) {
         known->closing--;
-        known->second -= closed;
-        if (!known->second && vgpu_table_take(&vgpu_process.memory, known->key, &gone))
-            vgpu_free_entry(freed, &gone);
-        else if (!closed && known->key != address)
-            move(known->key, address, freed);
+        known->opened -= closed;
+        if (!known->opened && vgpu_table_take(&vgpu_process.memory, known->address, &gone))
+            vgpu_free(freed, &gone.amount);
+        else if (!closed && known->address != address)
+            move(known->address, address, freed);
     }
     vgpu_unlock(&vgpu_process.lock);
 }
@@ -177,12 +186,12 @@ int cuMemPoolExportPointer(void *exported, uint64_t address)
     if (result != CUDA_OK || !vgpu_is_open())
         return result;
     vgpu_lock(&vgpu_process.lock);
-    struct vgpu_entry *known = vgpu_table_find(&vgpu_process.memory, address);
-    uint64_t pool = known && known->kind == KIND_POOLED ? known->owner : 0;
+    const struct vgpu_allocation *known = vgpu_table_find(&vgpu_process.memory, address);
+    uint64_t pool = known && known->kind == OF_POOL ? known->owner : 0;
     vgpu_unlock(&vgpu_process.lock);
     uint64_t name = pointer_name(exported, vgpu_pool_name(pool, true));
     vgpu_lock(&vgpu_process.lock);
-    vgpu_export(vgpu_table_find(&vgpu_process.memory, address), name);
+    export(address, name);
     vgpu_unlock(&vgpu_process.lock);
     return result;
 }
@@ -227,7 +236,7 @@ int cuImportExternalMemory(void *memory, void *description)
         vgpu_unimport(d, size, 0, PART_DATA, &share);
         return result;
     }
-    vgpu_object_keep(&(struct vgpu_entry){.key = *(uint64_t *)memory, .size = size, .owner = context, .device = d,
-                                          .kind = KIND_OBJECT, .part = PART_DATA, .share = share});
+    vgpu_object_keep(&(struct vgpu_object){.handle = *(uint64_t *)memory, .context = context,
+                                           .amount = {.bytes = size, .device = d, .part = PART_DATA, .share = share}});
     return result;
 }

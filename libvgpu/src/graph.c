@@ -28,12 +28,10 @@ static int32_t owner; /* process that these belong to; a forked child has none *
 /* Caller locks. */
 static void forget_of_parent(void)
 {
-    int32_t self = atomic_load(&vgpu_process.pid);
-    if (owner == self)
+    if (!vgpu_is_inherited(&owner))
         return;
     memset(instantiated_bytes, 0, sizeof instantiated_bytes);
     memset(charged, 0, sizeof charged);
-    owner = self;
 }
 
 /* Charges for graphs: `instantiated` more bytes than before, negative for less. 0 or 2. */
@@ -72,7 +70,6 @@ static void look(int d)
     if (before != after)
         vgpu_correct(d, before, after, PART_DATA);
 }
-
 
 static void needed(void *graph, uint64_t bytes[VGPU_DEVICES], int depth);
 
@@ -143,7 +140,7 @@ int vgpu_graph_end(void *place, const uint64_t bytes[VGPU_DEVICES], int result)
         if (!bytes[d])
             continue;
         if (result == CUDA_OK) {
-            vgpu_object_put(key_of(*(void **)place, d), d, bytes[d], 0, KIND_OBJECT, PART_DATA);
+            vgpu_object_put(key_of(*(void **)place, d), d, bytes[d], 0, PART_DATA);
         } else {
             charge(d, -(int64_t)bytes[d]);
             look(d);
@@ -154,19 +151,19 @@ int vgpu_graph_end(void *place, const uint64_t bytes[VGPU_DEVICES], int result)
 
 int cuGraphExecDestroy(void *graph)
 {
-    struct vgpu_entry entry[VGPU_DEVICES];
+    struct vgpu_object part[VGPU_DEVICES];
     bool known[VGPU_DEVICES] = {false};
     for (int d = 0; vgpu_is_open() && d < VGPU_DEVICES; d++)
-        known[d] = vgpu_process.objects.count && vgpu_object_take(key_of(graph, d), &entry[d]);
+        known[d] = vgpu_process.objects.count && vgpu_object_take(key_of(graph, d), &part[d]);
     int result = REAL(cuGraphExecDestroy)(graph);
     for (int d = 0; d < VGPU_DEVICES; d++) {
         if (!known[d])
             continue;
         if (result == CUDA_OK) {
-            charge(d, -(int64_t)entry[d].size);
+            charge(d, -(int64_t)part[d].amount.bytes);
             look(d);
         } else {
-            vgpu_object_put((void *)(uintptr_t)entry[d].key, d, entry[d].size, 0, KIND_OBJECT, PART_DATA);
+            vgpu_object_keep(&part[d]);
         }
     }
     return result;

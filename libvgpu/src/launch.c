@@ -147,13 +147,11 @@ static int32_t owner; /* process that estimates belong to */
 /* After limits have changed, or in a child that copied this process. */
 __attribute__((noinline, cold)) static void set_up(struct vgpu_process *process)
 {
-    int32_t self = atomic_load(&process->pid);
     vgpu_lock(&process->lock);
-    if (owner && owner != self) {
+    if (vgpu_is_inherited(&owner)) {
         memset(estimates, 0, sizeof estimates);
         vgpu_timing_forked();
     }
-    owner = self;
     vgpu_unlock(&process->lock);
     atomic_store(&vgpu_free_recent, is_limited(process) ? NULL : &process->region->recent_kernel);
     atomic_store(&generation, __atomic_load_n(&process->generation, __ATOMIC_ACQUIRE));
@@ -282,7 +280,7 @@ int cuEventCreate(void *event, uint32_t flags)
     int result = REAL(cuEventCreate)(event, flags);
     if (result == CUDA_OK && !(flags & DISABLE_TIMING) && vgpu_is_open() && is_limited(&vgpu_process)) {
         vgpu_lock(&vgpu_process.lock);
-        vgpu_table_put(&vgpu_process.events, &(struct vgpu_entry){.key = *(uint64_t *)event});
+        vgpu_table_put(&vgpu_process.events, &(struct vgpu_event){.handle = *(uint64_t *)event});
         vgpu_unlock(&vgpu_process.lock);
     }
     return result;
@@ -290,7 +288,7 @@ int cuEventCreate(void *event, uint32_t flags)
 
 void vgpu_event_gone(void *event)
 {
-    struct vgpu_entry gone;
+    struct vgpu_event gone;
     if (!vgpu_is_open() || !vgpu_process.events.count)
         return;
     vgpu_lock(&vgpu_process.lock);

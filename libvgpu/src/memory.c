@@ -7,10 +7,10 @@
 
 static void remember(uint64_t address, int d, uint64_t size, uint64_t context)
 {
-    struct vgpu_entry entry = {.key = address, .size = size, .owner = context, .device = d, .kind = KIND_MEMORY,
-                               .part = PART_DATA};
+    struct vgpu_allocation made = {.address = address, .owner = context, .kind = OF_CONTEXT,
+                                   .amount = {.bytes = size, .device = d, .part = PART_DATA}};
     vgpu_lock(&vgpu_process.lock);
-    vgpu_table_put(&vgpu_process.memory, &entry);
+    vgpu_table_put(&vgpu_process.memory, &made);
     vgpu_unlock(&vgpu_process.lock);
 }
 
@@ -109,48 +109,45 @@ int cuMemAllocPitch(void *address, void *pitch, uint32_t width, uint32_t height,
 }
 
 /* Taken from the table before the driver is asked: the address may be someone's again as soon as it answers. */
-static bool take(uint64_t address, struct vgpu_entry *entry)
+static bool take(uint64_t address, struct vgpu_allocation *taken)
 {
     if (!address || !vgpu_is_open())
         return false;
     vgpu_lock(&vgpu_process.lock);
-    bool known = vgpu_table_take(&vgpu_process.memory, address, entry);
-    if (known && entry->kind == KIND_MAPPING) { /* not memory that can be freed: the driver says so */
-        vgpu_table_put(&vgpu_process.memory, entry);
-        known = false;
-    }
+    bool known = vgpu_table_take(&vgpu_process.memory, address, taken);
     vgpu_unlock(&vgpu_process.lock);
     return known;
 }
 
 /* What other processes may hold, too. */
-static void freed_of_others(const struct vgpu_entry *entry)
+static void freed_of_others(const struct vgpu_allocation *gone)
 {
     struct vgpu_freed freed = {0};
     vgpu_lock(&vgpu_process.lock);
-    vgpu_free_entry(&freed, entry);
+    vgpu_free(&freed, &gone->amount);
     vgpu_unlock(&vgpu_process.lock);
-    if (entry->kind == KIND_POOLED)
-        freed.bytes[entry->device][entry->part] = 0; /* the pool counts it */
+    if (gone->kind == OF_POOL)
+        freed.bytes[gone->amount.device][gone->amount.part] = 0; /* the pool counts it */
     vgpu_uncharge_all(&freed);
 }
 
-static int freed(bool known, const struct vgpu_entry *entry, int result)
+static int freed(bool known, const struct vgpu_allocation *gone, int result)
 {
+    const struct vgpu_amount *amount = &gone->amount;
     if (!known)
         return result;
     VGPU_POINT(60);
     if (result != CUDA_OK) {
         vgpu_lock(&vgpu_process.lock);
-        vgpu_table_put(&vgpu_process.memory, entry);
+        vgpu_table_put(&vgpu_process.memory, gone);
         vgpu_unlock(&vgpu_process.lock);
     } else {
-        if (UNLIKELY(entry->exported || entry->share.record))
-            freed_of_others(entry);
-        else if (entry->kind != KIND_POOLED)
-            vgpu_uncharge(entry->device, entry->size, (enum vgpu_part)entry->part);
-        if (entry->kind == KIND_POOLED)
-            vgpu_pool_freed(entry->owner, entry->size);
+        if (UNLIKELY(amount->exported || amount->share.record))
+            freed_of_others(gone);
+        else if (gone->kind != OF_POOL)
+            vgpu_uncharge(amount->device, amount->bytes, (enum vgpu_part)amount->part);
+        if (gone->kind == OF_POOL)
+            vgpu_pool_freed(gone->owner, amount->bytes);
     }
     VGPU_POINT(61);
     return result;
@@ -158,28 +155,28 @@ static int freed(bool known, const struct vgpu_entry *entry, int result)
 
 int cuMemFree_v2(uint64_t address)
 {
-    struct vgpu_entry entry;
-    bool known = take(address, &entry);
-    return freed(known, &entry, REAL(cuMemFree_v2)(address));
+    struct vgpu_allocation gone;
+    bool known = take(address, &gone);
+    return freed(known, &gone, REAL(cuMemFree_v2)(address));
 }
 
 int cuMemFree(uint32_t address)
 {
-    struct vgpu_entry entry;
-    bool known = take(address, &entry);
-    return freed(known, &entry, REAL(cuMemFree)(address));
+    struct vgpu_allocation gone;
+    bool known = take(address, &gone);
+    return freed(known, &gone, REAL(cuMemFree)(address));
 }
 
 int cuMemFreeAsync(uint64_t address, void *stream)
 {
-    struct vgpu_entry entry;
-    bool known = take(address, &entry);
-    return freed(known, &entry, REAL(cuMemFreeAsync)(address, stream));
+    struct vgpu_allocation gone;
+    bool known = take(address, &gone);
+    return freed(known, &gone, REAL(cuMemFreeAsync)(address, stream));
 }
 
 int cuMemFreeAsync_ptsz(uint64_t address, void *stream)
 {
-    struct vgpu_entry entry;
-    bool known = take(address, &entry);
-    return freed(known, &entry, REAL(cuMemFreeAsync_ptsz)(address, stream));
+    struct vgpu_allocation gone;
+    bool known = take(address, &gone);
+    return freed(known, &gone, REAL(cuMemFreeAsync_ptsz)(address, stream));
 }

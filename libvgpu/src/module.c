@@ -95,6 +95,6 @@ int vgpu_module_end(struct vgpu_loading *loading, void *place, int result, bool 
     result = vgpu_charge(loading->measure.index, bytes, PART_MODULE);
     *undo = result != CUDA_OK;
     if (!*undo)
-        vgpu_object_put(*(void **)place, loading->measure.index, bytes, context, KIND_OBJECT, PART_MODULE);
+        vgpu_object_put(*(void **)place, loading->measure.index, bytes, context, PART_MODULE);
     return result;
 }

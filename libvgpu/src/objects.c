@@ -3,60 +3,70 @@
 #include "account.h"
 #include "process.h"
 
-void vgpu_object_keep(const struct vgpu_entry *entry)
+void vgpu_object_keep(const struct vgpu_object *object)
 {
-    if (!entry->key)
+    if (!object->handle)
         return;
     vgpu_lock(&vgpu_process.lock);
-    vgpu_table_put(&vgpu_process.objects, entry);
+    vgpu_table_put(&vgpu_process.objects, object);
     vgpu_unlock(&vgpu_process.lock);
 }
 
-void vgpu_object_put(void *handle, int index, uint64_t bytes, uint64_t owner, enum vgpu_kind kind, enum vgpu_part part)
+void vgpu_object_put(void *handle, int index, uint64_t bytes, uint64_t context, enum vgpu_part part)
 {
-    vgpu_object_keep(&(struct vgpu_entry){.key = (uint64_t)(uintptr_t)handle, .size = bytes, .owner = owner,
-                                          .device = index, .kind = (uint8_t)kind, .part = (uint8_t)part});
+    vgpu_object_keep(&(struct vgpu_object){.handle = (uint64_t)(uintptr_t)handle, .context = context,
+                                           .amount = {.bytes = bytes, .device = index, .part = (uint8_t)part}});
 }
 
-bool vgpu_object_take(void *handle, struct vgpu_entry *entry)
+bool vgpu_object_take(void *handle, struct vgpu_object *object)
 {
     if (!vgpu_is_open())
         return false;
     vgpu_lock(&vgpu_process.lock);
-    bool known = vgpu_table_take(&vgpu_process.objects, (uint64_t)(uintptr_t)handle, entry);
+    bool known = vgpu_table_take(&vgpu_process.objects, (uint64_t)(uintptr_t)handle, object);
     vgpu_unlock(&vgpu_process.lock);
     return known;
 }
 
-void vgpu_object_end(bool known, const struct vgpu_entry *entry, int result)
+void vgpu_object_end(bool known, const struct vgpu_object *object, int result)
 {
     if (!known)
         return;
     struct vgpu_freed freed = {0};
     vgpu_lock(&vgpu_process.lock);
     if (result == CUDA_OK)
-        vgpu_free_entry(&freed, entry);
+        vgpu_free(&freed, &object->amount);
     else
-        vgpu_table_put(&vgpu_process.objects, entry);
+        vgpu_table_put(&vgpu_process.objects, object);
     vgpu_unlock(&vgpu_process.lock);
     vgpu_uncharge_all(&freed);
 }
 
-static bool goes_with(const struct vgpu_entry *entry, uint64_t context)
+/* Take all that belongs to the context. Where one is taken, the next one may have moved to its place. */
+static void take_memory(struct vgpu_table *table, uint64_t context, struct vgpu_freed *freed)
 {
-    return entry->owner == context && entry->kind != KIND_POOLED;
+    struct vgpu_allocation gone;
+    for (uint64_t i = 0; i < table->capacity;) {
+        const struct vgpu_allocation *one = vgpu_table_at(table, i);
+        if (!one || one->owner != context || one->kind == OF_POOL) {
+            i++;
+        } else if (vgpu_table_take(table, one->address, &gone)) {
+            vgpu_free(freed, &gone.amount);
+        }
+    }
 }
 
-/* Takes all that belongs to the context. Where one is taken, the next one may have moved to its place. */
-static void take_owned(struct vgpu_table *table, uint64_t context, struct vgpu_freed *freed)
+static void take_objects(struct vgpu_table *table, uint64_t context, struct vgpu_freed *freed)
 {
-    struct vgpu_entry gone;
-    for (uint64_t i = 0; i < table->capacity;)
-        if (table->entry[i].key && goes_with(&table->entry[i], context)
-            && vgpu_table_take(table, table->entry[i].key, &gone))
-            vgpu_free_entry(freed, &gone);
-        else
+    struct vgpu_object gone;
+    for (uint64_t i = 0; i < table->capacity;) {
+        const struct vgpu_object *one = vgpu_table_at(table, i);
+        if (!one || one->context != context) {
             i++;
+        } else if (vgpu_table_take(table, one->handle, &gone)) {
+            vgpu_free(freed, &gone.amount);
+        }
+    }
 }
 
 void vgpu_context_gone(uint64_t context)
@@ -66,8 +76,8 @@ void vgpu_context_gone(uint64_t context)
     if (!context || !vgpu_is_open())
         return;
     vgpu_lock(&process->lock);
-    take_owned(&process->memory, context, &freed);
-    take_owned(&process->objects, context, &freed);
+    take_memory(&process->memory, context, &freed);
+    take_objects(&process->objects, context, &freed);
     vgpu_unlock(&process->lock);
     vgpu_uncharge_all(&freed);
 }

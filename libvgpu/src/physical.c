@@ -20,73 +20,71 @@ static void change(uint64_t number, int references, int mappings, struct vgpu_fr
 static void unbind(uint64_t object, int device, uint64_t from, uint64_t size, struct vgpu_freed *freed)
 {
     struct vgpu_table *table = &vgpu_process.bindings;
-    struct vgpu_entry gone;
-    uint64_t i = 0;
-    while (i < table->capacity) {
-        const struct vgpu_entry *one = &table->entry[i];
-        bool meant = one->key && one->owner == object && (device < 0 || one->device == device);
-        if (!meant || one->size < from || one->size - from >= size) {
+    struct vgpu_binding gone;
+    for (uint64_t i = 0; i < table->capacity;) {
+        const struct vgpu_binding *one = vgpu_table_at(table, i);
+        bool meant = one && one->object == object && (device < 0 || one->device == device);
+        if (!meant || one->offset < from || one->offset - from >= size) {
             i++;
             continue;
         }
-        vgpu_table_take(table, one->key, &gone); /* the next one may have moved to this place */
-        change(gone.second, 0, -1, freed);
+        vgpu_table_take(table, one->number, &gone); /* the next one may have moved to this place */
+        change(gone.block, 0, -1, freed);
     }
 }
 
 /* References and mappings of a block change. What it was charged is freed once both are zero. Caller locks. */
 static void change(uint64_t number, int references, int mappings, struct vgpu_freed *freed)
 {
-    struct vgpu_entry *block = vgpu_table_find(&vgpu_process.blocks, number), gone;
+    struct vgpu_block *block = vgpu_table_find(&vgpu_process.blocks, number), gone;
     if (!block)
         return;
-    block->owner += (uint64_t)(int64_t)references;
-    block->second += (uint64_t)(int64_t)mappings;
-    if (block->owner || block->second)
+    block->references += references;
+    block->mappings += mappings;
+    if (block->references || block->mappings)
         return;
     vgpu_table_take(&vgpu_process.blocks, number, &gone);
-    if (gone.kind == KIND_MULTICAST)
+    if (gone.is_multicast)
         unbind(number, -1, 0, UINT64_MAX, freed);
     else
-        vgpu_free_entry(freed, &gone);
+        vgpu_free(freed, &gone.amount);
 }
 
 /* One more reference by the handle. Caller locks. */
-static void refer(uint64_t handle, uint64_t number)
+static void refer(uint64_t handle, uint64_t block)
 {
-    struct vgpu_entry *known = vgpu_table_find(&vgpu_process.handles, handle);
-    if (known && known->second == number)
-        known->size++;
+    struct vgpu_handle *known = vgpu_table_find(&vgpu_process.handles, handle);
+    if (known && known->block == block)
+        known->references++;
     else
-        vgpu_table_put(&vgpu_process.handles, &(struct vgpu_entry){.key = handle, .size = 1, .second = number,
-                                                                   .kind = KIND_BLOCK});
+        vgpu_table_put(&vgpu_process.handles, &(struct vgpu_handle){.handle = handle, .block = block, .references = 1});
 }
 
 /* One reference less; the number of the block, 0 if the handle is not known. Caller locks. */
 static uint64_t unrefer(uint64_t handle)
 {
-    struct vgpu_entry *known = vgpu_table_find(&vgpu_process.handles, handle), gone;
+    struct vgpu_handle *known = vgpu_table_find(&vgpu_process.handles, handle), gone;
     if (!known)
         return 0;
-    uint64_t number = known->second;
-    if (--known->size == 0)
+    uint64_t block = known->block;
+    if (--known->references == 0)
         vgpu_table_take(&vgpu_process.handles, handle, &gone);
-    return number;
+    return block;
 }
 
 /* Remembers a new block with one reference. Caller locks. */
-static void add(uint64_t handle, struct vgpu_entry block)
+static void add(uint64_t handle, struct vgpu_block block)
 {
-    block.key = ++last_number;
-    block.owner = 1;
+    block.number = ++last_number;
+    block.references = 1;
     vgpu_table_put(&vgpu_process.blocks, &block);
-    refer(handle, block.key);
+    refer(handle, block.number);
 }
 
-static struct vgpu_entry *block_of(uint64_t handle)
+static struct vgpu_block *block_of(uint64_t handle)
 {
-    struct vgpu_entry *known = vgpu_table_find(&vgpu_process.handles, handle);
-    return known ? vgpu_table_find(&vgpu_process.blocks, known->second) : NULL;
+    const struct vgpu_handle *known = vgpu_table_find(&vgpu_process.handles, handle);
+    return known ? vgpu_table_find(&vgpu_process.blocks, known->block) : NULL;
 }
 
 int cuMemCreate(void *handle, uint64_t size, void *properties, uint64_t flags)
@@ -103,7 +101,7 @@ int cuMemCreate(void *handle, uint64_t size, void *properties, uint64_t flags)
         vgpu_uncharge(d, size, PART_DATA);
     } else if (d >= 0) {
         vgpu_lock(&vgpu_process.lock);
-        add(*(uint64_t *)handle, (struct vgpu_entry){.size = size, .device = d, .kind = KIND_BLOCK, .part = PART_DATA});
+        add(*(uint64_t *)handle, (struct vgpu_block){.amount = {.bytes = size, .device = d, .part = PART_DATA}});
         vgpu_unlock(&vgpu_process.lock);
     }
     return result;
@@ -137,15 +135,16 @@ int cuMemExportToShareableHandle(void *shareable, uint64_t handle, uint32_t type
     if (result != CUDA_OK || !vgpu_is_open())
         return result;
     vgpu_lock(&vgpu_process.lock);
-    const struct vgpu_entry *known = block_of(handle);
-    uint64_t name = known ? known->share.block : 0;
+    struct vgpu_block *known = block_of(handle);
+    uint64_t name = known ? known->amount.share.block : 0;
     vgpu_unlock(&vgpu_process.lock);
     if (type == HANDLE_FILE)
         name = vgpu_tag(*(int *)shareable, name ? name : vgpu_new_name());
     else
         name = type == HANDLE_FABRIC ? vgpu_name_of(shareable, sizeof(struct vgpu_structure), 0) : 0;
     vgpu_lock(&vgpu_process.lock);
-    vgpu_export(block_of(handle), name);
+    if ((known = block_of(handle)) && !known->is_multicast)
+        vgpu_export(&known->amount, name);
     vgpu_unlock(&vgpu_process.lock);
     return result;
 }
@@ -184,14 +183,14 @@ int cuMemImportFromShareableHandle(void *handle, void *shareable, uint32_t type)
     uint64_t given = *(uint64_t *)handle;
     int d = device_of(given);
     vgpu_lock(&vgpu_process.lock);
-    struct vgpu_entry *known = block_of(given);
+    struct vgpu_block *known = block_of(given);
     if (known) {
-        known->owner++;
-        refer(given, known->key);
+        known->references++;
+        refer(given, known->number);
     } else {
         uint64_t block = name ? vgpu_share_block(vgpu_process.region, name) : 0;
-        add(given, (struct vgpu_entry){.device = d, .kind = KIND_BLOCK, .part = PART_IMPORTED,
-                                       .share = {.name = name, .block = block}});
+        add(given, (struct vgpu_block){.amount = {.device = d, .part = PART_IMPORTED,
+                                                  .share = {.name = name, .block = block}}});
     }
     vgpu_unlock(&vgpu_process.lock);
     return result;
@@ -200,11 +199,11 @@ int cuMemImportFromShareableHandle(void *handle, void *shareable, uint32_t type)
 /* The block that is mapped at an address, 0 if none. Caller locks. */
 static uint64_t block_at(uint64_t address)
 {
-    struct vgpu_table *table = &vgpu_process.memory;
+    const struct vgpu_table *table = &vgpu_process.mappings;
     for (uint64_t i = 0; i < table->capacity; i++) {
-        const struct vgpu_entry *entry = &table->entry[i];
-        if (entry->key && entry->kind == KIND_MAPPING && address >= entry->key && address - entry->key < entry->size)
-            return entry->second;
+        const struct vgpu_mapping *one = vgpu_table_at(table, i);
+        if (one && address >= one->address && address - one->address < one->bytes)
+            return one->block;
     }
     return 0;
 }
@@ -226,12 +225,12 @@ int cuMemRetainAllocationHandle(void *handle, void *address)
 }
 
 /* Whether a mapping shows that an imported block is larger than was known; the block as it is known. */
-static bool is_wider(uint64_t handle, uint64_t end, struct vgpu_entry *block)
+static bool is_wider(uint64_t handle, uint64_t end, struct vgpu_block *block)
 {
     vgpu_lock(&vgpu_process.lock);
-    const struct vgpu_entry *known = block_of(handle);
-    bool wider = known && known->kind == KIND_BLOCK && known->part == PART_IMPORTED && known->device >= 0
-        && end > known->size;
+    const struct vgpu_block *known = block_of(handle);
+    bool wider = known && !known->is_multicast && known->amount.part == PART_IMPORTED && known->amount.device >= 0
+        && end > known->amount.bytes;
     if (wider)
         *block = *known;
     vgpu_unlock(&vgpu_process.lock);
@@ -242,10 +241,10 @@ static bool is_wider(uint64_t handle, uint64_t end, struct vgpu_entry *block)
 static void set_size(uint64_t handle, uint64_t size, const struct vgpu_share *share)
 {
     vgpu_lock(&vgpu_process.lock);
-    struct vgpu_entry *block = block_of(handle);
+    struct vgpu_block *block = block_of(handle);
     if (block) {
-        block->size = size;
-        block->share = *share;
+        block->amount.bytes = size;
+        block->amount.share = *share;
     }
     vgpu_unlock(&vgpu_process.lock);
 }
@@ -254,66 +253,67 @@ static void remember_mapping(uint64_t address, uint64_t size, uint64_t handle)
 {
     struct vgpu_freed none = {0};
     vgpu_lock(&vgpu_process.lock);
-    struct vgpu_entry *known = vgpu_table_find(&vgpu_process.handles, handle);
+    const struct vgpu_handle *known = vgpu_table_find(&vgpu_process.handles, handle);
     if (known) {
-        uint64_t number = known->second;
-        change(number, 0, 1, &none);
-        vgpu_table_put(&vgpu_process.memory, &(struct vgpu_entry){.key = address, .size = size, .second = number,
-                                                                  .kind = KIND_MAPPING});
+        uint64_t block = known->block;
+        change(block, 0, 1, &none);
+        vgpu_table_put(&vgpu_process.mappings, &(struct vgpu_mapping){.address = address, .bytes = size, .block = block});
     }
     vgpu_unlock(&vgpu_process.lock);
 }
 
 /* Charges what a mapping shows, one after the other: a second one may show still more. *block: as it was before, if that has
  * changed anything. */
-static int widen(uint64_t handle, uint64_t end, struct vgpu_entry *block)
+static int widen(uint64_t handle, uint64_t end, struct vgpu_block *block)
 {
     vgpu_lock(&vgpu_process.import_lock);
     bool wider = is_wider(handle, end, block);
-    struct vgpu_share share = wider ? block->share : (struct vgpu_share){0};
-    int result = wider ? vgpu_import(block->device, block->size, end, PART_IMPORTED, &share) : CUDA_OK;
+    const struct vgpu_amount *amount = &block->amount;
+    struct vgpu_share share = wider ? amount->share : (struct vgpu_share){0};
+    int result = wider ? vgpu_import(amount->device, amount->bytes, end, PART_IMPORTED, &share) : CUDA_OK;
     VGPU_POINT(76);
     if (wider && result == CUDA_OK)
         set_size(handle, end, &share);
     vgpu_unlock(&vgpu_process.import_lock);
-    block->key = wider ? block->key : 0;
+    block->number = wider ? block->number : 0;
     return result;
 }
 
 /* The mapping has failed: what it has shown is not held, unless another one has shown more meanwhile. */
-static void narrow(uint64_t handle, uint64_t end, const struct vgpu_entry *before)
+static void narrow(uint64_t handle, uint64_t end, const struct vgpu_block *block)
 {
+    const struct vgpu_amount *before = &block->amount;
     vgpu_lock(&vgpu_process.import_lock);
     vgpu_lock(&vgpu_process.lock);
-    const struct vgpu_entry *known = block_of(handle);
-    bool same = known && known->key == before->key && known->size == end;
-    struct vgpu_share share = same ? known->share : (struct vgpu_share){0};
+    const struct vgpu_block *known = block_of(handle);
+    bool same = known && known->number == block->number && known->amount.bytes == end;
+    struct vgpu_share share = same ? known->amount.share : (struct vgpu_share){0};
     vgpu_unlock(&vgpu_process.lock);
     if (same) {
-        vgpu_unimport(before->device, end, before->size, PART_IMPORTED, &share);
-        set_size(handle, before->size, before->size ? &share : &before->share);
+        vgpu_unimport(before->device, end, before->bytes, PART_IMPORTED, &share);
+        set_size(handle, before->bytes, before->bytes ? &share : &before->share);
     }
     vgpu_unlock(&vgpu_process.import_lock);
 }
 
 static int map_wider(uint64_t address, uint64_t size, uint64_t offset, uint64_t handle, uint64_t flags)
 {
-    struct vgpu_entry block;
+    struct vgpu_block block;
     uint64_t end = vgpu_add(offset, size);
     int result = widen(handle, end, &block);
-    if (result == CUDA_OUT_OF_MEMORY && vgpu_pools_trim(block.device))
+    if (result == CUDA_OUT_OF_MEMORY && vgpu_pools_trim(block.amount.device))
         result = widen(handle, end, &block);
     if (result != CUDA_OK)
         return result;
     result = REAL(cuMemMap)(address, size, offset, handle, flags);
-    if (result != CUDA_OK && block.key)
+    if (result != CUDA_OK && block.number)
         narrow(handle, end, &block);
     return result;
 }
 
 int cuMemMap(uint64_t address, uint64_t size, uint64_t offset, uint64_t handle, uint64_t flags)
 {
-    struct vgpu_entry block;
+    struct vgpu_block block;
     bool wider = vgpu_is_open() && is_wider(handle, vgpu_add(offset, size), &block);
     int result = wider ? map_wider(address, size, offset, handle, flags)
                        : REAL(cuMemMap)(address, size, offset, handle, flags);
@@ -323,16 +323,16 @@ int cuMemMap(uint64_t address, uint64_t size, uint64_t offset, uint64_t handle, 
 }
 
 /* The mapping that begins at the address, or any within the range. Caller locks. */
-static bool take_mapping(uint64_t from, uint64_t size, struct vgpu_entry *taken)
+static bool take_mapping(uint64_t from, uint64_t size, struct vgpu_mapping *taken)
 {
-    struct vgpu_table *table = &vgpu_process.memory;
-    struct vgpu_entry *found = vgpu_table_find(table, from);
-    if (found && found->kind == KIND_MAPPING)
-        return vgpu_table_take(table, from, taken);
-    for (uint64_t i = 0; i < table->capacity; i++)
-        if (table->entry[i].key >= from && table->entry[i].key - from < size && table->entry[i].key
-            && table->entry[i].kind == KIND_MAPPING)
-            return vgpu_table_take(table, table->entry[i].key, taken);
+    struct vgpu_table *table = &vgpu_process.mappings;
+    if (vgpu_table_take(table, from, taken))
+        return true;
+    for (uint64_t i = 0; i < table->capacity; i++) {
+        const struct vgpu_mapping *one = vgpu_table_at(table, i);
+        if (one && one->address >= from && one->address - from < size)
+            return vgpu_table_take(table, one->address, taken);
+    }
     return false;
 }
 
@@ -343,12 +343,12 @@ int cuMemUnmap(uint64_t address, uint64_t size)
         return result;
     struct vgpu_freed freed = {0};
     uint64_t at = address, left = size;
-    struct vgpu_entry gone;
+    struct vgpu_mapping gone;
     vgpu_lock(&vgpu_process.lock);
     while (left && take_mapping(at, left, &gone)) {
-        change(gone.second, 0, -1, &freed);
-        if (gone.key == at) {
-            at += gone.size < left ? gone.size : left;
+        change(gone.block, 0, -1, &freed);
+        if (gone.address == at) {
+            at += gone.bytes < left ? gone.bytes : left;
             left = address + size - at;
         }
     }
@@ -364,7 +364,7 @@ int cuMulticastCreate(void *handle, void *properties)
     if (result != CUDA_OK || !vgpu_is_open())
         return result;
     vgpu_lock(&vgpu_process.lock);
-    add(*(uint64_t *)handle, (struct vgpu_entry){.device = -1, .kind = KIND_MULTICAST});
+    add(*(uint64_t *)handle, (struct vgpu_block){.amount = {.device = -1}, .is_multicast = true});
     vgpu_unlock(&vgpu_process.lock);
     return result;
 }
@@ -372,17 +372,17 @@ int cuMulticastCreate(void *handle, void *properties)
 /* The object holds the block from now on. One that was imported is known as an object only now. Caller locks. */
 static void bind(uint64_t handle, uint64_t offset, uint64_t number, struct vgpu_freed *freed)
 {
-    struct vgpu_entry *object = block_of(handle), *block = vgpu_table_find(&vgpu_process.blocks, number);
+    struct vgpu_block *object = block_of(handle), *block = vgpu_table_find(&vgpu_process.blocks, number);
     if (!object || !block)
         return;
-    if (object->kind != KIND_MULTICAST) {
-        vgpu_free_entry(freed, object);
-        object->kind = KIND_MULTICAST;
+    if (!object->is_multicast) {
+        vgpu_free(freed, &object->amount);
+        object->is_multicast = true;
     }
-    block->second++;
+    block->mappings++;
     vgpu_table_put(&vgpu_process.bindings,
-                   &(struct vgpu_entry){.key = ++last_number, .size = offset, .owner = object->key, .second = number,
-                                        .device = block->device, .kind = KIND_BINDING});
+                   &(struct vgpu_binding){.number = ++last_number, .object = object->number, .block = number,
+                                          .offset = offset, .device = block->amount.device});
 }
 
 /* What is bound is memory by its handle or, if that is 0, by an address where it is mapped. */
@@ -392,8 +392,8 @@ static int bound(int result, uint64_t object, uint64_t offset, uint64_t memory, 
         return result;
     struct vgpu_freed freed = {0};
     vgpu_lock(&vgpu_process.lock);
-    struct vgpu_entry *block = memory ? block_of(memory) : NULL;
-    bind(object, offset, block ? block->key : block_at(address), &freed);
+    const struct vgpu_block *block = memory ? block_of(memory) : NULL;
+    bind(object, offset, block ? block->number : block_at(address), &freed);
     vgpu_unlock(&vgpu_process.lock);
     vgpu_uncharge_all(&freed);
     return result;
@@ -430,9 +430,9 @@ int cuMulticastUnbind(uint64_t object, uint32_t device, uint64_t offset, uint64_
         return result;
     struct vgpu_freed freed = {0};
     vgpu_lock(&vgpu_process.lock);
-    const struct vgpu_entry *known = block_of(object);
+    const struct vgpu_block *known = block_of(object);
     if (known)
-        unbind(known->key, d, offset, size, &freed);
+        unbind(known->number, d, offset, size, &freed);
     vgpu_unlock(&vgpu_process.lock);
     vgpu_uncharge_all(&freed);
     return result;

@@ -35,13 +35,11 @@ static int32_t owner; /* process that pools belong to; a forked child has none *
 /* Caller locks, as for all functions that return a pool. */
 static void forget_of_parent(void)
 {
-    int32_t self = atomic_load(&vgpu_process.pid);
-    if (owner == self)
+    if (!vgpu_is_inherited(&owner))
         return;
     memset(pools, 0, sizeof pools);
     memset(current_pools, 0, sizeof current_pools);
     atomic_store(&stale_pools, false);
-    owner = self;
 }
 
 static struct pool *find(uint64_t handle)
@@ -289,10 +287,10 @@ static int64_t admit(uint64_t pool, int device, uint64_t size)
     return vgpu_reserve(device, size, PART_DATA) == CUDA_OK ? (int64_t)size : -1;
 }
 
-static void remember(uint64_t address, const struct vgpu_entry *entry)
+static void remember(uint64_t address, const struct vgpu_allocation *made)
 {
-    struct vgpu_entry kept = *entry;
-    kept.key = address;
+    struct vgpu_allocation kept = *made;
+    kept.address = address;
     vgpu_lock(&vgpu_process.lock);
     vgpu_table_put(&vgpu_process.memory, &kept);
     vgpu_unlock(&vgpu_process.lock);
@@ -309,30 +307,28 @@ static void give_back(const struct request *asked)
 /* The pool has grown by more than was asked for, and beyond the limit. */
 static int undo(const struct request *asked, int device)
 {
-    struct vgpu_entry entry;
+    struct vgpu_allocation gone;
     vgpu_lock(&vgpu_process.lock);
-    bool known = vgpu_table_take(&vgpu_process.memory, *asked->address, &entry);
+    bool known = vgpu_table_take(&vgpu_process.memory, *asked->address, &gone);
     vgpu_unlock(&vgpu_process.lock);
     give_back(asked);
     if (known)
-        vgpu_pool_freed(entry.owner, entry.size);
+        vgpu_pool_freed(gone.owner, gone.amount.bytes);
     vgpu_pools_trim(device);
     return CUDA_OUT_OF_MEMORY;
 }
 
 /* More pools than we remember: each allocation is charged by itself. */
-static int allocate_by_itself(const struct request *asked, struct vgpu_entry entry)
+static int allocate_by_itself(const struct request *asked, const struct vgpu_amount *amount)
 {
-    int result = vgpu_reserve(entry.device, entry.size, PART_DATA);
+    int result = vgpu_reserve(amount->device, amount->bytes, PART_DATA);
     if (result != CUDA_OK)
         return result;
-    entry.kind = KIND_MEMORY;
-    entry.owner = 0;
     result = call(asked);
     if (result == CUDA_OK)
-        remember(*asked->address, &entry);
+        remember(*asked->address, &(struct vgpu_allocation){.amount = *amount, .kind = OF_CONTEXT});
     else
-        vgpu_uncharge(entry.device, entry.size, PART_DATA);
+        vgpu_uncharge(amount->device, amount->bytes, PART_DATA);
     return result;
 }
 
@@ -345,16 +341,17 @@ static int allocate(const struct request *asked)
         device = pool_device(asked->pool); /* captured, it is memory of a graph */
     if (device < 0)
         return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : call(asked);
-    struct vgpu_entry entry = {.size = size, .owner = handle, .device = device, .kind = KIND_POOLED, .part = PART_DATA};
+    struct vgpu_allocation made = {.owner = handle, .kind = OF_POOL,
+                                   .amount = {.bytes = size, .device = device, .part = PART_DATA}};
     int room = take_room(handle, size);
     if (UNLIKELY(room == UNKNOWN_POOL))
-        return allocate_by_itself(asked, entry);
+        return allocate_by_itself(asked, &made.amount);
     int64_t held = room == NO_ROOM ? admit(handle, device, size) : 0;
     if (held < 0)
         return CUDA_OUT_OF_MEMORY;
     int result = call(asked);
     if (result == CUDA_OK)
-        remember(*asked->address, &entry);
+        remember(*asked->address, &made);
     if (room == NO_ROOM && result == CUDA_OK)
         change_live(handle, size, 0);
     else if (room != NO_ROOM && result != CUDA_OK)

@@ -2,7 +2,7 @@
 #ifndef VGPU_POOL_H
 #define VGPU_POOL_H
 
-#include "table.h"
+#include "counted.h"
 
 /* Releases what the pools of device d hold in reserve. True if that has changed what is charged. */
 bool vgpu_pools_trim(int d);

@@ -66,6 +66,13 @@ bool vgpu_is_open(void)
     return LIKELY(word != &plain_stage) || atomic_load(&vgpu_process.pid) == (int32_t)getpid();
 }
 
+bool vgpu_is_inherited(int32_t *owner)
+{
+    int32_t before = *owner;
+    *owner = atomic_load(&vgpu_process.pid);
+    return before && before != *owner;
+}
+
 static int most_cores(const struct vgpu_config *config, int d, int cores)
 {
     if (config->policy == POLICY_FORCE)
@@ -174,8 +181,9 @@ static void start(struct vgpu_process *process)
     if (atomic_load(&process->pid)) { /* copied from the parent: its mappings are shared, its charges are not ours */
         vgpu_table_clear(&process->memory);
         vgpu_table_clear(&process->objects);
-        vgpu_table_clear(&process->handles);
         vgpu_table_clear(&process->blocks);
+        vgpu_table_clear(&process->handles);
+        vgpu_table_clear(&process->mappings);
         vgpu_table_clear(&process->bindings);
         vgpu_table_clear(&process->events);
         vgpu_compute_close(process->compute);

@@ -3,6 +3,7 @@
 #define VGPU_PROCESS_H
 
 #include "config.h"
+#include "counted.h"
 #include "lock.h"
 #include "region.h"
 #include "table.h"
@@ -35,12 +36,10 @@ struct vgpu_process {
     _Atomic int policy, compute_by;              /* of enum vgpu_policy, vgpu_compute_by */
     _Atomic uint64_t ordinals;           /* CUDA devices that have had a context, a bit each */
     _Atomic int32_t index[VGPU_ORDINALS]; /* region index + 1 by CUDA device number, 0: not asked yet */
-    struct vgpu_table memory;      /* by address */
-    struct vgpu_table objects;     /* contexts, arrays, modules, graphs by handle */
-    struct vgpu_table handles;     /* of physical memory; size: references */
-    struct vgpu_table blocks;      /* physical memory by number; owner: references, second: mappings and bindings */
-    struct vgpu_table bindings;    /* to multicast objects, by number */
-    struct vgpu_table events;      /* of the program, that measure time */
+    struct vgpu_table memory;      /* of struct vgpu_allocation */
+    struct vgpu_table objects;     /* of struct vgpu_object, and so on */
+    struct vgpu_table blocks, handles, mappings, bindings;
+    struct vgpu_table events;
 };
 
 extern struct vgpu_process vgpu_process;
@@ -59,6 +58,10 @@ bool vgpu_is_forbidden(void);
 
 /* Cheap: whether vgpu_open has succeeded in this very process, not in one that it was forked from. */
 bool vgpu_is_open(void);
+
+/* Whether what a file keeps for the process `owner`, 0 for none yet, was copied from that process in a fork. It is of this
+ * one from now on. The caller locks. */
+bool vgpu_is_inherited(int32_t *owner);
 
 uint64_t vgpu_now(void); /* monotonic nanoseconds */
 

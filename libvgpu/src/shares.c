@@ -1,5 +1,7 @@
 #include "shares.h"
 
+#include "table.h"
+
 /* A state: slot + 1, exported, device, size in units of 512 bytes. Size 0: the record is not written yet. */
 enum { OWNER_BITS = 11, EXPORTED_BIT = 11, DEVICE_BIT = 12, SIZE_BIT = 16, UNIT = 512 };
 
@@ -133,17 +135,23 @@ void vgpu_shares_drop(struct region *region, int owner, bool exported, uint64_t 
         changed(region);
 }
 
+/* A block in the records that are summed up. */
+struct sighting {
+    uint64_t block, bytes;
+    bool exported;
+};
+
 /* Adds what is held of a block to those that have been seen. Returns what cannot be remembered. */
 static uint64_t see(struct vgpu_table *seen, uint64_t block, uint64_t bytes, bool exported)
 {
-    struct vgpu_entry *known = vgpu_table_find(seen, block);
-    struct vgpu_entry first = {.key = block, .size = bytes, .exported = exported};
+    struct sighting *known = vgpu_table_find(seen, block);
+    struct sighting first = {.block = block, .bytes = bytes, .exported = exported};
     if (!known && block && vgpu_table_put(seen, &first))
         return 0;
     if (!known)
         return exported ? 0 : bytes;
     known->exported |= exported;
-    known->size = bytes > known->size ? bytes : known->size;
+    known->bytes = bytes > known->bytes ? bytes : known->bytes;
     return 0;
 }
 
@@ -158,9 +166,11 @@ uint64_t vgpu_shares_sum(struct region *region, int d, const struct vgpu_share *
         if (state.bytes && state.device == d)
             sum = vgpu_add(sum, see(&seen, atomic_load(&record->block), state.bytes, state.exported));
     }
-    for (uint64_t i = 0; i < seen.capacity; i++)
-        if (seen.entry[i].key && !seen.entry[i].exported)
-            sum = vgpu_add(sum, seen.entry[i].size);
+    for (uint64_t i = 0; i < seen.capacity; i++) {
+        const struct sighting *one = vgpu_table_at(&seen, i);
+        if (one && !one->exported)
+            sum = vgpu_add(sum, one->bytes);
+    }
     vgpu_table_clear(&seen);
     return sum;
 }

@@ -5,7 +5,7 @@
 #define VGPU_SHARES_H
 
 #include "region.h"
-#include "table.h"
+#include "counted.h"
 
 enum { SHARE_RECORDS = REGION_SLOTS * VGPU_DEVICES }; /* the first one is not used for a block */
 
