@@ -15,6 +15,7 @@ static const int64_t MOST_DEBT = 10000000000;   /* 10 s: longer kernels, or a br
 static const uint64_t BURST = 25000000;         /* credit for 25 ms at most; twice that after a pause, seen late */
 static const int64_t BURST_LEAST = 200000;
 static const uint64_t MOST_ELAPSED = 10000000000;
+static const uint64_t RESUMING = 1000000000;
 
 static uint64_t scaled(const struct vgpu_bucket *bucket, uint64_t cost)
 {
@@ -141,6 +142,25 @@ static uint64_t smoothed(uint64_t before, uint64_t sample)
     return before == 0 ? sample : before - before / 4 + sample / 4;
 }
 
+void vgpu_bucket_rest(struct vgpu_bucket *bucket)
+{
+    if (LIKELY(atomic_load_explicit(&bucket->resumed, memory_order_relaxed) == UINT64_MAX))
+        return;
+    atomic_store(&bucket->resumed, UINT64_MAX);
+    atomic_store(&bucket->seen, 0);
+    atomic_store(&bucket->expected, 0);
+    atomic_store(&bucket->sampled, 0);
+}
+
+/* Whether the device may still do what was launched, and not charged, before the limit counted. */
+static bool is_resuming(struct vgpu_bucket *bucket, uint64_t when)
+{
+    uint64_t resumed = UINT64_MAX;
+    if (atomic_compare_exchange_strong(&bucket->resumed, &resumed, when))
+        return true;
+    return when - resumed < RESUMING && when >= resumed;
+}
+
 void vgpu_bucket_sample(struct vgpu_bucket *bucket, uint64_t when, uint64_t percent)
 {
     uint64_t before = atomic_load(&bucket->sampled);
@@ -149,7 +169,7 @@ void vgpu_bucket_sample(struct vgpu_bucket *bucket, uint64_t when, uint64_t perc
     uint64_t charged = atomic_load(&bucket->charged);
     uint64_t more = charged - atomic_exchange(&bucket->sampled_charged, charged);
     uint64_t passed = when - before;
-    if (before == 0 || when < before || passed > MOST_ELAPSED || more > 100 * passed)
+    if (is_resuming(bucket, when) || before == 0 || when < before || passed > MOST_ELAPSED || more > 100 * passed)
         return;
     percent = percent > MOST_PERCENT ? MOST_PERCENT : percent;
     uint64_t seen = smoothed(bucket->seen, percent * UNIT);

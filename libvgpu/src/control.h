@@ -21,7 +21,8 @@ struct vgpu_bucket {
     _Atomic uint64_t sampled_charged; /* charged at that time */
     _Atomic uint64_t scale;           /* 65536 is 1; 0 is 1 */
     _Atomic uint64_t seen, expected;  /* smoothed utilization, sampled and charged; 65536 is 1 percent */
-    uint64_t unused[7];
+    _Atomic uint64_t resumed;         /* time of the first sample since launches are charged again; UINT64_MAX: they are not */
+    uint64_t unused[6];
 };
 
 /* What a kernel, or a graph, takes. Of one process. */
@@ -58,6 +59,9 @@ void vgpu_bucket_bill(struct vgpu_bucket *bucket, uint64_t when, uint64_t percen
 
 /* Nanoseconds that are owed. */
 uint64_t vgpu_bucket_debt(const struct vgpu_bucket *bucket);
+
+/* Nothing is charged now, since nothing is limited: what is sampled meanwhile says nothing about charges. */
+void vgpu_bucket_rest(struct vgpu_bucket *bucket);
 
 /* A sample: the container had `percent` of the device until `when`. Corrects the scale of what is charged. */
 void vgpu_bucket_sample(struct vgpu_bucket *bucket, uint64_t when, uint64_t percent);

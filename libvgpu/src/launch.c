@@ -192,8 +192,12 @@ static int limited_device(const struct vgpu_process *process)
 {
     uint32_t ordinal;
     int d = REAL(cuCtxGetDevice)(&ordinal) == CUDA_OK ? vgpu_index_of((int)ordinal) : -1;
-    return d >= 0 && atomic_load_explicit(&process->core_limit[d], memory_order_relaxed) < 100
-        && cores_of(process, d) < 100 ? d : -1;
+    if (d < 0 || atomic_load_explicit(&process->core_limit[d], memory_order_relaxed) >= 100)
+        return -1;
+    if (cores_of(process, d) < 100)
+        return d;
+    vgpu_bucket_rest(&process->compute->bucket[d]);
+    return -1;
 }
 
 void vgpu_launch_begin(struct vgpu_launch *launch, void *function, uint64_t shape, void *stream, bool per_thread)
