@@ -147,6 +147,7 @@ void vgpu_bucket_rest(struct vgpu_bucket *bucket)
     if (LIKELY(atomic_load_explicit(&bucket->resumed, memory_order_relaxed) == UINT64_MAX))
         return;
     atomic_store(&bucket->resumed, UINT64_MAX);
+    atomic_store(&bucket->corrections, 0);
     atomic_store(&bucket->seen, 0);
     atomic_store(&bucket->expected, 0);
     atomic_store(&bucket->sampled, 0);
@@ -178,10 +179,10 @@ void vgpu_bucket_sample(struct vgpu_bucket *bucket, uint64_t when, uint64_t perc
     atomic_store(&bucket->expected, expected);
     if (seen < UNIT / 2 || expected < UNIT / 2)
         return;
-    /* What events overcount: time slices of other tenants, streams that overlap. A slow correction of a scale. */
-    uint64_t scale = atomic_load(&bucket->scale);
+    /* What events overcount: time slices of others, streams that overlap. A correction of a scale, soon a slow one. */
+    uint64_t scale = atomic_load(&bucket->scale), weight = 2 + atomic_fetch_add(&bucket->corrections, 1) / 4;
     double off = ((double)seen - (double)expected) / (double)expected; /* no ratio: what varies must not weigh more */
-    double next = (double)(scale ? scale : UNIT) * (1 + (off > 1 ? 1 : off) / 8);
+    double next = (double)(scale ? scale : UNIT) * (1 + (off > 1 ? 1 : off) / (double)(weight < 8 ? weight : 8));
     next = next < SCALE_LEAST ? SCALE_LEAST : next > SCALE_MOST ? SCALE_MOST : next;
     atomic_store(&bucket->scale, (uint64_t)next);
 }

@@ -22,7 +22,8 @@ struct vgpu_bucket {
     _Atomic uint64_t scale;           /* 65536 is 1; 0 is 1 */
     _Atomic uint64_t seen, expected;  /* smoothed utilization, sampled and charged; 65536 is 1 percent */
     _Atomic uint64_t resumed;         /* time of the first sample since launches are charged again; UINT64_MAX: they are not */
-    uint64_t unused[6];
+    _Atomic uint64_t corrections;     /* of the scale since then */
+    uint64_t unused[5];
 };
 
 /* What a kernel, or a graph, takes. Of one process. */

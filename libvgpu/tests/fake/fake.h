@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 enum { FAKE_DEVICES = 16, FAKE_PROCESSES = 4096, FAKE_SHARES = 1024, FAKE_HOLDERS = 16 };
-enum { FAKE_RUNNERS = 128, FAKE_QUEUE = 2048, FAKE_SLICES = 1024 };
+enum { FAKE_RUNNERS = 128, FAKE_QUEUE = 2048, FAKE_SLICES = 4096 };
 
 struct fake_process {
     int32_t pid;

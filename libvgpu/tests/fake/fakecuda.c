@@ -65,6 +65,7 @@ struct CUstream_st {
 struct CUevent_st {
     int device;
     uint64_t kernel, slice, time;
+    bool open; /* among the open events */
 };
 
 struct CUmemPoolHandle_st {
@@ -1863,6 +1864,54 @@ static void enqueue(CUstream stream)
     }
 }
 
+/* Whether the card has come to it; then its time is that of the card. */
+static bool is_reached(CUevent event)
+{
+    int at = card(event->device);
+    if ((event->kernel && !fake_is_done(at, place(), event->kernel, &event->time))
+        || (event->slice && !fake_has_begun(at, place(), event->slice, &event->time)))
+        return false;
+    event->kernel = event->slice = 0;
+    return true;
+}
+
+/* The card remembers the times of the last kernels only; those of open events are asked for in time. */
+enum { OPEN_EVENTS = 512, ASKED_EVERY = FAKE_QUEUE / 4 };
+static CUevent open_events[OPEN_EVENTS];
+
+static void watch(CUevent event)
+{
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < OPEN_EVENTS && !event->open; i++)
+        if (!open_events[i]) {
+            open_events[i] = event;
+            event->open = true;
+        }
+    pthread_mutex_unlock(&lock);
+}
+
+static void forget(CUevent event)
+{
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < OPEN_EVENTS && event->open; i++)
+        if (open_events[i] == event) {
+            open_events[i] = NULL;
+            event->open = false;
+        }
+    pthread_mutex_unlock(&lock);
+}
+
+static void ask_open_events(void)
+{
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < OPEN_EVENTS; i++)
+        if (open_events[i] && is_reached(open_events[i])) {
+            open_events[i]->open = false;
+            open_events[i] = NULL;
+        }
+    pthread_mutex_unlock(&lock);
+}
+
 CUresult cuEventRecord(CUevent event, CUstream stream)
 {
     struct CUgraph_st *capture = stream_of(stream)->capture;
@@ -1876,8 +1925,10 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
         made.kernel = stream->last;
     else
         made.slice = fake_command(card(made.device), place(), &made.time);
+    made.open = event->open;
     *event = made;
     enqueue(stream);
+    watch(event);
     return CUDA_SUCCESS;
 }
 
@@ -1894,17 +1945,6 @@ CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned fl
 CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
 {
     return cuEventRecord(event, stream ? stream : CU_STREAM_PER_THREAD);
-}
-
-/* Whether the card has come to it; then its time is that of the card. */
-static bool is_reached(CUevent event)
-{
-    int at = card(event->device);
-    if ((event->kernel && !fake_is_done(at, place(), event->kernel, &event->time))
-        || (event->slice && !fake_has_begun(at, place(), event->slice, &event->time)))
-        return false;
-    event->kernel = event->slice = 0;
-    return true;
 }
 
 CUresult cuEventQuery(CUevent event)
@@ -1927,6 +1967,7 @@ CUresult cuEventSynchronize(CUevent event)
 
 CUresult cuEventDestroy_v2(CUevent event)
 {
+    forget(event);
     free(event);
     return CUDA_SUCCESS;
 }
@@ -2108,6 +2149,8 @@ static void work(CUstream stream, uint64_t duration)
     if (!duration)
         return;
     stream->last = last_kernel[device] = fake_launch(at, place(), settings.latency, stream->last, duration);
+    if (stream->last % ASKED_EVERY == 0)
+        ask_open_events();
     enqueue(stream);
     if (settings.queue)
         return;
