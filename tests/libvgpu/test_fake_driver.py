@@ -84,8 +84,10 @@ def test_event_also_measures_the_time_slices_of_others(bare, rig):
 
 
 def test_kernel_within_a_time_slice_is_measured_as_it_is(bare):
-    """The event before it is reached when the time slice begins, not when it is recorded. A program that is held up between
-    the two, on a busy machine, measures that, too: then others are asked."""
+    """The event before it is reached when the time slice begins, not when it is recorded.
+
+    A program that is held up between the two, on a busy machine, measures that, too: then it is done again.
+    """
     measured = [beside_a_neighbor(bare, "busy_1000", 10) for _ in range(3)]
     assert any(1000 <= least and most <= 1100 for least, most in measured), measured
 
