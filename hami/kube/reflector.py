@@ -4,8 +4,7 @@ Each object is decoded by itself, so one that cannot be read does not hide the o
 the objects. A watch that is late, drops an event or repeats one makes the sink late; the next list corrects it.
 
 When etcd is restored from a backup, resource versions go back, and a watch that continues from a later version shows
-nothing. So the version is compared before each watch that continues an earlier one, and with each list. It may have
-grown again beyond what this resource has shown, so all reflectors of an API server share what they have seen.
+nothing. So the version is compared before each watch that continues an earlier one, and with each list.
 """
 
 from __future__ import annotations
@@ -77,34 +76,6 @@ class WatchedResource(Generic[T]):
     query: Mapping[str, str] = field(default_factory=dict)
 
 
-class History:
-    """The versions of an API server, as all of its reflectors have seen them.
-
-    *latest*: the latest version. *restores*: how often versions have gone back.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.latest = 0
-        self.restores = 0
-
-    def advance(self, version: str) -> None:
-        """Records that *version* exists."""
-        if version.isdecimal():
-            with self._lock:
-                self.latest = max(self.latest, int(version))
-
-    def is_ahead_of(self, version: str) -> bool:
-        """Reports whether a later version than *version* has existed."""
-        return version.isdecimal() and int(version) < self.latest
-
-    def note_restore(self, restores: int) -> None:
-        """Records that versions have gone back, for somebody who knew of so many *restores*: all is read again."""
-        with self._lock:
-            if self.restores == restores:
-                self.restores, self.latest = restores + 1, 0
-
-
 class _Event(msgspec.Struct):
     type: str
     object: msgspec.Raw
@@ -174,10 +145,8 @@ class Reflector(Task, Generic[T]):
     """Keeps a sink up to date with one resource of the API server."""
 
     def __init__(self, api: Api, resource: WatchedResource[T], sink: Sink[T], *,
-                 history: History | None = None, clock: Callable[[], float] = time.monotonic,
-                 after: Reflector[Any] | None = None) -> None:
-        """*history*: of the API server. *after*: a reflector whose first list must be complete before this one begins.
-        """
+                 clock: Callable[[], float] = time.monotonic, after: Reflector[Any] | None = None) -> None:
+        """*after*: a reflector whose first list must be complete before this one begins."""
         super().__init__(resource.name)
         self.synced = threading.Event()
         """Set once the first complete list has been passed on. Not set while all is read again after a restore."""
@@ -188,8 +157,7 @@ class Reflector(Task, Generic[T]):
         self._clock = clock
         self._after = after
         self._version = ""  # to watch from; empty: a list is due
-        self._history = history or History()
-        self._restores = 0  # after which all has been read
+        self._latest = 0  # the latest version that the API server has shown
         self._last_contact = -math.inf
         self._backoff = Backoff(WATCH_WAIT)
         self._changed = threading.Condition()  # guards the four below; not held across I/O
@@ -272,8 +240,12 @@ class Reflector(Task, Generic[T]):
         resource = self._resource
         for page in self.each(read_pages(self._api.request, resource.name, resource.path, resource.query)):
             self._last_contact = self._clock()
-            if not version:
-                self._follow_restore(page.metadata.resource_version)
+            if not version and self._is_earlier(page.metadata.resource_version):
+                log.error("versions have gone back: etcd has been restored, everything is read again",
+                          extra={"resource": self.name})
+                self.synced.clear()
+                self._latest = 0
+                self._sink.reset()
             version = page.metadata.resource_version
             for raw in page.items or ():
                 if self.is_stopping():
@@ -293,26 +265,17 @@ class Reflector(Task, Generic[T]):
         """Raises: Gone if the API server is at an earlier version than the watch; ClusterError; MalformedInput."""
         # without selectors, which could make etcd read many objects to find one
         data = self._api.request("GET", self._resource.path, query={"limit": "1"})
-        version = parse_page(self.name, data).metadata.resource_version
-        if self._history.restores != self._restores or self._history.is_ahead_of(version):
-            raise Gone(f"{self.name} are at version {version}, before {self._history.latest}")
+        if self._is_earlier(version := parse_page(self.name, data).metadata.resource_version):
+            raise Gone(f"{self.name} are at version {version}, before {self._latest}")
 
-    def _follow_restore(self, version: str) -> None:
-        """Makes the sink accept earlier versions if versions have gone back, as *version* of a list shows, or as is
-        known."""
-        if self._history.is_ahead_of(version):
-            self._history.note_restore(self._restores)
-        if self._history.restores != self._restores:
-            log.error("versions have gone back: etcd has been restored, everything is read again",
-                      extra={"resource": self.name})
-            self.synced.clear()
-            self._restores = self._history.restores
-            self._sink.reset()
+    def _is_earlier(self, version: str) -> bool:
+        return version.isdecimal() and int(version) < self._latest
 
     def _advance(self, version: str) -> None:
         """Continues from *version*."""
         self._version = version
-        self._history.advance(version)
+        if version.isdecimal():
+            self._latest = max(self._latest, int(version))
 
     def _watch(self) -> None:
         """Passes on the changes after ``_version`` until the watch ends. A regular end does not cause a list."""

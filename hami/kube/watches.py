@@ -9,7 +9,7 @@ from hami.codec.objects import parse_node, parse_quota
 from hami.codec.pods import parse_pod
 from hami.errors import ClusterError
 from hami.kube.api import Api
-from hami.kube.reflector import History, Reflector, Sink, WatchedResource
+from hami.kube.reflector import Reflector, Sink, WatchedResource
 from hami.model import Node, Pod, QuotaLimits
 
 STALE_S = 120.0  # without an answer of the API server for this long, a cache is stale
@@ -24,17 +24,15 @@ class Watches:
 
     def __init__(self, api: Api, *, nodes: Sink[Node], pods: Sink[Pod], quotas: Sink[QuotaLimits],
                  node_selector: str) -> None:
-        history = History()
         selector = {"labelSelector": node_selector} if node_selector else {}
         of_nodes = Reflector(api, WatchedResource(
             name="nodes", path="/api/v1/nodes", parse=parse_node, key=lambda node: node.name, query=selector),
-            nodes, history=history)
+            nodes)
         of_pods = Reflector(api, WatchedResource(
-            name="pods", path="/api/v1/pods", parse=parse_pod, key=lambda pod: pod.ref.uid), pods,
-            history=history, after=of_nodes)
+            name="pods", path="/api/v1/pods", parse=parse_pod, key=lambda pod: pod.ref.uid), pods, after=of_nodes)
         of_quotas = Reflector(api, WatchedResource(
             name="resourcequotas", path="/api/v1/resourcequotas", parse=parse_quota, key=lambda quota: quota.uid),
-            quotas, history=history)
+            quotas)
         self.tasks: tuple[Reflector[Any], ...] = (of_nodes, of_pods, of_quotas)
 
     def catch_up(self, *, relist: bool) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis.strategies import randoms
 
 from hami.errors import ClusterError, Gone, MalformedInput
-from hami.kube.reflector import History, Reflector, WatchedResource
+from hami.kube.reflector import Reflector, WatchedResource
 from tests.kube.scripted_source import HANG, RecordingSink, ScriptedSource, bookmark, error, event, obj, page
 
 BROKEN = ClusterError("connection reset")
@@ -387,26 +387,3 @@ def test_age_counts_from_the_last_word_of_the_server():
     ages.append(reflector.age())
     run(reflector, source)
     assert ages == [float("inf"), 30.0, 0.0]
-
-
-def test_a_restore_that_one_reflector_finds_makes_all_read_anew():
-    """Its versions have grown again beyond those that another one has seen."""
-    history = History()
-    source, sink = ScriptedSource([page(), page(version=120)], [[bookmark(101)], [bookmark(130)]]), RecordingSink()
-    reflector = Reflector(source, things(), sink, history=history)
-    source.on_end = reflector.stop
-    reflector.step()
-    assert ("reset",) not in sink.calls
-    history.note_restore(0)
-    while not reflector.is_stopping():
-        reflector.step()
-    assert sink.calls.count(("reset",)) == 1 and len(source.lists) == 2
-
-
-def test_a_restore_is_counted_once_by_those_who_find_it_together():
-    history = History()
-    history.advance("100")
-    assert history.is_ahead_of("99") and not history.is_ahead_of("100") and not history.is_ahead_of("x")
-    history.note_restore(0)
-    history.note_restore(0)
-    assert (history.restores, history.latest) == (1, 0)
