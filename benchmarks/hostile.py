@@ -7,7 +7,7 @@ import http.client
 import itertools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,8 @@ def hostile_rows(run: Run) -> Iterator[Row]:
         yield from refusals(replica, body, quiet)
         yield flood(replica, body, quiet)
         yield widest_node(replica, port)
-        with registering(port, map(evil_text, itertools.count(1))):
+        texts = map(evil_text, itertools.count(1))
+        with repeated(lambda: register(port, next(texts)), 1 / PATCHES):
             beside = Filters.measured(replica, body)
         yield filters_row("one node that writes 16,000 devices in 260 KB, five times a second", beside, quiet, 1.2)
         before = memory(replica.pid).rss
@@ -82,7 +83,7 @@ class Filters:
 def refusals(replica: Replica, body: str, quiet: Filters) -> Iterator[Row]:
     """Each pod asks for another amount, which no device has."""
     hopeless = body.replace(fleet.MEMORY, f"9{fleet.MEMORY}")
-    with beside(replica, "/filter", REFUSED, body=hopeless, memory=fleet.MEMORY, vary=True):
+    with other_clients(replica, "/filter", REFUSED, body=hopeless, memory=fleet.MEMORY, vary=True):
         others = Filters.measured(replica, body)
     refused = Filters.measured(replica, hopeless, expect=REFUSED, requests=60, vary=True)
     yield Row(group="hostile", what="/filter p50 / p99, refused, a new request each time",
@@ -96,7 +97,7 @@ def flood(replica: Replica, body: str, quiet: Filters) -> Row:
     """Anybody may send reviews."""
     padded = json.loads(fleet.review())
     padded["request"]["object"]["metadata"]["annotations"] |= {"example.com/padding": "x" * REVIEW}
-    with beside(replica, "/webhook", '"patch"', body=json.dumps(padded), clients=CLIENTS):
+    with other_clients(replica, "/webhook", '"patch"', body=json.dumps(padded), clients=CLIENTS):
         others = Filters.measured(replica, body)
     return Row(group="hostile", what=f"/filter p50 / p95 beside reviews of {REVIEW // 1000} KB from {CLIENTS} clients",
                measured=f"{others.latency.p50:.2f} / {others.p95:.2f} ms", target="p95 ≤ 15 ms", met=others.p95 <= 15,
@@ -119,48 +120,35 @@ def widest_node(replica: Replica, port: int) -> Row:
                figures={"p50_ms": latency.p50, "p99_ms": latency.p99})
 
 
-def filters_row(beside_what: str, measured: Filters, quiet: Filters, most: float | None) -> Row:
+def filters_row(beside_what: str, measured: Filters, quiet: Filters, limit: float | None) -> Row:
     share = measured.latency.p50 / quiet.latency.p50
     return Row(group="hostile", what=f"/filter p50 / p99 beside {beside_what}", measured=str(measured.latency),
-               target=f"p50 ≤ {most:g} × without" if most else "", met=share <= most if most else None,
+               target=f"p50 ≤ {limit:g} × without" if limit else "", met=share <= limit if limit else None,
                compared=remarks(ratio(measured.latency.p50, quiet.latency.p50, f"without ({quiet.latency})"), BESIDE),
                figures=measured.figures() | {"share": share})
 
 
 @contextlib.contextmanager
-def beside(replica: Replica, path: str, expect: str, **job: Any) -> Iterator[None]:
+def repeated(act: Callable[[], object], pause_s: float = 0.0) -> Iterator[None]:
+    """Does *act* again and again meanwhile, *pause_s* seconds apart."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(pause_s):
+            act()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def other_clients(replica: Replica, path: str, expect: str, **job: Any) -> contextlib.AbstractContextManager[None]:
     """Lets other clients send requests meanwhile."""
-    ended = threading.Event()
-
-    def send() -> None:
-        while not ended.is_set():
-            replica.load(path, expect, seconds=2.0, warm_up=0, **job)
-
-    sender = threading.Thread(target=send)
-    sender.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        sender.join()
-
-
-@contextlib.contextmanager
-def registering(port: int, texts: Iterator[str]) -> Iterator[None]:
-    """Lets the hostile node write its next registration, again and again."""
-    ended = threading.Event()
-
-    def write() -> None:
-        while not ended.wait(1 / PATCHES):
-            register(port, next(texts))
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        writer.join()
+    return repeated(lambda: replica.load(path, expect, seconds=2.0, warm_up=0, **job))
 
 
 def evil_text(number: int) -> str:

@@ -102,7 +102,7 @@ class NodeCache:
         """How often nodes have changed, but for their locks."""
 
     def upsert(self, node: Node) -> list[str]:
-        """Stores *node* unless a later version is known. Returns the changed locks' node."""
+        """Stores *node* unless a later version is known. Returns its name if its locks have changed."""
         version = parse_resource_version(node.resource_version)
         facts = ({key: text for key, text in node.annotations.items() if key not in self._lock_keys}, node.labels,
                  node.capacity, node.allocatable)
