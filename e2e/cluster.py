@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -190,6 +192,30 @@ class LocalCluster:
         self.components["kube-apiserver"].start()
         self.wait_ready()
         self.revive()
+
+    def back_up(self) -> Path:
+        """Returns a copy of etcd's files. etcd is restarted, since its files change while it runs."""
+        etcd = self.components["etcd"]
+        etcd.kill()
+        copy = Path(tempfile.mkdtemp(prefix="backup-", dir=self.folder))
+        shutil.copytree(self._etcd_files, copy, dirs_exist_ok=True)
+        etcd.start()
+        self.wait_ready()
+        return copy
+
+    def restore(self, backup: Path) -> None:
+        """Replaces etcd's files by *backup* and starts the whole control plane again, as administrators are told to."""
+        for program in self.components.values():
+            program.kill()
+        shutil.rmtree(self._etcd_files)
+        shutil.copytree(backup, self._etcd_files)
+        self.revive()
+        self.wait_ready()
+
+    @property
+    def _etcd_files(self) -> Path:
+        (flag,) = (word for word in self.components["etcd"].argv if word.startswith("--data-dir="))
+        return self._home() / flag.partition("=")[2]
 
     def pause_api_server(self) -> None:
         """Stops the API server with open connections, so that it answers nothing."""

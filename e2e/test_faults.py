@@ -103,6 +103,29 @@ def test_the_api_server_hangs_for_a_while(sandbox, local, scheduler, lock_free):
     assert scheduler.program.running()
 
 
+@pytest.mark.parametrize("round", range(3))
+def test_etcd_is_restored_from_a_backup(sandbox, local, scheduler, round):
+    """A pod that was deleted after the backup is back and holds its device, which the scheduler must learn before it
+    gives the device to another pod."""
+    sandbox.add_gpu_nodes({"n0": gpus(2)}, annotations=LOCK_FREE)
+    whole = {"gpu": 1, "gpucores": 100}
+    sandbox.create(pod("before", **whole))
+    assert sandbox.started() == {"before": "n0"}
+    backup = local.back_up()
+    sandbox.delete("before")
+    for number in range(100):  # resource versions that the backup has not reached
+        sandbox.annotate_node("n0", {"example.com/number": str(number)})
+    pid = scheduler.program.pid
+    local.restore(backup)
+    sandbox.create_all([pod(f"after-{number}", scheduler="hami-scheduler", **whole) for number in range(2)])
+    bound = sandbox.started(wait_for=2, timeout=60)
+    assert "before" in bound and len(bound) == 2
+    assert scheduler.program.running() and scheduler.program.pid == pid
+    waiting = next(f"after-{number}" for number in range(2) if f"after-{number}" not in bound)
+    sandbox.refusal(waiting)
+    assert len(sandbox.bound(wait_for=2)) == 2
+
+
 def test_the_plugins_pause_and_continue(sandbox, agent):
     ten_nodes(sandbox)
     agent.pause()

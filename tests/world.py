@@ -11,7 +11,7 @@ from hami.codec.allocation import parse_shares
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs
-from hami.scheduler.bind import LOCK_TIMEOUT_S, Binder
+from hami.scheduler.bind import Binder
 from hami.scheduler.controller import Controller
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.lock_states import LockStates
@@ -186,8 +186,11 @@ class Replica:
         self.locks = NodeLocks(
             self.cluster, self.cache, self.lock_states, self.events, settings.node_lock_timeout,
             leading_since=self.leadership.since, clock=clock, now=clock.now)
+        self.is_watching = True
         self.binder = Binder(self.cluster, self.cache, self.locks, self.events, self.leadership,
-                             clock=clock, sleep=sleep, lock_timeout_s=LOCK_TIMEOUT_S if waits_for_locks else 0.0)
+                             is_watching=lambda: self.is_watching, clock=clock, sleep=sleep)
+        if not waits_for_locks:
+            self.binder.lock_timeout_s = 0.0
         self.node_filter = NodeFilter(self.cache, self.events, self.leadership, self.metrics)
         self.preemption_filter = PreemptionFilter(self.cache, self.leadership, clock=clock, sleep=sleep)
         self.verbs = Verbs(Admitter(self.cache, settings), self.node_filter, self.preemption_filter, self.binder,
@@ -203,7 +206,7 @@ class Replica:
         for kind, sink, things in (("nodes", self.locks.watched, self.fake.nodes),
                                    ("pods", self.cache.pods, self.fake.pods)):
             for thing in things.values():
-                sink.upsert(thing)
+                sink.upsert(thing, started)
             sink.prune({t.name if kind == "nodes" else t.ref.uid for t in things.values()}, started)
             self.cursors[kind] = len(self.fake.history[kind])
 

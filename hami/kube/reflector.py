@@ -3,8 +3,9 @@
 Each object is decoded by itself, so one that cannot be read does not hide the others. The reflector keeps no copy of
 the objects. A watch that is late, drops an event or repeats one makes the sink late; the next list corrects it.
 
-When etcd is restored from a backup, resource versions go back, and a watch that continues from a later version shows
-nothing. So the version is compared before each watch that continues an earlier one, and with each list.
+When etcd is restored from a backup, resource versions go back. A watch that continues from a later version shows
+nothing, and once versions have grown again, nothing tells. But API servers are stopped for it: so a lost connection is
+followed by a list, and the sink learns when that began. What was seen before then is not later, whatever its version.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from hami.codec.documents import decode
+from hami.codec.objects import parse_resource_version
 from hami.errors import ClusterError, Gone, MalformedInput
 from hami.kube.api import API_STATUS, Api, Stream
 from hami.kube.pages import ObjectMeta, parse_meta, parse_page, read_pages
@@ -46,8 +48,9 @@ STOP_S = 0.5
 class Sink(Protocol[In]):
     """Receives the objects, in the reflector's thread. Calls may be repeated; what they return is ignored."""
 
-    def upsert(self, item: In) -> object:
-        """Takes *item*, which exists in this state."""
+    def upsert(self, item: In, as_of: float = -math.inf) -> object:
+        """Takes *item*, which exists in this state, unless a later one has been seen. *as_of*: when the list began that
+        shows it (by the clock). What was seen before then is not later, whatever its version."""
 
     def remove(self, item: In) -> object:
         """Takes *item*, which has been deleted, in its last state."""
@@ -55,10 +58,6 @@ class Sink(Protocol[In]):
     def prune(self, seen: set[str], started: float) -> object:
         """Ends a list. An object whose key is not in *seen* did not exist at *started* (by the clock) or has gone
         since."""
-
-    def reset(self) -> None:
-        """Accepts every version of each object from now on, deleted ones included: versions have gone back. A complete
-        list follows, until which the sink keeps what it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +91,13 @@ class _Delivery(Generic[T]):
         self._sink = sink
         self._unreadable = OncePerKey()
 
-    def listed(self, raw: msgspec.Raw) -> str:
-        """Passes on an object of a list. Returns its key."""
+    def listed(self, raw: msgspec.Raw, started: float) -> str:
+        """Passes on an object of a list that began at *started*. Returns its key."""
         try:
             item = self._resource.parse(bytes(raw))
         except MalformedInput as error:
             return self._report(parse_meta(raw), error)
-        self._sink.upsert(item)
+        self._sink.upsert(item, started)
         return self._resource.key(item)
 
     def end_list(self, seen: set[str], started: float) -> None:
@@ -145,23 +144,26 @@ class Reflector(Task, Generic[T]):
     """Keeps a sink up to date with one resource of the API server."""
 
     def __init__(self, api: Api, resource: WatchedResource[T], sink: Sink[T], *,
-                 clock: Callable[[], float] = time.monotonic, after: Reflector[Any] | None = None) -> None:
-        """*after*: a reflector whose first list must be complete before this one begins."""
+                 clock: Callable[[], float] = time.monotonic, after: Reflector[Any] | None = None,
+                 resumes: bool = False) -> None:
+        """*after*: a reflector whose first list must be complete before this one begins. *resumes*: a lost connection
+        is not followed by a list, for a sink that a restore of etcd does no harm."""
         super().__init__(resource.name)
         self.synced = threading.Event()
-        """Set once the first complete list has been passed on. Not set while all is read again after a restore."""
+        """Set once the first complete list has been passed on."""
         self._api = api
         self._resource = resource
         self._sink = sink
         self._delivery = _Delivery(resource, sink)
         self._clock = clock
         self._after = after
+        self._resumes = resumes
         self._version = ""  # to watch from; empty: a list is due
-        self._latest = 0  # the latest version that the API server has shown
         self._last_contact = -math.inf
         self._backoff = Backoff(WATCH_WAIT)
         self._changed = threading.Condition()  # guards the four below; not held across I/O
         self._stream: Stream | None = None
+        self._is_connected = False
         self._lists_requested = 0  # by callers of relist
         self._lists_completed = 0  # of those requested
         self._last_error = "the reflector does not run"
@@ -179,7 +181,8 @@ class Reflector(Task, Generic[T]):
                 self._watch()
             return 0.0
         except (ClusterError, MalformedInput) as error:
-            if isinstance(error, (Gone, MalformedInput)):
+            is_lost = isinstance(error, ClusterError) and error.status is None
+            if isinstance(error, (Gone, MalformedInput)) or (is_lost and not self._resumes):
                 self._version = ""
             return self._back_off(error, logging.INFO if isinstance(error, Gone) else logging.WARNING)
         except Exception as error:  # the sink may have missed an object
@@ -194,6 +197,11 @@ class Reflector(Task, Generic[T]):
             self._changed.notify_all()
             if self._stream is not None:
                 self._stream.close()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a watch is open, so that what changes is known at once."""
+        return self._is_connected
 
     def age(self) -> float:
         """Returns the seconds since the last page, event, bookmark or regular end of a watch; inf before the first."""
@@ -240,20 +248,14 @@ class Reflector(Task, Generic[T]):
         resource = self._resource
         for page in self.each(read_pages(self._api.request, resource.name, resource.path, resource.query)):
             self._last_contact = self._clock()
-            if not version and self._is_earlier(page.metadata.resource_version):
-                log.error("versions have gone back: etcd has been restored, everything is read again",
-                          extra={"resource": self.name})
-                self.synced.clear()
-                self._latest = 0
-                self._sink.reset()
             version = page.metadata.resource_version
             for raw in page.items or ():
                 if self.is_stopping():
                     return
-                seen.add(self._delivery.listed(raw))
+                seen.add(self._delivery.listed(raw, started))
             time.sleep(0)  # lets other threads run: a list takes long compared with a filter
         self._delivery.end_list(seen, started)
-        self._advance(version)
+        self._version = version
         with self._changed:
             self._lists_completed = max(self._lists_completed, number)
             self._changed.notify_all()
@@ -265,17 +267,9 @@ class Reflector(Task, Generic[T]):
         """Raises: Gone if the API server is at an earlier version than the watch; ClusterError; MalformedInput."""
         # without selectors, which could make etcd read many objects to find one
         data = self._api.request("GET", self._resource.path, query={"limit": "1"})
-        if self._is_earlier(version := parse_page(self.name, data).metadata.resource_version):
-            raise Gone(f"{self.name} are at version {version}, before {self._latest}")
-
-    def _is_earlier(self, version: str) -> bool:
-        return version.isdecimal() and int(version) < self._latest
-
-    def _advance(self, version: str) -> None:
-        """Continues from *version*."""
-        self._version = version
-        if version.isdecimal():
-            self._latest = max(self._latest, int(version))
+        version = parse_page(self.name, data).metadata.resource_version
+        if parse_resource_version(version) < parse_resource_version(self._version):
+            raise Gone(f"{self.name} are at version {version}, before {self._version}: etcd has been restored")
 
     def _watch(self) -> None:
         """Passes on the changes after ``_version`` until the watch ends. A regular end does not cause a list."""
@@ -290,6 +284,7 @@ class Reflector(Task, Generic[T]):
             if self._is_interrupted():
                 return
             with stream:
+                self._is_connected = True
                 self._last_contact = self._clock()
                 self.beat(SILENCE_S)
                 for line in stream:
@@ -306,8 +301,9 @@ class Reflector(Task, Generic[T]):
                 raise Gone(str(error), error.status) from error
             raise
         finally:
+            self._is_connected = False
             if latest is not None:
-                self._advance(parse_meta(latest).resource_version or self._version)
+                self._version = parse_meta(latest).resource_version or self._version
             with self._changed:
                 self._stream = None
         if not self._is_interrupted():

@@ -28,7 +28,7 @@ class Watches:
         of_nodes = Reflector(api, WatchedResource(
             name="nodes", path="/api/v1/nodes", parse=parse_node, key=lambda node: node.name, query=selector),
             nodes)
-        of_pods = Reflector(api, WatchedResource(
+        of_pods = self._pods = Reflector(api, WatchedResource(
             name="pods", path="/api/v1/pods", parse=parse_pod, key=lambda pod: pod.ref.uid), pods, after=of_nodes)
         of_quotas = Reflector(api, WatchedResource(
             name="resourcequotas", path="/api/v1/resourcequotas", parse=parse_quota, key=lambda quota: quota.uid),
@@ -45,6 +45,10 @@ class Watches:
     def is_synced(self, timeout: float = 0.0) -> bool:
         """Reports whether the cache has been filled. Waits for that at most *timeout* seconds for each resource."""
         return all(reflector.synced.wait(timeout) for reflector in self.tasks)
+
+    def is_watching_pods(self) -> bool:
+        """Reports whether the changes of pods are known at once."""
+        return self._pods.is_connected
 
     def ages(self) -> Mapping[str, Callable[[], float]]:
         """Returns functions that return the seconds since the API server's last answer, by resource."""

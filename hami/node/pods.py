@@ -26,7 +26,7 @@ class NodePods:
         self._reflector: Reflector[NodePod] = Reflector(
             api, WatchedResource(name="pods of the node", path="/api/v1/pods", parse=parse_node_pod,
                                  key=lambda item: item.pod.ref.uid, query={"fieldSelector": f"spec.nodeName={node}"}),
-            self)
+            self, resumes=True)
 
     @property
     def task(self) -> Task:
@@ -62,8 +62,8 @@ class NodePods:
             item = self._pods.get(uid)
         return None if item is None else item.environments.get(container, {})
 
-    def upsert(self, item: NodePod) -> None:
-        """Takes the new state of a pod, from the reflector."""
+    def upsert(self, item: NodePod, as_of: float = 0.0) -> None:
+        """Takes the new state of a pod, from the reflector, whatever its version."""
         with self._lock:
             self._pods[item.pod.ref.uid] = item
         self._on_pod(item.pod)
@@ -77,6 +77,3 @@ class NodePods:
         """Forgets all pods that a complete list does not have, from the reflector."""
         with self._lock:
             self._pods = {uid: item for uid, item in self._pods.items() if uid in seen}
-
-    def reset(self) -> None:
-        """Does nothing: each new state is taken, whatever its version."""

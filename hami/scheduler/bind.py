@@ -44,17 +44,19 @@ class Binder:
     """Binds pods. Each bind runs in its caller's thread and holds no lock of this process while it waits."""
 
     def __init__(self, cluster: Cluster, cache: Store, locks: NodeLocks, events: EventRecorder, leadership: Leadership,
-                 *, clock: Callable[[], float], sleep: Callable[[float], None] = time.sleep,
-                 lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
-        """*clock* is the leadership's. *sleep* waits between attempts. *lock_timeout_s*: for how long a bind waits
-        for the node locks."""
+                 *, is_watching: Callable[[], bool], clock: Callable[[], float],
+                 sleep: Callable[[float], None] = time.sleep) -> None:
+        """*is_watching*: reports whether the changes of pods are known at once. *clock* is the leadership's. *sleep*
+        waits between attempts."""
         self._cluster = cluster
         self._cache = cache
         self._locks = locks
         self._events = events
         self._leadership = leadership
+        self._is_watching = is_watching
         self._clock = clock
-        self._lock_timeout_s = lock_timeout_s
+        self.lock_timeout_s = LOCK_TIMEOUT_S
+        """For how long a bind waits for the node locks."""
         self._retry_unsent = brief_retry(is_unsent, sleep, attempts_within(BINDING_TIMEOUT_S))
 
     def bind(self, ref: PodRef, node: str) -> None:
@@ -81,7 +83,7 @@ class Binder:
         return True
 
     def _bind(self, ref: PodRef, node: str) -> None:
-        deadline = self._clock() + self._lock_timeout_s
+        deadline = self._clock() + self.lock_timeout_s
         reservations = self._cache.reservations
         reserved = reservations.get(ref.uid)
         if reserved is None:
@@ -134,12 +136,15 @@ class Binder:
         return seconds
 
     def _read_foreign_pods(self, node: str) -> None:
-        """Reads the pods that another process may have bound to *node*."""
+        """Reads the pods that another process may have bound to *node*, and all while they are not watched."""
         nodes = self._cache.nodes
-        if (mark := nodes.foreign_mark(node)) is not None:
-            for pod in self._cluster.pods_on(node):
-                self._cache.pods.upsert(pod)
-            nodes.clear_foreign(node, mark)
+        mark = nodes.foreign_mark(node)
+        if mark is None and self._is_watching():
+            return
+        started = self._clock()
+        for pod in self._cluster.pods_on(node):
+            self._cache.pods.upsert(pod, started)
+        nodes.clear_foreign(node, mark)
 
     def _resolve(self, reservation: Reservation, error: ClusterError, refused: bool) -> None:
         """Looks up a Binding that conflicts with another one (*refused*) or had no answer. Returns if it was written.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -68,8 +69,12 @@ class LockState:
         self.leftover = text
 
     def record_written(self, text: str, uid: str, *, again: bool) -> None:
-        """Records that this process has written *text* for the pod. *again*: for one that held the lock already."""
-        self.leftover, self.written, self.kept = "", (text, uid), text if again else ""
+        """Records that this process has written *text* for the pod. *again*: for one that held the lock already.
+
+        The answer of an earlier write may come after that of a later one.
+        """
+        kept = text if again or text == self.kept else ""
+        self.leftover, self.written, self.kept = "", (text, uid), kept
 
 
 class LockStates:
@@ -179,9 +184,9 @@ class WatchedNodes:
         self._nodes = nodes
         self._states = states
 
-    def upsert(self, node: Node) -> None:
+    def upsert(self, node: Node, as_of: float = -math.inf) -> None:
         """As :meth:`NodeCache.upsert`."""
-        self._states.wake(self._nodes.upsert(node))
+        self._states.wake(self._nodes.upsert(node, as_of))
 
     def upsert_answer(self, node: Node) -> None:
         """As :meth:`NodeCache.upsert_answer`."""
@@ -198,7 +203,3 @@ class WatchedNodes:
     def prune(self, seen: set[str], started: float) -> None:
         """As :meth:`NodeCache.prune`."""
         self._states.wake(self._nodes.prune(seen, started))
-
-    def reset(self) -> None:
-        """As :meth:`NodeCache.reset`."""
-        self._nodes.reset()

@@ -76,7 +76,8 @@ class SchedulerProgram:
         locks = NodeLocks(
             self._cluster, self._cache, self._lock_states, self._events, settings.node_lock_timeout,
             leading_since=self._leadership.since, clock=clock, now=utc_now)
-        self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership, clock=clock)
+        self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership,
+                              is_watching=self._watches.is_watching_pods, clock=clock)
         self._verbs = Verbs(
             Admitter(self._cache, settings), NodeFilter(self._cache, self._events, self._leadership, self._metrics),
             PreemptionFilter(self._cache, self._leadership, clock=clock), self._binder, self._cache.reservations.get)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,11 +55,13 @@ class NodeRecord:
     this process writes or has written. *lock_free*: vendors whose device plugins need no lock.
     *facts*: all that inventories are read from, so that an unrelated change costs little. *foreign*: another process
     may have bound pods to the node; ``None`` if it has not since its pods were last read. *unschedulable*: cordoned.
+    *seen_at*: when it was last in a list or event, on the monotonic clock.
     *excess*: why none of the node's devices counts; ``None`` while all vendors together have no more than MAX_DEVICES.
     """
 
     name: str
     version: int
+    seen_at: float
     foreign: ForeignMark | None
     locks: dict[str, str] = field(default_factory=dict)
     lock_sightings: dict[str, Sighting] = field(default_factory=dict)
@@ -96,24 +99,28 @@ class NodeCache:
         self._clock = clock
         self._now = now
         self._records: dict[str, NodeRecord] = {}
-        self._tombstones: OrderedDict[str, int] = OrderedDict()  # deleted nodes and their last versions
+        self._tombstones: OrderedDict[str, tuple[int, float]] = OrderedDict()  # of deleted nodes: version, and when
         self._sightings = Sightings(clock, now)
         self.changes = 0
         """How often nodes have changed, but for their locks."""
 
-    def upsert(self, node: Node) -> list[str]:
-        """Stores *node* unless a later version is known. Returns its name if its locks have changed."""
+    def upsert(self, node: Node, as_of: float = -math.inf) -> list[str]:
+        """Stores *node* unless a later version has been seen since *as_of*, when a list that shows it began (by the
+        clock). Returns its name if its locks have changed."""
         version = parse_resource_version(node.resource_version)
         facts = ({key: text for key, text in node.annotations.items() if key not in self._lock_keys}, node.labels,
                  node.capacity, node.allocatable)
         readings = self._read(node, facts)
         with self._lock:
             record = self._records.get(node.name)
-            if version < (record.version if record is not None else self._tombstones.get(node.name, 0)):
+            latest, seen_at = (self._tombstones.get(node.name, (0, 0.0)) if record is None
+                               else (record.version, record.seen_at))
+            if version < latest and seen_at >= as_of:
                 return []
+            now = self._clock()
             if record is None:
-                record = self._records[node.name] = NodeRecord(node.name, version, ForeignMark(self._clock()))
-            record.version = version
+                record = self._records[node.name] = NodeRecord(node.name, version, now, ForeignMark(now))
+            record.version, record.seen_at = version, now
             self.changes += record.unschedulable != node.unschedulable
             record.unschedulable = node.unschedulable
             before, record.locks = record.locks, {
@@ -164,7 +171,7 @@ class NodeCache:
     def remove(self, node: Node) -> list[str]:
         """Removes *node*, which was deleted or no longer matches the selector; a late version of it is ignored."""
         with self._lock:
-            self._tombstones[node.name] = parse_resource_version(node.resource_version)
+            self._tombstones[node.name] = parse_resource_version(node.resource_version), self._clock()
             self._tombstones.move_to_end(node.name)
             if len(self._tombstones) > TOMBSTONES:
                 self._tombstones.popitem(last=False)
@@ -178,13 +185,6 @@ class NodeCache:
             for record in self._records.values():
                 record.foreign = ForeignMark(self._clock())
             return self._remove_records(gone)
-
-    def reset(self) -> None:
-        """Accepts every version of each node from now on, deleted ones included."""
-        with self._lock:
-            self._tombstones.clear()
-            for record in self._records.values():
-                record.version = 0
 
     def expire(self) -> None:
         """Withdraws the devices of device plugins that have not answered in time."""

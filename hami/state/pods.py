@@ -7,12 +7,14 @@ pods it believes what they carry when they are first seen bound. Later edits of 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 
@@ -84,6 +86,13 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
         return bool(self.node) and self.assigned_node == self.node and self.label != expected_label(self.node)
 
 
+class _Tombstone(NamedTuple):
+    """A deleted pod. *was_allocating*: it may have been bound and still without an answer of its device plugin."""
+
+    was_allocating: bool
+    seen_at: float
+
+
 class PodCache:
     """Pods by uid.
 
@@ -106,7 +115,7 @@ class PodCache:
         self._records: dict[str, PodRecord] = {}
         self._sightings = Sightings(clock, now)
         self._uids: dict[tuple[str, str], str] = {}
-        self._tombstones: OrderedDict[str, bool] = OrderedDict()  # of deleted pods: see was_allocating
+        self._tombstones: OrderedDict[str, _Tombstone] = OrderedDict()
         self._decided: set[str] = set()  # pods that this process has filtered
         self._unsettled: dict[str, None] = {}  # in the order in which they came
         self._waiting: dict[str, Pod] = {}  # those that request devices and are not bound
@@ -119,14 +128,22 @@ class PodCache:
         self.changes = 0
         """How often a pod has come, gone, or changed in what is shown of it."""
 
-    def upsert(self, pod: Pod) -> None:
-        """Stores *pod* unless a later version is known."""
+    def upsert(self, pod: Pod, as_of: float = -math.inf) -> None:
+        """Stores *pod* unless a later version, or its end, has been seen since *as_of*, when a read that shows it began
+        (by the clock)."""
         uid, version = pod.ref.uid, parse_resource_version(pod.resource_version)
         self._parse_long_allocations(pod)
         with self._lock:
-            record = self._records.get(uid)
-            if (record is not None and version < record.version) or uid in self._tombstones:
-                return
+            record, tombstone = self._records.get(uid), self._tombstones.get(uid)
+            if tombstone is not None:
+                if tombstone.seen_at >= as_of:
+                    return
+                del self._tombstones[uid]
+            elif record is not None and version < record.version:
+                if record.seen_at >= as_of:
+                    return
+                self._remove_record(uid)
+                record = None
             limits = (record.most_shares if record is not None  # what a pod requests cannot be changed
                       else most_shares(self._vendors, pod.containers))
             if limits or ASSIGNED_NODE in pod.annotations:
@@ -164,12 +181,6 @@ class PodCache:
             self._reservations.prune(seen, started)
             self._nodes.clear_foreign_before(started)
 
-    def reset(self) -> None:
-        """Accepts every version of each pod from now on, deleted ones included."""
-        with self._lock:
-            self._tombstones.clear()
-            self._records = {uid: msgspec.structs.replace(record, version=0) for uid, record in self._records.items()}
-
     def expire(self) -> None:
         """Ends reservations of other schedulers that were not bound in time."""
         with self._lock:
@@ -200,7 +211,8 @@ class PodCache:
 
     def was_allocating(self, uid: str) -> bool:
         """Reports whether the deleted pod may have been bound and still without an answer of its device plugin."""
-        return self._tombstones.get(uid, True)
+        tombstone = self._tombstones.get(uid)
+        return tombstone is None or tombstone.was_allocating
 
     def all(self) -> list[PodRecord]:
         """Returns all records."""
@@ -347,7 +359,7 @@ class PodCache:
     def _bury(self, uid: str, was_allocating: bool) -> None:
         self._reservations.forget(uid)
         self._remove_record(uid)
-        self._tombstones[uid] = was_allocating
+        self._tombstones[uid] = _Tombstone(was_allocating, self._clock())
         if len(self._tombstones) > TOMBSTONES:
             self._tombstones.popitem(last=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,12 +19,13 @@ class QuotaCache:
         self._quotas: dict[str, dict[str, QuotaLimits]] = {}
         self.changes = 0  # how often a limit has changed
 
-    def upsert(self, quota: QuotaLimits) -> None:
-        """Stores *quota* unless a later version is known."""
+    def upsert(self, quota: QuotaLimits, as_of: float = -math.inf) -> None:
+        """Stores *quota* unless a watch shows an earlier version than is known. A list (*as_of*) is always right."""
         version = parse_resource_version(quota.resource_version)
         with self._lock:
             earlier = self._quotas.get(quota.namespace, {}).get(quota.uid)
-            if earlier is None or version >= parse_resource_version(earlier.resource_version):
+            if (earlier is None or as_of > -math.inf
+                    or version >= parse_resource_version(earlier.resource_version)):
                 self._quotas.setdefault(quota.namespace, {})[quota.uid] = quota
                 self.changes += earlier is None or replace(earlier, resource_version=quota.resource_version) != quota
 
@@ -41,12 +43,6 @@ class QuotaCache:
             for quota in self.all():
                 if quota.uid not in seen:
                     self.remove(quota)
-
-    def reset(self) -> None:
-        """Accepts every version of each quota from now on."""
-        with self._lock:
-            for quotas in self._quotas.values():
-                quotas.update({uid: replace(quota, resource_version="0") for uid, quota in quotas.items()})
 
     def of(self, namespace: str) -> Mapping[str, QuotaLimits]:
         """Returns the quotas of *namespace* by uid."""

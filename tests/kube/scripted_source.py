@@ -101,7 +101,7 @@ class RecordingSink:
     def __init__(self):
         self.state, self.calls = {}, []
 
-    def upsert(self, item):
+    def upsert(self, item, as_of=None):
         self.calls.append(("upsert", item.name, item.version))
         self.state[item.name] = item.version
 
@@ -112,6 +112,3 @@ class RecordingSink:
     def prune(self, seen, started):
         self.calls.append(("prune", tuple(sorted(seen)), started))
         self.state = {name: version for name, version in self.state.items() if name in seen}
-
-    def reset(self):
-        self.calls.append(("reset",))

@@ -320,7 +320,7 @@ def test_a_reflector_over_real_sockets(server):
     state = {}
 
     class Sink:
-        def upsert(self, item):
+        def upsert(self, item, as_of=None):
             state[item["name"]] = item["resourceVersion"]
             if item["resourceVersion"] == "201":
                 done.set()
@@ -345,7 +345,7 @@ def test_a_reflector_over_real_sockets(server):
         (200, [lines(event("ADDED", obj("e", 201))), server.over.wait])]
     things = WatchedResource(name="things", path="/things", parse=lambda raw: json.loads(raw)["metadata"],
                              key=lambda item: item["name"])
-    reflector = Reflector(api(server), things, Sink())
+    reflector = Reflector(api(server), things, Sink(), resumes=True)
     thread = threading.Thread(target=reflector.run)
     thread.start()
     assert done.wait(10)

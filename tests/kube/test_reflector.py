@@ -89,7 +89,7 @@ def test_a_page_is_requested_while_the_one_before_is_passed_on():
         return page(obj("b", 2))
 
     class Slow(RecordingSink):
-        def upsert(self, item):
+        def upsert(self, item, as_of=None):
             super().upsert(item)
             in_time.append(requested.wait(20))
 
@@ -99,7 +99,7 @@ def test_a_page_is_requested_while_the_one_before_is_passed_on():
 
 def test_a_reflector_that_stops_within_a_list_passes_on_nothing_more():
     class Stopping(RecordingSink):
-        def upsert(self, item):
+        def upsert(self, item, as_of=None):
             super().upsert(item)
             source.reflector.stop()
 
@@ -122,11 +122,12 @@ def test_events_reach_the_sink_in_order():
     assert sink.calls[2:] == [("upsert", "b", 101), ("upsert", "a", 102), ("remove", "b", 103)]
 
 
-@pytest.mark.parametrize("end", [pytest.param([], id="clean end"), pytest.param([BROKEN], id="broken"),
-                                 pytest.param([ClusterError("read timed out")], id="hung until the read timeout")])
-def test_watch_goes_on_where_it_ended_without_a_list(end):
+@pytest.mark.parametrize(("end", "options"), [
+    pytest.param([], {}, id="clean end"), pytest.param([BROKEN], {"resumes": True}, id="broken"),
+    pytest.param([ClusterError("read timed out")], {"resumes": True}, id="hung until the read timeout")])
+def test_watch_goes_on_where_it_ended_without_a_list(end, options):
     source, sink = reflect([page(obj("a", 1))], [[event("MODIFIED", obj("a", 101)), *end],
-                                                 [event("MODIFIED", obj("a", 102))]])
+                                                 [event("MODIFIED", obj("a", 102))]], **options)
     assert [query["resourceVersion"] for query in source.watched] == ["100", "101", "102"]
     assert len(source.lists) == 1 and sink.state == {"a": 102}
 
@@ -157,11 +158,10 @@ def test_what_only_a_list_can_heal_is_followed_by_a_list(watch):
 
 
 @pytest.mark.parametrize("watch", [
-    pytest.param(BROKEN, id="refused"),
     pytest.param(ClusterError("429: too many requests", 429), id="turned away"),
     pytest.param(ClusterError("500: stumbled", 500), id="stumbled"),
 ])
-def test_a_watch_that_cannot_be_opened_is_no_reason_to_list(watch):
+def test_a_server_that_answers_with_an_error_is_no_reason_to_list(watch):
     source, _ = reflect([page()], [watch, [bookmark(101)]])
     assert len(source.lists) == 1 and len(source.waits) == 1
 
@@ -185,37 +185,38 @@ def test_an_expired_continue_token_starts_the_list_again():
     assert sink.calls[-1] == ("prune", ("b",), 2)  # counted from the start of the second attempt
 
 
-@pytest.mark.parametrize(("shown", "version", "is_reset"), [(120, 119, True), (120, 120, False), (None, 99, True)])
-def test_versions_that_went_back_are_noticed_at_the_next_watch_and_all_is_read_anew(shown, version, is_reset, caplog):
+@pytest.mark.parametrize(("shown", "version", "is_read"), [(120, 119, True), (120, 120, False), (None, 99, True)])
+def test_versions_that_went_back_are_noticed_at_the_next_watch_and_all_is_read_anew(shown, version, is_read, caplog):
     """As after a restore of etcd: a watch from a version of the future would show nothing."""
+    caplog.set_level("INFO")
     source, sink = ScriptedSource([page(obj("a", 1), obj("b", 1)), page(obj("b", 40), version=version)],
                                   [[bookmark(shown)] if shown else [], [bookmark(9)]]), RecordingSink()
     source.version = version
     run(Reflector(source, things(), sink), source)
-    assert [call for call in sink.calls[3:] if call[0] != "prune"] == (
-        [("reset",), ("upsert", "b", 40)] if is_reset else [])
-    assert sink.state == ({"b": 40} if is_reset else {"a": 1, "b": 1})
-    assert any("etcd has been restored" in message for message in caplog.messages) is is_reset
+    assert [call for call in sink.calls[3:] if call[0] != "prune"] == ([("upsert", "b", 40)] if is_read else [])
+    assert sink.state == ({"b": 40} if is_read else {"a": 1, "b": 1})
+    noticed = any("etcd has been restored" in getattr(record, "error", "") for record in caplog.records)
+    assert noticed == (is_read and shown is not None)  # else the watch has shown nothing, so a list is due anyway
 
 
-def test_versions_that_went_back_are_noticed_by_a_list():
-    source, sink = reflect([page(obj("a", 1)), page(obj("a", 7), version=50)], [GONE, [error(410)]])
-    assert sink.calls[2:4] == [("reset",), ("upsert", "a", 7)]
-    assert [query["resourceVersion"] for query in source.watched] == ["100", "50"]
+@pytest.mark.parametrize("watch", [
+    pytest.param([bookmark(101), BROKEN], id="broken"), pytest.param(BROKEN, id="refused"),
+    pytest.param([bookmark(101), ClusterError("read timed out")], id="hung until the read timeout")])
+def test_a_lost_connection_is_followed_by_a_list(watch):
+    """Meanwhile etcd may have been restored from a backup, and versions may have grown again."""
+    source, sink = reflect([page(obj("a", 1)), page(obj("b", 1), version=200)], [watch, [bookmark(201)]])
+    assert [query["resourceVersion"] for query in source.watched[:2]] == ["100", "200"] and sink.state == {"b": 1}
 
 
-def test_a_reflector_is_not_synced_while_all_is_read_anew():
+def test_the_sink_learns_when_a_list_began_and_nothing_of_a_watch():
     class Sink(RecordingSink):
-        def upsert(self, item):
+        def upsert(self, item, *as_of):
             super().upsert(item)
-            synced.append(reflector.synced.is_set())
+            times.append(as_of)
 
-    synced = []
-    source = ScriptedSource([page(obj("a", 1)), page(obj("a", 7), version=50), page(obj("a", 8), version=60)],
-                            [GONE, GONE, [bookmark(61)]])
-    reflector = Reflector(source, things(), Sink())
-    run(reflector, source)
-    assert synced == [False, False, True] and reflector.synced.is_set()
+    times = []
+    reflect([page(obj("a", 1), token="t"), page(obj("b", 1))], [[event("ADDED", obj("c", 101))]], sink=Sink())
+    assert times[0] == times[1] and len(times[0]) == 1 and times[2] == ()
 
 
 def test_the_version_is_checked_before_a_watch_goes_on_but_not_after_a_list():
@@ -225,7 +226,7 @@ def test_the_version_is_checked_before_a_watch_goes_on_but_not_after_a_list():
 
 def test_attempts_draw_apart_up_to_a_limit_and_recover():
     random.seed(1)
-    source, _ = reflect([BROKEN] * 12 + [page()], [[bookmark(101), BROKEN]])
+    source, _ = reflect([BROKEN] * 12 + [page()], [[bookmark(101), BROKEN]], resumes=True)
     fulls = [0.2, 0.4, 0.8, 1.6, 3.2, 6.4]
     assert all(0.5 * full <= wait <= full for wait, full in zip(source.waits, fulls, strict=False))
     assert max(source.waits) <= 10
@@ -233,7 +234,7 @@ def test_attempts_draw_apart_up_to_a_limit_and_recover():
 
 
 def test_a_server_that_hangs_up_at_once_is_not_asked_without_pause():
-    source, _ = reflect([page()], [[], [], []], clock=lambda: 5.0)
+    source, _ = reflect([page()], [[], [], []], clock=lambda: 5.0, resumes=True)
     assert len(source.waits) == 3
 
 
@@ -246,8 +247,9 @@ def test_any_mishap_ends_in_the_state_of_the_server(rng):
     rng.shuffle(doubled)
     cut = rng.randrange(len(doubled))
     truth = {name: 300 for name in "abcde" if rng.random() > 0.5}
-    _, sink = reflect([page(obj("a", 1)), page(*(obj(name, v) for name, v in truth.items()), version=300)],
-                      [[*doubled[:cut], BROKEN], [*doubled[cut:], error(410)]])
+    last = page(*(obj(name, version) for name, version in truth.items()), version=300)
+    _, sink = reflect([page(obj("a", 1)), last, last], [[*doubled[:cut], BROKEN], [*doubled[cut:], error(410)]],
+                      resumes=rng.random() > 0.5)
     assert sink.state == truth
 
 
@@ -289,7 +291,7 @@ def test_an_exception_of_the_sink_is_logged_and_followed_by_a_list(where, caplog
                 self.faults = 0
                 raise ZeroDivisionError("a bug")
 
-        def upsert(self, item):
+        def upsert(self, item, as_of=None):
             self._maybe("upsert")
             super().upsert(item)
 
@@ -310,7 +312,7 @@ def test_an_exception_of_the_sink_is_logged_and_followed_by_a_list(where, caplog
 
 def test_stop_interrupts_the_handing_over_of_a_list():
     class Sink(RecordingSink):
-        def upsert(self, item):
+        def upsert(self, item, as_of=None):
             super().upsert(item)
             source.reflector.stop()
 
@@ -387,3 +389,16 @@ def test_age_counts_from_the_last_word_of_the_server():
     ages.append(reflector.age())
     run(reflector, source)
     assert ages == [float("inf"), 30.0, 0.0]
+
+
+def test_a_reflector_is_connected_while_a_watch_is_open():
+    class Sink(RecordingSink):
+        def upsert(self, item, as_of=None):
+            super().upsert(item)
+            seen.append((item.name, reflector.is_connected))
+
+    seen = []
+    source = ScriptedSource([page(obj("listed", 1))], [[event("ADDED", obj("watched", 101))], GONE])
+    reflector = Reflector(source, things(), Sink())
+    run(reflector, source)
+    assert seen[:2] == [("listed", False), ("watched", True)] and not reflector.is_connected

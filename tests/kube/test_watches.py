@@ -52,12 +52,30 @@ def test_after_a_restore_of_etcd_earlier_versions_and_deleted_objects_are_taken(
     cache = SmallStore()
     sink = getattr(cache, kind)
     sink.upsert(make("90"))
-    sink.reset()
-    assert find(cache) is not None, "it is kept until all has been read anew"
-    sink.upsert(make("50"))
+    listed = cache.time.seconds = cache.time.seconds + 1
+    sink.upsert(make("50"), listed)
     sink.upsert(make("40"))
     assert int(getattr(find(cache), "version", 0) or find(cache).resource_version) == 50
     sink.remove(make("60"))
-    sink.reset()
+    cache.time.seconds += 1
     sink.upsert(make("30"))
+    assert kind == "quotas" or find(cache) is None
+    sink.upsert(make("30"), cache.time.seconds)
     assert find(cache) is not None
+
+
+@pytest.mark.parametrize("kind", ["nodes", "pods"])
+def test_a_list_does_not_replace_what_has_been_seen_since_it_began(kind):
+    cache = SmallStore()
+    sink = getattr(cache, kind)
+    make = (lambda version: node("a", resource_version=version)) if kind == "nodes" else (
+        lambda version: pod(gpus(), name="a", resource_version=version))
+    find = (lambda: cache.nodes.get("a")) if kind == "nodes" else (lambda: cache.pods.named("default", "a"))
+    listed = cache.time.seconds
+    cache.time.seconds += 1
+    sink.upsert(make("90"))
+    sink.upsert(make("50"), listed)
+    assert int(getattr(find(), "version", 0) or find().resource_version) == 90
+    sink.remove(make("95"))
+    sink.upsert(make("90"), listed)
+    assert find() is None

@@ -62,6 +62,36 @@ def nothing_left(scheduler):
     return scheduler.fake.lock_of("n1") is None and not scheduler.fake.pods["default", "pod1"].annotations
 
 
+@pytest.mark.parametrize("change", ["deleted", "ended"])
+def test_a_restored_pod_holds_its_device_before_the_watch_connects_again(change):
+    """etcd has been restored from a backup: the pod holds its device again, and no event says so."""
+    held = holding("held", "n1", "GPU-n1-0,NVIDIA,46068,100:;", phase="Running")
+    scheduler = replica(cards("n1", {}), pods=[held])
+    backup = scheduler.fake.pods["default", "held"]
+    if change == "deleted":
+        scheduler.fake.delete_pod("default", "held")
+    else:
+        scheduler.fake.put_pod(replace(backup, phase="Succeeded"))
+    scheduler.fake.put_pod(ASKED)
+    scheduler.watch()
+    read_pods(scheduler.cache, "n1")
+    assert scheduler.filter(ASKED) == "n1"
+    scheduler.fake.pods["default", "held"] = backup  # without an event
+    scheduler.is_watching = False
+    scheduler.clock.seconds += 1
+    with pytest.raises(Rejected, match="was taken by another pod meanwhile"):
+        bind(scheduler)
+    assert not scheduler.fake.pods["default", "pod1"].node_name
+
+
+def test_the_pods_of_a_node_are_read_while_they_are_not_watched():
+    scheduler = ready()
+    read_pods(scheduler.cache, "n1")
+    scheduler.is_watching = False
+    bind(scheduler)
+    assert [call.method for call in scheduler.fake.calls] == ["annotate_node", "pods_on", "bind"]
+
+
 @pytest.mark.parametrize(("prepare", "message", "kept"), [
     (lambda s: s.fake.delete_pod("default", "pod1"), "not found", False),
     (lambda s: s.fake.put_pod(replace(ASKED, ref=replace(ASKED.ref, uid="later"))), 'pod "pod1" not found', False),

@@ -308,7 +308,8 @@ class Storm:
             self.watch_some(replica)
 
     def watch_some(self, replica):
-        """Nodes and pods are watched apart: one may be far behind the other."""
+        """Nodes and pods are watched apart: one may be far behind the other. A watch of pods may be interrupted."""
+        replica.is_watching = self.rng.random() < 0.8
         for kind in ("nodes", "pods"):
             replica.watch(kind, events=self.rng.choice((0, 4, None, None, None)))
 

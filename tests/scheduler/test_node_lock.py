@@ -404,6 +404,24 @@ def test_a_bind_does_not_release_the_lock_of_a_later_bind_of_its_pod():
     assert scene.lock == f"{NOW},default,a"
 
 
+def test_the_answer_of_an_earlier_bind_may_come_after_that_of_a_later_bind_of_its_pod(monkeypatch):
+    scene, write, later = Scene(None, pod(gpus(), name="a")), WatchedCluster.annotate_node, []
+
+    def slow(cluster, *arguments):
+        answer = write(cluster, *arguments)
+        if not later:
+            later.append("taken")
+            scene.replica.watch()
+            scene.take()  # within the same second, so the text is the same
+            scene.hand_over()
+        return answer
+
+    monkeypatch.setattr(WatchedCluster, "annotate_node", slow)
+    scene.take()
+    scene.release()
+    assert later and scene.lock == f"{NOW},default,a"
+
+
 @pytest.mark.parametrize("after", [False, True])
 def test_a_failed_release_is_retried(after):
     scene = Scene()
