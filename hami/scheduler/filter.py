@@ -78,7 +78,7 @@ class NodeFilter:
         return Filtered([choice.node] if choice else None, _failed(refusal), choice.node if choice else None)
 
     def _refused(self, pod: Pod, refusal: Refusal) -> Filtered:
-        for reason in refusal.nodes_by_reason:
+        for reason in {reason for unfit, _ in refusal.groups for reason, _ in unfit.reasons}:
             self._metrics.refused(reason)
         closest = self._cache.closest(refusal, CLOSEST_NODES)
         nodes = refusal.nodes + len(refusal.unknown)
@@ -86,8 +86,7 @@ class NodeFilter:
             self._events.record(pod.ref, "Warning", "FilteringFailed", text)
         log.info("no node fits", extra={"pod": pod.ref, "nodes": nodes})
         failed = _failed(refusal)
-        return Filtered(None, {name: text for name, text in failed.items() if name in refusal.resolvable},
-                        unresolvable={name: text for name, text in failed.items() if name not in refusal.resolvable})
+        return Filtered(None, {name: failed.pop(name) for name in refusal.resolvable}, unresolvable=failed)
 
 
 def _failed(refusal: Refusal) -> dict[str, str]:

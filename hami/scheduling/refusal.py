@@ -66,7 +66,10 @@ class Refusal:
     @property
     def texts(self) -> dict[str, str]:
         """The reasons for each known node, as text."""
-        return {name: text for unfit, names in self.groups for text in (str(unfit),) for name in names}
+        texts: dict[str, str] = {}
+        for unfit, names in self.groups:
+            texts.update(dict.fromkeys(names, str(unfit)))
+        return texts
 
     @property
     def nodes_by_reason(self) -> dict[Reason, list[str]]:

@@ -74,14 +74,15 @@ class Store:
             if request is None:
                 return None
             quota = self._check_quota(pod, request)
-            choice = self._verdicts.choose(request, names, node_policy_of(pod, self.policies.node), quota)
+            rows = self._verdicts.rows(names)
+            choice = self._verdicts.choose(request, rows, node_policy_of(pod, self.policies.node), quota)
             if choice is not None:
                 self._reserve(pod, request, choice)
                 self._pending.remove(pod.ref.uid)
                 return choice
-            everywhere = len(names) >= len(self._table.rows) and self._table.rows.keys() <= set(names)
+            everywhere = len({*rows.tolist(), -1}) > len(self._table.rows)
             self._pending.add(pod, None if everywhere else names, self._state(), self._clock())
-            refusal = self._verdicts.refuse(request, names, quota)
+            refusal = self._verdicts.refuse(request, names, rows, quota)
             return replace(refusal, resolvable=self._verdicts.with_lower_priority(refusal, pod))
 
     def closest(self, refusal: Refusal, count: int) -> list[NodeRefusal]:
@@ -223,7 +224,7 @@ class Store:
     def _node_for(self, request: PodRequest, pending: PendingPod) -> str | None:
         names = pending.nodes if pending.nodes is not None else tuple(self._table.rows)
         quota = self._check_quota(pending.pod, request)
-        choice = self._verdicts.choose(request, names, NodePolicy.BINPACK, quota)
+        choice = self._verdicts.choose(request, self._verdicts.rows(names), NodePolicy.BINPACK, quota)
         return choice.node if choice is not None else None
 
     def _state(self) -> tuple[int, int]:

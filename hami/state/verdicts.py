@@ -43,25 +43,31 @@ class Verdicts:
         self._table = table
         self._of = functools.lru_cache(max_requests)(functools.partial(_RequestVerdicts, table))
 
-    def choose(self, request: PodRequest, names: Sequence[str], policy: NodePolicy,
+    def rows(self, names: Sequence[str]) -> Array:
+        """Returns the row of each of the nodes *names*, -1 for a node without devices."""
+        return numpy.fromiter(map(self._table.rows.get, names, itertools.repeat(-1)), dtype=numpy.intp,
+                              count=len(names))
+
+    def choose(self, request: PodRequest, rows: Array, policy: NodePolicy,
                quota: QuotaCheck = NO_QUOTA) -> Choice | None:
-        """Returns the best of the nodes *names* that fits *request*; ``None`` if none fits.
+        """Returns the best of the nodes of *rows* that fits *request*; ``None`` if none fits.
 
         Binpack prefers the fullest node, spread the emptiest. Among equals it is the first by name.
         """
-        table = self._table
+        table, offered = self._table, len(rows)
         table.refresh()
         verdicts = self._of(request, quota.decided)
-        rows = self._rows(names)
         rows = rows[rows >= 0]
         candidates = rows[verdicts.may_be_candidate(rows)]
         if verdicts.has_scores:
-            return verdicts.choose_by_vendor_scores(candidates, len(names), policy, quota)
+            return verdicts.choose_by_vendor_scores(candidates, offered, policy, quota)
         evaluate_all = len(candidates) <= EVALUATE_ALL
 
         chosen: tuple[str, Allocation] | None = None
         fitting: list[tuple[str, float]] = []
-        for row in _best_first(table, candidates, policy):
+        scores = table.scores[candidates]
+        for place in _lowest_first(-scores if policy is NodePolicy.BINPACK else scores, table.rank()[candidates]):
+            row = int(candidates[place])
             if (placement := verdicts.placement(row, quota)) is None:
                 continue
             name = table.names[row]
@@ -71,44 +77,32 @@ class Verdicts:
                 break
         if chosen is None:
             return None
-        unfit = len(names) - (len(fitting) if evaluate_all else len(candidates))
-        return Choice(*chosen, tuple(reversed(fitting)), unfit, len(names))
+        unfit = offered - (len(fitting) if evaluate_all else len(candidates))
+        return Choice(*chosen, tuple(reversed(fitting)), unfit, offered)
 
-    def refuse(self, request: PodRequest, names: Sequence[str], quota: QuotaCheck = NO_QUOTA) -> Refusal:
-        """Returns the reasons for each of the nodes *names* that does not fit *request*."""
+    def refuse(self, request: PodRequest, names: Sequence[str], rows: Array, quota: QuotaCheck = NO_QUOTA) -> Refusal:
+        """Returns the reasons for each of the nodes *names*, which have *rows*, that does not fit *request*."""
         self._table.refresh()
-        rows = self._rows(names)
-        has_devices = rows >= 0
-        names_with_devices = [name for name, has_row in zip(names, has_devices.tolist()) if has_row]
-        unknown = tuple(name for name, has_row in zip(names, has_devices.tolist()) if not has_row)
-        groups = self._of(request, quota.decided).reasons(rows[has_devices], names_with_devices, quota)
+        unknown = tuple(itertools.compress(names, (rows < 0).tolist()))
+        groups = self._of(request, quota.decided).reasons(rows[rows >= 0], quota)
         return Refusal(request, groups, unknown, dict((*quota.decided, *quota.open)))
 
     def with_lower_priority(self, refusal: Refusal, pod: Pod) -> frozenset[str]:
         """Returns the refused nodes on which a pod of lower priority than *pod* holds devices, and the node on which
         kube-scheduler makes room for *pod*."""
-        names = [name for _, group in refusal.groups for name in group]
-        lower = self._table.priorities[self._rows(names)] < pod.priority
-        return frozenset(name for name, is_lower in zip(names, lower.tolist())
-                         if is_lower or name == pod.nominated_node)
+        lower = numpy.flatnonzero(self._table.priorities < pod.priority).tolist()
+        names = {pod.nominated_node, *(self._table.names.get(row, "") for row in lower)}
+        return frozenset().union(*(names.intersection(group) for _, group in refusal.groups))
 
     def closest(self, refusal: Refusal, count: int | None = None) -> list[str]:
         """Returns the refused nodes that are closest to serving, at most *count*, nearest first."""
-        table, request = self._table, refusal.pod_request
+        table = self._table
         table.refresh()
-        names = [name for _, group in refusal.groups for name in group if name in table.rows]
-        rows = self._rows(names)
-        device_columns = table.columns(rows)
-        total = numpy.zeros(len(rows))
-        for vendor_request in request.distinct_requests:
-            total += columns.distances(device_columns, vendor_request, request.fit_context(vendor_request.vendor))
-        order = numpy.lexsort((table.rank()[rows], total))
-        return [names[place] for place in order[:count].tolist()]
-
-    def _rows(self, names: Sequence[str]) -> Array:
-        """Returns the row of each of *names*, -1 for a node without devices."""
-        return numpy.fromiter(map(self._table.rows.get, names, itertools.repeat(-1)), dtype=numpy.intp,
-                              count=len(names))
+        rows = self.rows([name for _, group in refusal.groups for name in group])
+        rows = rows[rows >= 0]
+        distances = self._of(refusal.pod_request, ()).distances(rows)
+        return [table.names[int(rows[place])]
+                for place in itertools.islice(_lowest_first(distances, table.rank()[rows]), count)]
 
 
 class _RequestVerdicts:
@@ -121,12 +115,14 @@ class _RequestVerdicts:
         self._state = numpy.zeros(0, dtype=numpy.int8)
         self._version = numpy.zeros(0, dtype=numpy.int64)
         self._reason = numpy.zeros(0, dtype=numpy.int32)  # of nodes that do not fit: the position in _unfits, from 1
-        self._vendor_score = {policy: numpy.zeros(0) for policy in NodePolicy}
+        self._distance = numpy.zeros(0)
+        self._distance_version = numpy.zeros(0, dtype=numpy.int64)
         self._placements: dict[int, Allocation] = {}
         self._unfits: list[Unfit] = []
         self._numbers: dict[Unfit, int] = {}
         self.has_scores = any(vendor_request.vendor.decision.node_score is not None
                               for vendor_request in request.vendor_requests)
+        self._vendor_score = {policy: numpy.zeros(0) for policy in NodePolicy if self.has_scores}
 
     def may_be_candidate(self, rows: Array) -> Array:
         """Returns a mask over *rows*: nodes that fit or may fit."""
@@ -168,9 +164,8 @@ class _RequestVerdicts:
                         for place in reversed(order[:EVALUATE_ALL].tolist()))
         return Choice(table.names[best], placement, fitting, names - len(rows), names)
 
-    def reasons(self, rows: Array, names: Sequence[str],
-                quota: QuotaCheck) -> tuple[tuple[Unfit, tuple[str, ...]], ...]:
-        """Returns the results for those of *rows* that do not fit, each with its nodes (of *names*)."""
+    def reasons(self, rows: Array, quota: QuotaCheck) -> tuple[tuple[Unfit, tuple[str, ...]], ...]:
+        """Returns the results for those of *rows* that do not fit, each with the names of its nodes."""
         self.may_be_candidate(rows)
         states = self._states(rows)
         for row in rows[states <= POSSIBLE].tolist():
@@ -182,11 +177,24 @@ class _RequestVerdicts:
             for place in numpy.flatnonzero(numbers == 0).tolist():
                 if isinstance(verdict := self._within(int(rows[place]), quota), Unfit):
                     numbers[place] = self._number(verdict)
-        groups: dict[int, list[str]] = {}
-        for name, number in zip(names, numbers.tolist()):
-            if number:
-                groups.setdefault(number, []).append(name)
-        return tuple((self._unfits[number - 1], tuple(group)) for number, group in groups.items())
+        order = numpy.argsort(numbers, kind="stable")  # positions in *rows*, those of one result beside each other
+        groups = numpy.split(order, numpy.flatnonzero(numpy.diff(numbers[order])) + 1)
+        return tuple((self._unfits[numbers[places[0]] - 1],
+                      tuple(map(self._table.names.__getitem__, rows[places].tolist())))
+                     for places in sorted(groups, key=lambda places: places[:1].tolist()) if numbers[places].any())
+
+    def distances(self, rows: Array) -> Array:
+        """Returns how far each of *rows* is from serving the request."""
+        versions = self._table.versions
+        _resize(len(versions), self._distance, self._distance_version)
+        changed = rows[self._distance_version[rows] != versions[rows]]
+        if len(changed):
+            device_columns = self._table.columns(changed)
+            self._distance[changed] = sum(
+                columns.distances(device_columns, request, self._request.fit_context(request.vendor))
+                for request in self._request.distinct_requests)
+            self._distance_version[changed] = versions[changed]
+        return self._distance[rows]
 
     def _explain_excluded(self, rows: Array) -> None:
         """Finds the reasons for *rows*, which columns exclude: the first request that each cannot serve."""
@@ -219,10 +227,7 @@ class _RequestVerdicts:
     def _states(self, rows: Array) -> Array:
         """Returns the state of each of *rows*; UNKNOWN for nodes that have changed since."""
         versions = self._table.versions
-        if len(self._version) != len(versions):
-            arrays: list[Array] = [self._state, self._version, self._reason, *self._vendor_score.values()]
-            for array in arrays:
-                array.resize(versions.shape, refcheck=False)
+        _resize(len(versions), self._state, self._version, self._reason, *self._vendor_score.values())
         return numpy.where(self._version[rows] == versions[rows], self._state[rows], UNKNOWN)
 
     def _verdict(self, row: int) -> Allocation | Unfit:
@@ -238,7 +243,7 @@ class _RequestVerdicts:
             self._placements.pop(row, None)
         else:
             self._state[row], self._placements[row] = FITS, verdict
-            for policy, scores in self._vendor_score.items() if self.has_scores else ():
+            for policy, scores in self._vendor_score.items():
                 scores[row] = vendor_score(self._request, usages, verdict, policy)
         return verdict
 
@@ -262,17 +267,19 @@ def vendor_score(request: PodRequest, usages: NodeUsage, placement: Allocation, 
                for key, score in scorers if score is not None)
 
 
-def _best_first(table: Table, rows: Array, policy: NodePolicy) -> Iterator[int]:
-    """Yields *rows* by score, best first, then by name. The first few are found without sorting all."""
-    scores = table.scores[rows] if policy is NodePolicy.BINPACK else -table.scores[rows]
-    ranks = table.rank()[rows]
-    left = numpy.ones(len(rows), dtype=bool)
-    for _ in range(min(FEW, len(rows))):
-        best = scores[left].max()
-        ties = numpy.flatnonzero(left & (scores == best))
+def _lowest_first(values: Array, ranks: Array) -> Iterator[int]:
+    """Yields the positions of *values*, lowest first, then by *ranks*. The first few are found without sorting all."""
+    left = numpy.ones(len(values), dtype=bool)
+    for _ in range(min(FEW, len(values))):
+        ties = numpy.flatnonzero(left & (values == values[left].min()))
         position = ties[ranks[ties].argmin()]
         left[position] = False
-        yield int(rows[position])
+        yield int(position)
     rest = numpy.flatnonzero(left)
-    for position in rest[numpy.lexsort((ranks[rest], -scores[rest]))]:
-        yield int(rows[position])
+    yield from rest[numpy.lexsort((ranks[rest], values[rest]))].tolist()
+
+
+def _resize(length: int, *arrays: Array) -> None:
+    for array in arrays:
+        if len(array) != length:
+            array.resize((length,), refcheck=False)

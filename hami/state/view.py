@@ -128,7 +128,7 @@ class View:
         changed = [name for name in names if name in self._overlay]
         if changed:
             names = [name for name in names if name not in self._overlay]
-        choice = self._verdicts.choose(request, names, policy, quota) if names else None
+        choice = self._verdicts.choose(request, self._verdicts.rows(names), policy, quota) if names else None
         return self._better(choice, changed, request, policy, quota) if changed else choice
 
     def refuse(self, pod: Pod, names: Sequence[str]) -> Refusal | None:
@@ -139,7 +139,8 @@ class View:
         if (request := make_pod_request(pod, self.vendors, self.facts.policies.device)) is None:
             return None
         merged = self._merged
-        return merged._verdicts.refuse(request, names, merged._check_quota(pod, request))
+        verdicts = merged._verdicts
+        return verdicts.refuse(request, names, verdicts.rows(names), merged._check_quota(pod, request))
 
     def closest(self, refusal: Refusal, count: int | None = None) -> list[NodeRefusal]:
         """Returns the refused nodes that are closest to serving, at most *count*, nearest first."""

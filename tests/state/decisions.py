@@ -5,4 +5,5 @@ from hami.model import NodePolicy
 
 def decide(verdicts, asked, names, policy=NodePolicy.BINPACK):
     """The best of the nodes *names* that fits, or why none fits."""
-    return verdicts.choose(asked, names, policy) or verdicts.refuse(asked, names)
+    rows = verdicts.rows(names)
+    return verdicts.choose(asked, rows, policy) or verdicts.refuse(asked, names, rows)

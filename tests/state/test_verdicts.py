@@ -210,7 +210,10 @@ def test_the_closest_nodes_lack_the_least(rng):
     """The order is that of the devices as they are described: the columns only find it sooner."""
     mirror = Mirror.filled(rng, 6)
     asked, verdicts = some_pod_request(rng, 1), Verdicts(mirror.table)
-    refusal = verdicts.refuse(asked, mirror.names)
+    verdicts.closest(verdicts.refuse(asked, mirror.names, verdicts.rows(mirror.names)))  # remembers distances
+    for _ in range(3):
+        mirror.change(rng)
+    refusal = verdicts.refuse(asked, mirror.names, verdicts.rows(mirror.names))
     distances = []
     for name in verdicts.closest(refusal):
         node = explain_node(name, mirror.table.usages(name), refusal)
@@ -227,7 +230,7 @@ def test_a_thousand_refused_nodes_are_explained_without_looking_at_each():
                        for number in range(1000)})
     asked = pod_request(gpus(2, 46068))
     verdicts = Verdicts(table)
-    refusal = verdicts.refuse(asked, sorted(table.nodes))
+    refusal = decide(verdicts, asked, sorted(table.nodes), BINPACK)
     assert not any(entry.usages for entry in table.nodes.values()), "no node was evaluated"
     assert refusal.unfit == {name: place_pod(table.usages(name), asked) for name in table.nodes}
 
@@ -241,12 +244,13 @@ def test_a_quota_that_is_no_part_of_the_request_has_the_same_effect(rng):
     asked, budgets = some_pod_request(rng, rng.choice((1, 3))), {"NVIDIA": some_budget(rng)}
     assume(not budgets["NVIDIA"].is_unlimited)
     verdicts, quota = Verdicts(mirror.table), check_quota(asked, budgets, mirror.table.sizes())
-    choice = verdicts.choose(asked, mirror.names, BINPACK, quota)
+    rows = verdicts.rows(mirror.names)
+    choice = verdicts.choose(asked, rows, BINPACK, quota)
     exact = {name: place_pod(mirror.table.usages(name), asked, budgets) for name in mirror.table.nodes}
     fitting = {name for name, verdict in exact.items() if not isinstance(verdict, Unfit)}
     if choice is None:
         assert not fitting
-        refusal = verdicts.refuse(asked, mirror.names, quota)
+        refusal = verdicts.refuse(asked, mirror.names, rows, quota)
         assert set(refusal.unfit) == set(mirror.table.nodes)
     else:
         charges = peak_charges(asked.kinds, choice.placement)
@@ -255,11 +259,11 @@ def test_a_quota_that_is_no_part_of_the_request_has_the_same_effect(rng):
 
 def test_a_pod_that_its_quota_refuses_again_and_again_asks_no_node():
     table = cluster(**{f"n{number}": [usage("a")] for number in range(100)})
-    verdicts, asked = Verdicts(table), pod_request(gpus(1, 9000))
+    verdicts, asked, names = Verdicts(table), pod_request(gpus(1, 9000)), sorted(table.nodes)
     for left in range(100):
         quota = check_quota(asked, {"NVIDIA": Budget(left)}, table.sizes())
-        assert verdicts.choose(asked, sorted(table.nodes), BINPACK, quota) is None
-        assert {str(unfit) for unfit in verdicts.refuse(asked, sorted(table.nodes), quota).unfit.values()} == {
+        assert verdicts.choose(asked, verdicts.rows(names), BINPACK, quota) is None
+        assert {str(unfit) for unfit in verdicts.refuse(asked, names, verdicts.rows(names), quota).unfit.values()} == {
             "1/1 ResourceQuotaNotFit"}
     assert not any(row.usages for row in table.nodes.values()), "no node was evaluated"
     assert verdicts._of.cache_info().misses == 1
