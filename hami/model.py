@@ -304,6 +304,23 @@ class PodScope:
     crosses_namespaces: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class NodeRequirement:
+    """A condition on a node. *key*: the label that it is about; empty for the node's name."""
+
+    key: str
+    operator: str
+    values: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NodePreference:
+    """A term of a pod's preferred node affinity. *weight*: from 1 to 100, of nodes that meet all *requirements*."""
+
+    weight: int
+    requirements: tuple[NodeRequirement, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
     """The fields of a pod that HAMi reads. *containers*: init containers first, then app containers.
@@ -312,7 +329,8 @@ class Pod:
     *admitted*: the kubelet has admitted it, so its devices have been allocated. *nominated_node*: the node on which
     kube-scheduler makes room for it, or which it has chosen. *scheduling_failure*: time and message of kube-scheduler's
     last failure to place the pod, empty if there is none or it is bound. *group*: of pods that are placed together.
-    *scope*: selects its quotas.
+    *scope*: selects its quotas. *preferences*: its preferred node affinity. *soft_constraints*: it has other wishes
+    that only kube-scheduler can judge: preferred affinity to pods, or a spread that may be violated.
     """
 
     ref: PodRef
@@ -332,6 +350,8 @@ class Pod:
     scheduling_failure: str = ""
     group: str = ""
     scope: PodScope = PodScope()
+    preferences: tuple[NodePreference, ...] = ()
+    soft_constraints: bool = False
 
     @property
     def is_terminated(self) -> bool:

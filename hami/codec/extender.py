@@ -91,6 +91,11 @@ def render_simulation(node: bytes | None, failed: Mapping[str, str]) -> bytes:
     return render_filter(None, failed, nodes=nodes)
 
 
+def render_priorities(scores: Mapping[str, int]) -> bytes:
+    """HostPriorityList. It has no place for an error."""
+    return msgspec.json.encode([{"Host": name, "Score": score} for name, score in scores.items()])
+
+
 def parse_preemption(body: bytes) -> PreemptionArgs:
     """ExtenderPreemptionArgs in the form of ``nodeCacheCapable: true``. Raises: MalformedInput."""
     fields = _fields(body)

@@ -16,6 +16,7 @@ ROOM = "hami.io/room-for-waiting-pods"
 CORDON = "hami.io/device-cordon"
 
 NODE_POLICY = "hami.io/node-scheduler-policy"
+KUBE_POLICY = "kube"  # a value of NODE_POLICY: kube-scheduler's scores choose the node
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 WEIGHTS = "hami.io/device-scoring-weights"
 NUMA_BIND = "nvidia.com/numa-bind"

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from hami.codec.affinity import Affinity, is_cross_namespace, node_preferences, prefers_pods
 from hami.codec.documents import decode
 from hami.codec.objects import Metadata, quantities
-from hami.codec.scopes import Affinity, ResourceRequirements, is_best_effort, is_cross_namespace, make_scope
+from hami.codec.scopes import ResourceRequirements, is_best_effort, make_scope
 from hami.errors import MalformedInput
 from hami.model import Container, ContainerKind, Pod, PodRef
 
@@ -41,6 +42,10 @@ class _SchedulingGroup(msgspec.Struct, rename="camel", gc=False):
     pod_group_name: str | None = ""
 
 
+class _SpreadConstraint(msgspec.Struct, rename="camel", gc=False):
+    when_unsatisfiable: str | None = ""
+
+
 class _Spec(msgspec.Struct, rename="camel", gc=False):
     init_containers: list[_Container] | None = None
     containers: list[_Container] | None = None
@@ -52,6 +57,7 @@ class _Spec(msgspec.Struct, rename="camel", gc=False):
     active_deadline_seconds: int | None = None
     resources: ResourceRequirements | None = None
     affinity: Affinity | None = None
+    topology_spread_constraints: list[_SpreadConstraint] | None = None
 
     @property
     def all_containers(self) -> list[_Container]:
@@ -169,7 +175,7 @@ def _pod(wire: _Pod) -> Pod:
     meta, spec, status = wire.metadata or Metadata(), wire.spec or _Spec(), wire.status or _Status()
     inits = [_container(container, ContainerKind.SIDECAR if container.restart_policy == "Always" else
                         ContainerKind.INIT) for container in spec.init_containers or ()]
-    deadline = spec.active_deadline_seconds
+    deadline, affinity = spec.active_deadline_seconds, spec.affinity
     return Pod(
         ref=PodRef(sys.intern(meta.namespace or ""), meta.name or "", meta.uid or ""),
         resource_version=meta.resource_version or "",
@@ -190,7 +196,11 @@ def _pod(wire: _Pod) -> Pod:
                or (meta.labels or {}).get(GROUP_LABEL, "")),
         scope=make_scope(spec.priority_class_name or "", deadline is not None and deadline >= 0,
                          status.qos_class == "BestEffort" if status.qos_class else _is_best_effort(spec),
-                         spec.affinity is not None and is_cross_namespace(spec.affinity)),
+                         affinity is not None and is_cross_namespace(affinity)),
+        preferences=() if affinity is None else node_preferences(affinity),
+        soft_constraints=((affinity is not None and prefers_pods(affinity))
+                          or any(constraint.when_unsatisfiable == "ScheduleAnyway"
+                                 for constraint in spec.topology_spread_constraints or ())),
     )
 
 

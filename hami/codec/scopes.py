@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -24,28 +23,6 @@ class ResourceRequirements(msgspec.Struct, gc=False):
     requests: Quantities | None = None
 
 
-class _Term(msgspec.Struct, rename="camel", gc=False):
-    namespaces: list[str] | None = None
-    namespace_selector: dict[str, Any] | None = None
-
-
-class _WeightedTerm(msgspec.Struct, rename="camel", gc=False):
-    pod_affinity_term: _Term | None = None
-
-
-class _PodAffinity(msgspec.Struct, gc=False):
-    required: list[_Term] | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
-    preferred: list[_WeightedTerm] | None = msgspec.field(
-        name="preferredDuringSchedulingIgnoredDuringExecution", default=None)
-
-
-class Affinity(msgspec.Struct, rename="camel", gc=False):
-    """The affinity of a pod to other pods."""
-
-    pod_affinity: _PodAffinity | None = None
-    pod_anti_affinity: _PodAffinity | None = None
-
-
 make_scope = functools.lru_cache(maxsize=1024)(PodScope)
 """Makes a PodScope; equal ones are one object. Most pods of a cluster have one of a few."""
 
@@ -56,17 +33,6 @@ def is_best_effort(of_pod: ResourceRequirements | None, of_containers: Sequence[
                                   for amounts in (of_pod.requests, of_pod.limits) for name in amounts or ()):
         of_containers = (of_pod,)
     return not any([_has_cpu_or_memory(resources) for resources in of_containers if resources is not None])
-
-
-def is_cross_namespace(affinity: Affinity) -> bool:
-    """Reports whether a term names namespaces, or selects them. An empty selector selects all."""
-    for kind in (affinity.pod_affinity, affinity.pod_anti_affinity):
-        if kind is not None:
-            preferred = [weighted.pod_affinity_term for weighted in kind.preferred or ()]
-            if any(term.namespaces or term.namespace_selector is not None
-                   for term in (*(kind.required or ()), *preferred) if term is not None):
-                return True
-    return False
 
 
 def _has_cpu_or_memory(resources: ResourceRequirements) -> bool:

@@ -124,6 +124,12 @@ def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds:
         return _verb("filter", FILTER_LIMIT, lambda body: _filter(verbs.node_filter, is_started, body),
                      lambda text, code: extender.render_filter(None, error=text), observe)
 
+    @blueprint.post("/prioritize")
+    def prioritize() -> flask.Response:
+        """Scheduler extender: scores the nodes that remain, if there are several."""
+        return _verb("prioritize", FILTER_LIMIT, lambda body: _prioritize(verbs.node_filter, body),
+                     _abstain, observe)
+
     @blueprint.post("/preempt")
     def preempt() -> flask.Response:
         """Scheduler extender: names the nodes where evictions would make room for the pod's devices, too."""
@@ -184,11 +190,23 @@ def _filter(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tupl
     return answer, "refused" if filtered.failed or filtered.unresolvable else "ok"
 
 
+def _prioritize(node_filter: NodeFilter, body: bytes) -> tuple[bytes, str]:
+    args = extender.parse_filter(body)
+    names = [node.name for node, _ in args.nodes] if args.nodes is not None else args.names
+    return extender.render_priorities(node_filter.prioritize(args.pod, names or ())), "ok"
+
+
 def _preempt(preemption_filter: PreemptionFilter, body: bytes) -> tuple[bytes, str]:
     args = extender.parse_preemption(body)
     kept = preemption_filter.filter(args.pod, {node: victims.uids for node, victims in args.victims.items()})
     answer = extender.render_preemption({node: args.victims[node] for node in kept})
     return answer, "ok" if kept or not args.victims else "refused"
+
+
+def _abstain(text: str, code: int) -> bytes:
+    """Returns the answer after which kube-scheduler's own scores decide. It cannot say why."""
+    log.warning("nodes not scored", extra={"reason": text[:LOGGED]})
+    return extender.render_priorities({})
 
 
 def _veto(text: str, code: int) -> bytes:

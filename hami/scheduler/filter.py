@@ -11,6 +11,7 @@ from hami.kube.events import EventRecorder
 from hami.model import Node, Pod
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
+from hami.scheduling.node_order import TO_CHOOSE_FROM, has_no_policy, kube_chooses
 from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal, describe, summarize
 from hami.state.store import Store
 
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 LEADERSHIP_TIMEOUT_S = 5.0  # a filter waits for this long until this replica leads
 UNREGISTERED = "node unregistered"
+MAX_PRIORITY = 10  # MaxExtenderPriority of kube-scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class NodeFilter:
     def filter(self, pod: Pod, names: Sequence[str] | None) -> Filtered:
         """Chooses one of the nodes *names* and reserves devices there; all nodes remain if *pod* requests none.
 
+        If kube-scheduler chooses, others that fit remain too: the bind reserves devices on another one of them.
+
         Raises: HamiError; kube-scheduler retries the pod then.
         """
         if not pod.ref.uid:
@@ -64,7 +68,16 @@ class NodeFilter:
             return self._refused(pod, answer)
         self._events.record(pod.ref, "Normal", "FilteringSucceed", _success(answer))
         log.info("pod filtered", extra={"pod": pod.ref, "node": answer.node, "candidates": answer.candidates})
-        return Filtered([answer.node], {}, answer.node)
+        names = [name for name, _ in reversed(answer.fitting)][:TO_CHOOSE_FROM] if kube_chooses(pod) else []
+        return Filtered(names or [answer.node], {}, answer.node)
+
+    def prioritize(self, pod: Pod, names: Sequence[str]) -> dict[str, int]:
+        """Returns the scores of the nodes *names* for *pod*, from 0 to MAX_PRIORITY: by the node policy, unless only
+        kube-scheduler's own scores count."""
+        scores = self._cache.node_scores(pod, names) if names and not has_no_policy(pod) else [0.0] * len(names)
+        low, high = min(scores, default=0.0), max(scores, default=0.0)
+        return {name: round(MAX_PRIORITY * (score - low) / (high - low)) if high > low else 0
+                for name, score in zip(names, scores)}
 
     def simulate(self, pod: Pod, nodes: Sequence[Node]) -> Filtered:
         """Returns the answer of :meth:`filter` for a cluster of *nodes* that are idle. Nothing is reserved or written.

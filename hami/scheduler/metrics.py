@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from hami.model import Reason
 
 PREFIX = "hami_scheduler_"
-VERBS = ("webhook", "filter", "preempt", "bind")
+VERBS = ("webhook", "filter", "prioritize", "preempt", "bind")
 OUTCOMES = ("ok", "refused", "error")
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0)
 

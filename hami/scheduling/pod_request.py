@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hami.codec.keys import GPU_POLICY, NODE_POLICY, NUMA_BIND, WEIGHTS
-from hami.codec.policies import parse_device_policy, parse_node_policy, parse_weights
+from hami.codec.keys import GPU_POLICY, NUMA_BIND, WEIGHTS
+from hami.codec.policies import parse_device_policy, parse_weights
 from hami.codec.register import parse_bool
 from hami.errors import MalformedInput
-from hami.model import (
-    Budget, ContainerKind, DevicePolicy, DeviceUsage, NodePolicy, Pod, Request, Selector, Share, Weights,
-)
+from hami.model import Budget, ContainerKind, DevicePolicy, DeviceUsage, Pod, Request, Selector, Share, Weights
 from hami.vendors.request import MAX_CONTAINERS, device_requests
 from hami.vendors.spec import Catalog, FitContext, Vendor
 
@@ -97,11 +95,6 @@ def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str) -> PodReque
                                    numa_bind=parse_bool(annotations.get(NUMA_BIND, "")) is True),
         weights=Weights() if weights is None else parse_weights(weights),
     )
-
-
-def node_policy_of(pod: Pod, default: str) -> NodePolicy:
-    """Returns the policy for the choice of *pod*'s node."""
-    return parse_node_policy(pod.annotations.get(NODE_POLICY, default))
 
 
 def _vendor_request(vendor: Vendor, annotations: Mapping[str, str]) -> VendorRequest:

@@ -134,6 +134,7 @@ class NodeCache:
             if facts != record.facts:
                 self.changes += 1
                 record.facts = facts
+                self._table.set_labels(node.name, node.labels)
                 for vendor in self._vendors:
                     if (reading := readings.get(vendor.key) or _reading(vendor, node)) is not None:
                         self._store_inventory(record, vendor, node, reading)
@@ -292,6 +293,7 @@ class NodeCache:
         for name in gone:
             self.changes += 1
             self._table.remove_node(name)
+            self._table.set_labels(name, None)
         return gone
 
     def _remove_inventory(self, record: NodeRecord, vendor: Vendor) -> None:

@@ -13,7 +13,8 @@ from datetime import datetime
 from functools import partial
 
 from hami.model import Budget, NodePolicy, Pod, PodRef, PodScope
-from hami.scheduling.pod_request import PodRequest, make_pod_request, node_policy_of
+from hami.scheduling.node_order import NodeOrder, node_order_of
+from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota, quota_allows
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal, explain_node
 from hami.state.bookings import PodBookings
@@ -75,7 +76,7 @@ class Store:
                 return None
             quota = self._check_quota(pod, request)
             rows = self._verdicts.rows(names)
-            choice = self._verdicts.choose(request, rows, node_policy_of(pod, self.policies.node), quota)
+            choice = self._verdicts.choose(request, rows, node_order_of(pod, self.policies.node), quota)
             if choice is not None:
                 self._reserve(pod, request, choice)
                 self._pending.remove(pod.ref.uid)
@@ -84,6 +85,11 @@ class Store:
             self._pending.add(pod, None if everywhere else names, self._state(), self._clock())
             refusal = self._verdicts.refuse(request, names, rows, quota)
             return replace(refusal, resolvable=self._verdicts.with_lower_priority(refusal, pod))
+
+    def node_scores(self, pod: Pod, names: Sequence[str]) -> list[float]:
+        """Returns how the node policy for *pod* ranks each of the nodes *names*, higher is better."""
+        with self._lock:
+            return self._verdicts.scores(self._verdicts.rows(names), node_order_of(pod, self.policies.node))
 
     def closest(self, refusal: Refusal, count: int) -> list[NodeRefusal]:
         """Returns the *count* refused nodes that are closest to serving, nearest first, as they are now."""
@@ -224,7 +230,7 @@ class Store:
     def _node_for(self, request: PodRequest, pending: PendingPod) -> str | None:
         names = pending.nodes if pending.nodes is not None else tuple(self._table.rows)
         quota = self._check_quota(pending.pod, request)
-        choice = self._verdicts.choose(request, self._verdicts.rows(names), NodePolicy.BINPACK, quota)
+        choice = self._verdicts.choose(request, self._verdicts.rows(names), NodeOrder(NodePolicy.BINPACK), quota)
         return choice.node if choice is not None else None
 
     def _state(self) -> tuple[int, int]:

@@ -95,13 +95,15 @@ class Table:
     """Nodes, bookings, and the usage that follows from them.
 
     *versions*, *scores* and *priorities* are arrays with an item for each row; the latter has the lowest priority of
-    the pods that hold devices there.
+    the pods that hold devices there. *label_changes*: how often labels or rows have changed.
     """
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeDevices] = {}
         self.rows: dict[str, int] = {}
         self.names: dict[int, str] = {}
+        self.labels: dict[str, Mapping[str, str]] = {}
+        self.label_changes = 0
         self.bookings: dict[str, Booking] = {}
         self.versions = numpy.zeros(0, dtype=numpy.int64)
         self.scores = numpy.zeros(0, dtype=numpy.float32)
@@ -123,6 +125,15 @@ class Table:
         self._ranks = numpy.zeros(0, dtype=numpy.int64)
         self._is_ranked = True
         self._stale: dict[str, None] = {}  # not a set: popping from one that has shrunk is slow
+
+    def set_labels(self, node: str, labels: Mapping[str, str] | None) -> None:
+        """Sets the labels of *node*, which may have no devices; ``None``: it is gone."""
+        if self.labels.get(node) != labels:
+            self.label_changes += 1
+            if labels is None:
+                del self.labels[node]
+            else:
+                self.labels[node] = labels
 
     def set_devices(self, node: str, vendor: str, devices: tuple[Device, ...]) -> bool:
         """Sets the devices of *vendor* on *node* (none: removes the vendor). Returns whether this is a change."""
@@ -258,6 +269,7 @@ class Table:
     def _add_row(self, node: str) -> int:
         row = self._free_rows.pop() if self._free_rows else len(self.nodes)
         self.rows[node], self.names[row] = row, node
+        self.label_changes += 1
         if row >= len(self.versions):
             height = max(MIN_CAPACITY, 2 * row)
             for name in ("versions", "scores", "priorities", "_ranks", "_starts", "_lengths"):

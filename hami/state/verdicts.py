@@ -15,9 +15,10 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from hami.model import Allocation, NodePolicy, Pod
+from hami.model import Allocation, NodePolicy, NodePreference, Pod
 from hami.scheduling import columns
 from hami.scheduling.fit import Unfit
+from hami.scheduling.node_order import NodeOrder, weights
 from hami.scheduling.placement import NodeUsage, place_pod
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.quota import QuotaCheck
@@ -32,6 +33,8 @@ UNKNOWN, POSSIBLE, FITS, UNFIT, EXCLUDED = range(5)
 EVALUATE_ALL = 16  # evaluate all candidates up to this number, so that the event can name each with its score
 MAX_REQUESTS = 64  # requests whose verdicts are remembered
 FEW = 8  # nodes that are evaluated without columns first
+MAX_PREFERENCES = 64  # preferred node affinities whose weights are remembered
+ABOVE_SCORES = 1_000.0  # the least weight counts more than any difference of scores
 MAX_EXACT = 64  # excluded nodes that are evaluated for their reasons, if columns do not tell them exactly
 NO_QUOTA = QuotaCheck()
 
@@ -42,15 +45,16 @@ class Verdicts:
     def __init__(self, table: Table, max_requests: int = MAX_REQUESTS) -> None:
         self._table = table
         self._of = functools.lru_cache(max_requests)(functools.partial(_RequestVerdicts, table))
+        self._weights = functools.lru_cache(MAX_PREFERENCES)(functools.partial(_weights, table))
 
     def rows(self, names: Sequence[str]) -> Array:
         """Returns the row of each of the nodes *names*, -1 for a node without devices."""
         return numpy.fromiter(map(self._table.rows.get, names, itertools.repeat(-1)), dtype=numpy.intp,
                               count=len(names))
 
-    def choose(self, request: PodRequest, rows: Array, policy: NodePolicy,
+    def choose(self, request: PodRequest, rows: Array, order: NodeOrder,
                quota: QuotaCheck = NO_QUOTA) -> Choice | None:
-        """Returns the best of the nodes of *rows* that fits *request*; ``None`` if none fits.
+        """Returns the first by *order* of the nodes of *rows* that fit *request*; ``None`` if none fits.
 
         Binpack prefers the fullest node, spread the emptiest. Among equals it is the first by name.
         """
@@ -60,25 +64,34 @@ class Verdicts:
         rows = rows[rows >= 0]
         candidates = rows[verdicts.may_be_candidate(rows)]
         if verdicts.has_scores:
-            return verdicts.choose_by_vendor_scores(candidates, offered, policy, quota)
+            preferred = self._weights(order.preferences, table.label_changes)[candidates]
+            return verdicts.choose_by_vendor_scores(candidates, preferred, offered, order, quota)
         evaluate_all = len(candidates) <= EVALUATE_ALL
 
         chosen: tuple[str, Allocation] | None = None
         fitting: list[tuple[str, float]] = []
-        scores = table.scores[candidates]
-        for place in _lowest_first(-scores if policy is NodePolicy.BINPACK else scores, table.rank()[candidates]):
+        values = -order.sign * table.scores[candidates]
+        if order.preferences:
+            values = values - ABOVE_SCORES * self._weights(order.preferences, table.label_changes)[candidates]
+        for place in _lowest_first(values, table.rank()[candidates]):
             row = int(candidates[place])
             if (placement := verdicts.placement(row, quota)) is None:
                 continue
             name = table.names[row]
             fitting.append((name, float(table.scores[row])))
             chosen = chosen or (name, placement)
-            if not evaluate_all:
+            if not evaluate_all and len(fitting) == order.wanted:
                 break
         if chosen is None:
             return None
         unfit = offered - (len(fitting) if evaluate_all else len(candidates))
         return Choice(*chosen, tuple(reversed(fitting)), unfit, offered)
+
+    def scores(self, rows: Array, order: NodeOrder) -> list[float]:
+        """Returns the scores of *rows*, higher is better by the policy of *order*; 0 for nodes without devices."""
+        self._table.refresh()
+        scores: list[float] = numpy.where(rows >= 0, order.sign * self._table.scores[rows], 0.0).tolist()
+        return scores
 
     def refuse(self, request: PodRequest, names: Sequence[str], rows: Array, quota: QuotaCheck = NO_QUOTA) -> Refusal:
         """Returns the reasons for each of the nodes *names*, which have *rows*, that does not fit *request*."""
@@ -144,24 +157,26 @@ class _RequestVerdicts:
         verdict = self._within(row, quota)
         return None if isinstance(verdict, Unfit) else verdict
 
-    def choose_by_vendor_scores(self, rows: Array, names: int, policy: NodePolicy, quota: QuotaCheck) -> Choice | None:
-        """Returns the best of *rows* if the score depends on the devices that the pod would get."""
-        table, sign = self._table, 1.0 if policy is NodePolicy.BINPACK else -1.0
+    def choose_by_vendor_scores(self, rows: Array, preferred: Array, names: int, order: NodeOrder,
+                                quota: QuotaCheck) -> Choice | None:
+        """Returns the first by *order* of *rows*, whose weights are *preferred*, if the score depends on the
+        devices that the pod would get."""
+        table = self._table
         for row in rows[self._states(rows) != FITS].tolist():
             self._verdict(row)
+        fits = self._state[rows] == FITS
         if quota.open:
-            rows = numpy.array([row for row in rows.tolist() if self.placement(row, quota) is not None], numpy.intp)
-        else:
-            rows = rows[self._state[rows] == FITS]
+            fits = numpy.array([self.placement(row, quota) is not None for row in rows.tolist()], dtype=bool)
+        rows, preferred = rows[fits], preferred[fits]
         if not len(rows):
             return None
-        scores = table.scores[rows] + sign * self._vendor_score[policy][rows]
-        order = numpy.lexsort((table.rank()[rows], -sign * scores))
-        best = int(rows[order[0]])
+        scores = table.scores[rows] + order.sign * self._vendor_score[order.policy][rows]
+        places = numpy.lexsort((table.rank()[rows], -order.sign * scores, -preferred))
+        best = int(rows[places[0]])
         placement = self.placement(best, quota)
         assert placement is not None, "a node with a score fits"
         fitting = tuple((table.names[int(rows[place])], float(scores[place]))
-                        for place in reversed(order[:EVALUATE_ALL].tolist()))
+                        for place in reversed(places[:max(EVALUATE_ALL, order.wanted)].tolist()))
         return Choice(table.names[best], placement, fitting, names - len(rows), names)
 
     def reasons(self, rows: Array, quota: QuotaCheck) -> tuple[tuple[Unfit, tuple[str, ...]], ...]:
@@ -265,6 +280,12 @@ def vendor_score(request: PodRequest, usages: NodeUsage, placement: Allocation, 
                for vendor in (vendor_request.vendor for vendor_request in request.vendor_requests))
     return sum(score(usages.get(key, ()), shares_of(key, placement), policy)
                for key, score in scorers if score is not None)
+
+
+def _weights(table: Table, preferences: tuple[NodePreference, ...], label_changes: int) -> Array:
+    """Returns the weight of *preferences* for each row, after so many *label_changes* of the table."""
+    names = [table.names.get(row, "") for row in range(len(table.versions))]
+    return weights(preferences, names, table.labels)
 
 
 def _lowest_first(values: Array, ranks: Array) -> Iterator[int]:

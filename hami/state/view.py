@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from hami.model import Budget, Device, Node, NodePolicy, Pod, PodRef, PodScope, QuotaLimits
+from hami.model import Budget, Device, Node, Pod, PodRef, PodScope, QuotaLimits
 from hami.scheduling.fit import Unfit
+from hami.scheduling.node_order import NodeOrder, node_order_of, weights
 from hami.scheduling.placement import NodeUsage, place_pod
-from hami.scheduling.pod_request import PodRequest, make_pod_request, node_policy_of
+from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.quota import QuotaCheck, ScopedUsage, budgets_of, check_quota, quota_allows
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal, explain_node
 from hami.scheduling.score import node_score
@@ -66,17 +67,19 @@ class View:
     """The store at one moment.
 
     *table* belongs to the view, and is never changed; views that `what_if` makes share it. *overlay*: nodes that differ
-    from the table. *rebooked*: what pods (uids) hold instead, ``None`` for nothing.
+    from the table. *labels*: of nodes that may differ from it. *rebooked*: what pods (uids) hold instead, ``None`` for
+    nothing.
     """
 
     def __init__(self, table: Table, facts: Facts, *, verdicts: Verdicts | None = None,
-                 overlay: Mapping[str, NodeUsage] | None = None,
+                 overlay: Mapping[str, NodeUsage] | None = None, labels: Mapping[str, Mapping[str, str]] | None = None,
                  rebooked: Mapping[str, Booking | None] | None = None) -> None:
         self.facts = facts
         self.vendors = facts.vendors
         self._table = table
         self._verdicts = verdicts or Verdicts(table)
         self._overlay: Mapping[str, NodeUsage] = overlay or {}
+        self._labels: Mapping[str, Mapping[str, str]] = labels or {}
         self._rebooked: Mapping[str, Booking | None] = rebooked or {}
 
     # What there is
@@ -123,13 +126,13 @@ class View:
         """
         if (request := make_pod_request(pod, self.vendors, self.facts.policies.device)) is None:
             return None
-        policy = node_policy_of(pod, self.facts.policies.node)
+        order = node_order_of(pod, self.facts.policies.node)
         quota = self._check_quota(pod, request)
         changed = [name for name in names if name in self._overlay]
         if changed:
             names = [name for name in names if name not in self._overlay]
-        choice = self._verdicts.choose(request, self._verdicts.rows(names), policy, quota) if names else None
-        return self._better(choice, changed, request, policy, quota) if changed else choice
+        choice = self._verdicts.choose(request, self._verdicts.rows(names), order, quota) if names else None
+        return self._better(choice, changed, request, order, quota) if changed else choice
 
     def refuse(self, pod: Pod, names: Sequence[str]) -> Refusal | None:
         """Returns why those of the nodes *names* that *pod* does not fit do not; ``None`` if it requests no device.
@@ -185,7 +188,9 @@ class View:
                     affected[held.node] = {vendor: [usage.device for usage in usages]
                                            for vendor, usages in self.usages(held.node).items()}
             rebooked[uid] = booking
+        labels = dict(self._labels)
         for node in nodes:
+            labels[node.name] = node.labels
             devices = {vendor.key: devices_on(vendor, node)[0] for vendor in self.vendors}
             has_excess = excess_of({key: len(own) for key, own in devices.items()}) is not None
             affected[node.name] = {key: own for key, own in devices.items() if own and not has_excess}
@@ -197,7 +202,8 @@ class View:
                 table.book(booking)
             overlay[name] = table.usages_of(name, of_node)
         facts = self.facts if quotas is None else replace(self.facts, quotas={**self.facts.quotas, **quotas})
-        view = View(self._table, facts, verdicts=self._verdicts, overlay=overlay, rebooked=rebooked)
+        view = View(self._table, facts, verdicts=self._verdicts, overlay=overlay, labels=labels,
+                    rebooked=rebooked)
         return view._merged if len(overlay) > MAX_OVERLAY or len(rebooked) > MAX_REBOOKED else view
 
     @cached_property
@@ -215,6 +221,8 @@ class View:
             devices = table.nodes[name].devices if name in table.nodes else {}
             for vendor in dict.fromkeys((*devices, *usages)):
                 table.set_devices(name, vendor, tuple(usage.device for usage in usages.get(vendor, ())))
+        for name, labels in self._labels.items():
+            table.set_labels(name, labels)
         return View(table, self.facts)
 
     def _check_quota(self, pod: Pod, request: PodRequest) -> QuotaCheck:
@@ -234,10 +242,9 @@ class View:
                     used[held.scope] = memory + sign * more_memory, cores + sign * more_cores
         return used
 
-    def _better(self, choice: Choice | None, changed: Sequence[str], request: PodRequest, policy: NodePolicy,
+    def _better(self, choice: Choice | None, changed: Sequence[str], request: PodRequest, order: NodeOrder,
                 quota: QuotaCheck) -> Choice | None:
         """Returns *choice*, or a better one among the *changed* nodes."""
-        sign = 1.0 if policy is NodePolicy.BINPACK else -1.0
         budgets = dict((*quota.decided, *quota.open))
         fitting = {name: score for name, score in choice.fitting} if choice is not None else {}
         placements = {choice.node: choice.placement} if choice is not None else {}
@@ -246,11 +253,13 @@ class View:
             placement = place_pod(usages, request, budgets)
             if not isinstance(placement, Unfit):
                 placements[name] = placement
-                fitting[name] = node_score([usage for own in usages.values() for usage in own]) + sign * vendor_score(
-                    request, usages, placement, policy)
+                fitting[name] = node_score([usage for own in usages.values() for usage in own]) + (
+                    order.sign * vendor_score(request, usages, placement, order.policy))
         if not placements:
             return None
-        ordered = sorted(fitting.items(), key=lambda item: (-sign * item[1], item[0]))
+        labels = {name: self._labels.get(name, self._table.labels.get(name, {})) for name in fitting}
+        preferred = dict(zip(fitting, weights(order.preferences, list(fitting), labels).tolist()))
+        ordered = sorted(fitting.items(), key=lambda item: (-preferred[item[0]], -order.sign * item[1], item[0]))
         node = next(name for name, _ in ordered if name in placements)
         candidates = len(changed) + (choice.candidates if choice is not None else 0)
         return Choice(node, placements[node], tuple(reversed(ordered)), candidates - len(ordered), candidates)

@@ -64,6 +64,7 @@ REVIEW = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
 VICTIMS = {"n1": {"Pods": [{"UID": "u1"}], "NumPDBViolations": 1},
            "n2": {"Pods": [{"UID": "u2"}], "NumPDBViolations": 0}}
 BODIES = {"/webhook": REVIEW, "/filter": {"Pod": POD, "Nodes": None, "NodeNames": ["n1"]}, "/bind": BIND,
+          "/prioritize": {"Pod": POD, "Nodes": None, "NodeNames": ["n1"]},
           "/preempt": {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": VICTIMS}}
 VETO = {"NodeNameToMetaVictims": {}}
 
@@ -123,6 +124,20 @@ def test_a_simulation_returns_the_whole_node(web):
     assert answer == EMPTY | {"Nodes": {"metadata": {}, "items": [large]},
                               "FailedNodes": {"small": "1/1 CardInsufficientMemory"}}
     assert web.replica.cache.reservations.unbound() == 0
+
+
+def test_nodes_are_scored(web):
+    body = {"Pod": POD, "Nodes": None, "NodeNames": ["n1", "n2"]}
+    assert web.post("/prioritize", body) == [{"Host": "n1", "Score": 0}, {"Host": "n2", "Score": 0}]
+    nodes = {"items": [wire_node("n1", 500)]}
+    assert web.post("/prioritize", body | {"Nodes": nodes, "NodeNames": None}) == [{"Host": "n1", "Score": 0}]
+    assert web.observed == [("prioritize", "ok")] * 2
+
+
+def test_scores_that_cannot_be_given_leave_the_choice_to_kube_scheduler(web, caplog):
+    assert web.post("/prioritize", b"[]") == []
+    assert web.observed == [("prioritize", "error")]
+    assert [record.message for record in caplog.records] == ["nodes not scored"]
 
 
 def test_preempt_keeps_nodes_with_their_victims_as_they_came(web):

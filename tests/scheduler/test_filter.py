@@ -4,7 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from hami.codec.keys import ASSIGNED_NODE
 from hami.errors import MalformedInput, NodeLocked
+from hami.model import NodePreference, NodeRequirement
+from hami.scheduling.node_order import TO_CHOOSE_FROM
+from hami.state.reservations import Rejected
 from hami.state.view import Policies
 from tests.builders import NVIDIA, gpu, gpus, node, pod
 from tests.scheduler.replicas import cards, holding, replica
@@ -113,6 +117,56 @@ def test_a_replica_that_does_not_lead_filters_nothing():
 def test_a_pod_without_uid_is_refused():
     with pytest.raises(MalformedInput, match="without uid"):
         replica(cards("n1", {})).filter(replace(pod(gpus()), ref=replace(pod().ref, uid="")))
+
+
+SSD = (NodePreference(1, (NodeRequirement("disk", "In", frozenset({"ssd"})),)),)
+
+
+@pytest.mark.parametrize(("preferences", "chosen"), [((), "n2"), (SSD, "n1")])
+def test_a_preferred_node_goes_before_the_policy(preferences, chosen):
+    scheduler = two_nodes()
+    scheduler.fake.put_node(replace(scheduler.fake.nodes["n1"], labels={"disk": "ssd"}))
+    scheduler.watch()
+    asked = pod(gpus(1, memory=3000), preferences=preferences)
+    assert scheduler.filter(asked) == chosen
+    scheduler.fake.put_node(replace(scheduler.fake.nodes["n1"], labels={}))
+    scheduler.watch()
+    assert scheduler.filter(asked) == "n2"
+
+
+@pytest.mark.parametrize("wish", [
+    {"soft_constraints": True}, {"annotations": {"hami.io/node-scheduler-policy": "kube"}}])
+def test_kube_scheduler_chooses_for_pods_whose_wishes_only_it_knows(wish):
+    asked = pod(gpus(1, memory=3000), phase="Pending", **wish)
+    scheduler = replica(*(cards(f"n{number:02}", {}) for number in range(40)), pods=[asked])
+    found = scheduler.node_filter.filter(asked, list(scheduler.fake.nodes))
+    assert found.names == [f"n{number:02}" for number in range(TO_CHOOSE_FROM)] and found.chosen == "n00"
+    scheduler.binder.bind(asked.ref, "n07")
+    bound = scheduler.fake.pods["default", "pod1"]
+    assert bound.node_name == bound.annotations[ASSIGNED_NODE] == "n07"
+    assert scheduler.cache.view().bookings_on("n00") == []
+
+
+def test_the_node_chosen_by_kube_scheduler_may_be_full_by_then():
+    asked = pod(gpus(1, memory=3000), phase="Pending", soft_constraints=True)
+    scheduler = replica(cards("n1", {}), cards("n2", {}), pods=[asked])
+    assert scheduler.node_filter.filter(asked, ["n1", "n2"]).names == ["n1", "n2"]
+    scheduler.fake.put_pod(holding("other", "n2", "GPU-n2-0,NVIDIA,46068,100:;", phase="Running"))
+    scheduler.watch()
+    with pytest.raises(Rejected, match="does not fit node n2 any more: 1/1 CardInsufficientMemory"):
+        scheduler.binder.bind(asked.ref, "n2")
+    assert scheduler.cache.reservations.unbound() == 0
+
+
+@pytest.mark.parametrize(("policy", "scores"), [
+    ("binpack", {"n1": 0, "n2": 10, "x": 0}), ("spread", {"n1": 10, "n2": 0, "x": 10}),
+    ("kube", {"n1": 0, "n2": 0, "x": 0})])
+def test_nodes_are_scored_by_the_policy(policy, scores):
+    scheduler = two_nodes()
+    asked = pod(gpus(1, memory=3000), annotations={"hami.io/node-scheduler-policy": policy})
+    assert scheduler.node_filter.prioritize(asked, ["n1", "n2", "x"]) == scores
+    assert scheduler.node_filter.prioritize(asked, []) == {}
+    assert scheduler.cache.reservations.unbound() == 0
 
 
 SIMULATED = node("sim", gpu("GPU-0", memory_mib=8192, model="NVIDIA-A100"))

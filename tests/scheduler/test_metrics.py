@@ -39,7 +39,7 @@ def test_durations_are_counted_by_verb_and_outcome(registry, metrics, seconds, b
     assert not registry.get_sample_value(f"{name}_bucket", labels | {"le": below})
 
 
-@pytest.mark.parametrize("verb", ["webhook", "filter", "preempt", "bind"])
+@pytest.mark.parametrize("verb", ["webhook", "filter", "prioritize", "preempt", "bind"])
 @pytest.mark.parametrize("outcome", ["ok", "refused", "error"])
 def test_series_exist_from_the_start(registry, metrics, verb, outcome):
     assert registry.get_sample_value(

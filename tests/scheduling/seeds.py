@@ -1,6 +1,6 @@
 """Devices, requests and pods by the roll of a seeded die: small, so that they collide, with all kinds of state."""
 
-from hami.model import Budget, PodScope, ScopeRequirement
+from hami.model import Budget, NodePreference, NodeRequirement, PodScope, ScopeRequirement
 from tests.builders import APP, INIT, SIDECAR, container, gpus, pod_request, usage
 
 CPU = container({"cpu": "1"})
@@ -72,3 +72,14 @@ def some_scopes(rng):
     return rng.sample((ScopeRequirement("Terminating"), ScopeRequirement("NotTerminating"),
                        ScopeRequirement("NotBestEffort"), ScopeRequirement("PriorityClass", "Exists"),
                        ScopeRequirement("PriorityClass", "NotIn", ("high",))), rng.choice((0, 0, 1, 2)))
+
+
+def some_preferences(rng):
+    """Preferred node affinity: of the labels zone and disk, and of names."""
+    def requirement():
+        key, operator = rng.choice(("zone", "disk", "")), rng.choice(("In", "In", "NotIn", "Exists", "DoesNotExist"))
+        values = ("n0", "n1", "n2") if not key else ("x", "y")
+        return NodeRequirement(key, operator, frozenset(rng.sample(values, rng.randint(1, 2))))
+
+    return tuple(NodePreference(rng.choice((1, 1, 50, 100)), tuple(requirement() for _ in range(rng.randint(1, 2))))
+                 for _ in range(rng.choice((0, 0, 1, 3))))

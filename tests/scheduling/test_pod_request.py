@@ -4,7 +4,8 @@ import pytest
 
 from hami.errors import MalformedInput
 from hami.model import DevicePolicy, NodePolicy, OrderKey, Selector, Weights
-from hami.scheduling.pod_request import make_pod_request, node_policy_of
+from hami.scheduling.node_order import node_order_of
+from hami.scheduling.pod_request import make_pod_request
 from tests.builders import APP, INIT, ONLY_NVIDIA, SIDECAR, container, gpus, pod, pod_request, request
 
 CPU = container({"cpu": "1"})
@@ -68,7 +69,7 @@ def test_equal_pods_ask_the_same_so_that_verdicts_can_be_remembered():
 ])
 def test_node_policy(annotation, default, policy):
     annotations = {} if annotation is None else {"hami.io/node-scheduler-policy": annotation}
-    assert node_policy_of(pod(gpus(), annotations=annotations), default) is policy
+    assert node_order_of(pod(gpus(), annotations=annotations), default).policy is policy
 
 
 def test_a_pod_with_too_many_containers_is_not_placed():

@@ -15,6 +15,7 @@ class Mirror:
         self.names = names
         self.uids = [f"pod{number}" for number in range(pods)]
         self.inventories = {}
+        self.labels = {}
         self.bookings = {}
 
     @classmethod
@@ -30,6 +31,8 @@ class Mirror:
         table = Table()
         for (node, vendor), devices in sorted(self.inventories.items()):
             table.set_devices(node, vendor, devices)
+        for node, labels in self.labels.items():
+            table.set_labels(node, labels)
         for held in self.bookings.values():
             table.book(held)
         table.refresh()
@@ -37,11 +40,13 @@ class Mirror:
 
     def change(self, rng):
         """Tell the table something."""
-        match rng.randrange(10):
+        match rng.randrange(11):
             case 0 | 1 | 2:
                 self.set_devices(rng, rng.choice(self.names), rng.choice(VENDORS))
             case 3:
                 self.drop(rng.choice(self.names))
+            case 10:
+                self.set_labels(rng, rng.choice(self.names))
             case 4 | 5:
                 self.table.unbook(uid := rng.choice(self.uids))
                 self.bookings.pop(uid, None)
@@ -53,6 +58,15 @@ class Mirror:
                         for place in range(rng.randrange(5)))
         self.table.set_devices(node, vendor, devices)
         self.inventories[node, vendor] = devices
+
+    def set_labels(self, rng, node):
+        labels = {key: rng.choice("xy") for key in ("zone", "disk") if rng.random() < 0.7}
+        if rng.random() < 0.1:
+            self.table.set_labels(node, None)
+            self.labels.pop(node, None)
+        else:
+            self.table.set_labels(node, labels)
+            self.labels[node] = labels
 
     def drop(self, node):
         self.table.remove_node(node)

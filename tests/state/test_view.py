@@ -10,7 +10,7 @@ from hami.scheduling.refusal import Choice
 from hami.state.store import Store
 from hami.state.view import MAX_OVERLAY, Policies
 from tests.builders import ONLY_NVIDIA, content, gpu, gpus, node, pod, quota
-from tests.scheduling.seeds import some_scope, some_scopes
+from tests.scheduling.seeds import some_preferences, some_scope, some_scopes
 from tests.world import Clock
 
 NAMES = [f"n{number}" for number in range(5)]
@@ -18,12 +18,13 @@ NAMES = [f"n{number}" for number in range(5)]
 
 def some_node(rng, name):
     return node(name, *(gpu(f"GPU-{name}-{place}", index=place, memory_mib=rng.choice((8_000, 16_000)),
-                            healthy=rng.random() < 0.9) for place in range(rng.randint(1, 3))))
+                            healthy=rng.random() < 0.9) for place in range(rng.randint(1, 3))),
+                labels={key: rng.choice("xy") for key in ("zone", "disk") if rng.random() < 0.7})
 
 
 def some_pod(rng, name):
     return pod(gpus(rng.choice((1, 1, 2)), memory=rng.choice((None, 1_000, 3_000, 9_000)), cores=rng.choice((0, 30))),
-               name=name, namespace=rng.choice(("a", "b")), scope=some_scope(rng))
+               name=name, namespace=rng.choice(("a", "b")), scope=some_scope(rng), preferences=some_preferences(rng))
 
 
 def some_cluster(rng):

@@ -1,0 +1,85 @@
+"""Wishes that need not be met: preferred affinity, a spread that may be violated, and kube-scheduler's own scores."""
+
+from collections import Counter
+
+import pytest
+
+from e2e.nodes import LOCK_FREE, gpu, gpus
+from e2e.pods import pod
+
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+KUBE = {"hami.io/node-scheduler-policy": "kube"}
+SHARE = {"gpu": 1, "gpumem": 1000}
+
+
+def with_spec(item, **spec):
+    return {**item, "spec": {**item["spec"], **spec}}
+
+
+def prefers(label, value, weight=1):
+    return {"nodeAffinity": {PREFERRED: [{"weight": weight, "preference": {
+        "matchExpressions": [{"key": label, "operator": "In", "values": [value]}]}}]}}
+
+
+def apart(**labels):
+    """A wish to be on other nodes than the pods with *labels*."""
+    return {"podAntiAffinity": {PREFERRED: [{"weight": 100, "podAffinityTerm": {
+        "topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}}]}}
+
+
+@pytest.fixture
+def three_nodes(sandbox):
+    """Nodes a, b and c, of which a is the fullest, so that binpack chooses it."""
+    sandbox.add_gpu_nodes({name: gpus(2) for name in "abc"}, annotations=LOCK_FREE)
+    for name in "abc":
+        sandbox.label_node(name, {"kubernetes.io/hostname": name, "example.com/name": name})
+    sandbox.create(pod("first", annotations={"nvidia.com/use-gpuuuid": sandbox.uuid("a")}, **SHARE))
+    assert sandbox.started(1) == {"first": "a"}
+    return sandbox
+
+
+def test_preferred_node_affinity_goes_before_the_policy(three_nodes):
+    three_nodes.create(pod("plain", **SHARE))
+    three_nodes.create(with_spec(pod("wishes", **SHARE), affinity=prefers("example.com/name", "c")))
+    assert three_nodes.started(3) == {"first": "a", "plain": "a", "wishes": "c"}
+
+
+def test_a_preferred_node_that_is_full_is_no_reason_to_wait(three_nodes):
+    whole = {"gpu": 2, "gpucores": 100}
+    three_nodes.create(pod("holds", annotations={"nvidia.com/use-gpuuuid": f"{three_nodes.uuid('c')},"
+                                                 f"{three_nodes.uuid('c', 1)}"}, **whole))
+    assert three_nodes.started(2)["holds"] == "c"
+    three_nodes.create(with_spec(pod("wishes", **SHARE), affinity=prefers("example.com/name", "c")))
+    assert three_nodes.started(3)["wishes"] == "a"
+
+
+@pytest.mark.parametrize("wish", [
+    {"affinity": apart(app="web")},
+    {"topologySpreadConstraints": [{
+        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {"app": "web"}}}]}], ids=["anti-affinity", "spread"])
+def test_pods_that_wish_to_be_apart_are_apart(three_nodes, wish):
+    for number in range(3):
+        three_nodes.create(with_spec(pod(f"web-{number}", labels={"app": "web"}, **SHARE), **wish))
+        three_nodes.started(2 + number)
+    nodes = three_nodes.started(4)
+    assert sorted(nodes[f"web-{number}"] for number in range(3)) == ["a", "b", "c"]
+
+
+def test_kube_schedulers_own_scores_count_alone_where_a_pod_asks_for_it(three_nodes):
+    """It likes free CPU; binpack would choose the node a."""
+    three_nodes.create(pod("busy", cpu=500, annotations={"nvidia.com/use-gpuuuid": three_nodes.uuid("a", 1)}, **SHARE))
+    assert three_nodes.started(2)["busy"] == "a"
+    three_nodes.create(pod("kube", annotations=KUBE, cpu=100, **SHARE))
+    assert three_nodes.started(3)["kube"] in ("b", "c")
+
+
+def test_many_pods_with_wishes_at_once(sandbox):
+    """The node that kube-scheduler chooses may be full when it binds: the pod comes back. The audit finds no card that
+    was given out twice."""
+    sandbox.add_gpu_nodes({f"n{number}": [gpu()] for number in range(10)}, annotations=LOCK_FREE)
+    quarter = {"gpu": 1, "gpumem": 20_480, "gpucores": 25}
+    sandbox.create_all([with_spec(pod(f"p{number:02}", labels={"app": "web"}, scheduler="hami-scheduler", **quarter),
+                                  affinity=apart(app="web")) for number in range(40)])
+    nodes = sandbox.started(40, timeout=60)
+    assert set(Counter(nodes.values()).values()) == {4}

@@ -1,0 +1,101 @@
+"""The order of the nodes that a pod fits: its preferred node affinity, then the node policy.
+
+Source of the affinity: k8s.io/component-helpers, scheduling/corev1/nodeaffinity, and k8s.io/apimachinery,
+pkg/labels/selector.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from hami.codec.keys import KUBE_POLICY, NODE_POLICY
+from hami.codec.policies import parse_node_policy
+from hami.model import NodePolicy, NodePreference, NodeRequirement, Pod
+from hami.quantity import parse_integer
+
+Array = NDArray[Any]
+Labels = Mapping[str, Mapping[str, str]]
+"""The labels of nodes by their names."""
+
+TO_CHOOSE_FROM = 32  # nodes that kube-scheduler gets to choose from, if it chooses
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOrder:
+    """An order of the nodes that a pod fits: by *preferences*, then by *policy*. *wanted*: how many are needed."""
+
+    policy: NodePolicy
+    preferences: tuple[NodePreference, ...] = ()
+    wanted: int = 1
+
+    @property
+    def sign(self) -> float:
+        """1 if full nodes come first, -1 if empty ones do."""
+        return 1.0 if self.policy is NodePolicy.BINPACK else -1.0
+
+
+def node_order_of(pod: Pod, default: str) -> NodeOrder:
+    """Returns the order of *pod*'s nodes. *default*: the node policy if the pod names none.
+
+    It needs several nodes if kube-scheduler must choose, since only it can judge the pod's other wishes.
+    """
+    policy = default if has_no_policy(pod) else pod.annotations.get(NODE_POLICY, default)
+    return NodeOrder(parse_node_policy(policy), pod.preferences, TO_CHOOSE_FROM if kube_chooses(pod) else 1)
+
+
+def kube_chooses(pod: Pod) -> bool:
+    """Reports whether kube-scheduler chooses *pod*'s node, among several that fit."""
+    return pod.soft_constraints or has_no_policy(pod)
+
+
+def has_no_policy(pod: Pod) -> bool:
+    """Reports whether only kube-scheduler's own scores count for the choice of *pod*'s node."""
+    return pod.annotations.get(NODE_POLICY) == KUBE_POLICY
+
+
+def weights(preferences: Sequence[NodePreference], names: Sequence[str], labels: Labels) -> Array:
+    """Returns, for each of the nodes *names*, the sum of the weights of the *preferences* that it meets."""
+    total = numpy.zeros(len(names))
+    masks: dict[NodeRequirement, Array] = {}
+    for preference in preferences:
+        is_met = numpy.ones(len(names), dtype=bool)
+        for requirement in preference.requirements:
+            if requirement not in masks:
+                masks[requirement] = _mask(requirement, names, labels)
+            is_met &= masks[requirement]
+        total[is_met] += preference.weight
+    return total
+
+
+def _mask(requirement: NodeRequirement, names: Sequence[str], labels: Labels) -> Array:
+    """Judges each value once: few labels have as many values as there are nodes."""
+    key, nothing = requirement.key, dict[str, str]()
+    values = [labels.get(name, nothing).get(key) for name in names] if key else names
+    numbers: dict[str | None, int] = {}
+    which = numpy.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=numpy.intp)
+    return numpy.array([matches(requirement, value) for value in numbers], dtype=bool)[which]
+
+
+def matches(requirement: NodeRequirement, value: str | None) -> bool:
+    """Reports whether a node whose label has *value* (``None``: it has none) meets *requirement*; none meets an invalid
+    one."""
+    match requirement.operator:
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "In":
+            return value in requirement.values
+        case "NotIn":
+            return value not in requirement.values
+        case "Gt" | "Lt" if value is not None and len(requirement.values) == 1:
+            number, limit = (parse_integer(text, 64) for text in (value, *requirement.values))
+            if number is None or limit is None:
+                return False
+            return number > limit if requirement.operator == "Gt" else number < limit
+    return False
