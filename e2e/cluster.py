@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,10 @@ class LocalCluster:
     """A control plane of processes on this machine. Use ``LocalCluster.started()``."""
 
     def __init__(self, folder: Path, programs: control_plane.Binaries, webhook_port: int,
-                 extender_port: int, *, audited: bool = False, durable: bool = True) -> None:
+                 extender_port: int, *, audited: bool = False, durable: bool = True,
+                 options: Mapping[str, str] | None = None) -> None:
         self.folder = folder
+        self._options = dict(options or {})
         self._audited = audited
         self._durable = durable
         self.binaries = programs
@@ -75,13 +77,14 @@ class LocalCluster:
     @classmethod
     @contextlib.contextmanager
     def started(cls, *, adjust: Callable[[Object], None] = lambda config: None, extender: bool = True,
-                audited: bool = False, durable: bool = True,
+                audited: bool = False, durable: bool = True, options: Mapping[str, str] | None = None,
                 say: Callable[[str], None] | None = None) -> Iterator[LocalCluster]:
         """Yields a ready cluster.
 
         *adjust* may change the configuration of kube-scheduler before the start; *extender* False omits the extender.
         *audited*: the API server logs the requests of HAMi's accounts. *durable* False: etcd waits for no disk; a
-        killed process loses nothing by that. *say* receives progress lines of a first build.
+        killed process loses nothing by that. *options*: of kwokctl, such as feature gates. *say* receives progress
+        lines of a first build.
         The extender is expected at ``cluster.extender_port`` and the webhook at ``cluster.webhook_port``; neither needs
         to run yet.
         """
@@ -89,7 +92,8 @@ class LocalCluster:
         reaper.remove_leftovers()
         folder = reaper.claim()
         guard = reaper.guard(folder)
-        cluster = cls(folder, programs, free_port(), free_port(), audited=audited, durable=durable)
+        cluster = cls(folder, programs, free_port(), free_port(), audited=audited, durable=durable,
+                      options=options)
         try:
             config = scheduler_config(cluster.extender_port if extender else None)
             adjust(config)
@@ -140,6 +144,7 @@ class LocalCluster:
                 "disableQPSLimits": True,
                 **({"kubeAuditPolicy": str(self.folder / "audit.yaml")} if self._audited else {}),
                 **ports,
+                **self._options,
             },
             # kwokctl's binary runtime always sets manage-all-nodes, but real nodes may join this cluster
             "componentsPatches": [{"name": "kwok-controller", "extraArgs": [

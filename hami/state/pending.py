@@ -23,7 +23,7 @@ class PendingPod:
 
     pod: Pod
     nodes: tuple[str, ...] | None
-    state: tuple[int, int]
+    state: tuple[int, ...]
     due: float
     reminders: int = 0
 
@@ -34,7 +34,7 @@ class PendingPods:
     def __init__(self) -> None:
         self._pods: OrderedDict[str, PendingPod] = OrderedDict()
 
-    def add(self, pod: Pod, nodes: Sequence[str] | None, state: tuple[int, int], clock: float) -> None:
+    def add(self, pod: Pod, nodes: Sequence[str] | None, state: tuple[int, ...], clock: float) -> None:
         """Remembers that *pod* fits none of *nodes* in *state*."""
         self._pods[pod.ref.uid] = PendingPod(pod, None if nodes is None else tuple(nodes), state, clock + GRACE_S)
         if len(self._pods) > LIMIT:
@@ -44,11 +44,11 @@ class PendingPods:
         """Forgets the pod, which waits no longer."""
         self._pods.pop(uid, None)
 
-    def due(self, state: tuple[int, int], clock: float) -> list[PendingPod]:
+    def due(self, state: tuple[int, ...], clock: float) -> list[PendingPod]:
         """Returns the pods that have not been looked at in *state* and may be looked at now."""
         return [pending for pending in self._pods.values() if pending.state != state and clock >= pending.due]
 
-    def mark_tried(self, pending: PendingPod, state: tuple[int, int]) -> None:
+    def mark_tried(self, pending: PendingPod, state: tuple[int, ...]) -> None:
         """Records that the pod does not fit in *state*. The others are tried before it from now on."""
         pending.state = state
         self._pods.move_to_end(pending.pod.ref.uid)

@@ -23,6 +23,7 @@ from hami.vendors.spec import Vendor
 RESERVATION_TTL_S = 900.0  # kube-scheduler shows when it gives up a pod; this is for when it does not
 NOMINATED_TTL_S = 600.0  # after kube-scheduler has said that it binds the pod to the node: a volume may take minutes
 GROUP_TTL_S = 10.0  # of a pod of a group, without such a sign: where the group does not fit, no condition changes
+YIELD_S = 2.0  # after which the reservations of a group that only waits may go to a pod that fits without them
 ANSWER_S = 60.0  # after which a Binding that was sent without an answer is written, or never will be
 
 
@@ -67,6 +68,11 @@ class Reservation:
     def ref(self) -> PodRef:
         """The pod's identity."""
         return self.pod.ref
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether kube-scheduler has shown that it binds the pod, or does so."""
+        return self.nominated or self.outcome_unknown or self.stage is not BindingStage.ASSUMED
 
     @property
     def lifetime_s(self) -> float:
@@ -147,6 +153,19 @@ class Reservations:
         """Returns the pods that have a reservation."""
         with self._lock:
             return [reservation.ref for reservation in self._reservations.values()]
+
+    def waiting_groups(self) -> dict[tuple[str, str], list[Reservation]]:
+        """Returns reservations by namespace and group, of groups of which kube-scheduler has bound and nominated no pod
+        for some time: they may lack a member. The longest waiting come first."""
+        groups: dict[tuple[str, str], list[Reservation]] = {}
+        with self._lock:
+            for reservation in self._reservations.values():
+                if reservation.pod.group:
+                    groups.setdefault((reservation.ref.namespace, reservation.pod.group), []).append(reservation)
+            latest = self._clock() - YIELD_S
+            oldest = {group: min(reservation.since for reservation in own) for group, own in groups.items()
+                      if not any(reservation.is_wanted for reservation in own)}
+            return {group: groups[group] for group in sorted(oldest, key=oldest.__getitem__) if oldest[group] <= latest}
 
     # Binding
 

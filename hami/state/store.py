@@ -6,6 +6,7 @@ the lock, so the same part of a device is never given to two pods.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ from hami.state.view import Facts, Policies, View, booking_of
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Catalog
 
+MAX_GROUPS = 4  # waiting groups whose reservations a pod may get at once
 PENDING_REQUESTS = 5  # different requests of pending pods that are tried at once
 
 
@@ -76,7 +78,11 @@ class Store:
                 return None
             quota = self._check_quota(pod, request)
             rows = self._verdicts.rows(names)
-            choice = self._verdicts.choose(request, rows, node_order_of(pod, self.policies.node), quota)
+            order = node_order_of(pod, self.policies.node)
+            choice = self._verdicts.choose(request, rows, order, quota)
+            if choice is None and self._take_from_group(pod, names):
+                quota = self._check_quota(pod, request)
+                choice = self._verdicts.choose(request, rows, order, quota)
             if choice is not None:
                 self._reserve(pod, request, choice)
                 self._pending.remove(pod.ref.uid)
@@ -231,12 +237,33 @@ class Store:
         names = pending.nodes if pending.nodes is not None else tuple(self._table.rows)
         quota = self._check_quota(pending.pod, request)
         choice = self._verdicts.choose(request, self._verdicts.rows(names), NodeOrder(NodePolicy.BINPACK), quota)
+        if choice is None and self._take_from_group(pending.pod, names):
+            return self._node_for(request, pending)
         return choice.node if choice is not None else None
 
-    def _state(self) -> tuple[int, int]:
+    def _take_from_group(self, pod: Pod, names: Sequence[str]) -> bool:
+        """Forgets the reservations of a group that only waits, if *pod* fits one of the nodes *names* without them.
+        Reports whether there was one. Else a group that lacks a member would keep others from devices that it does not
+        use, for as long as it is tried again."""
+        groups = self.reservations.waiting_groups()
+        groups.pop((pod.ref.namespace, pod.group), None)
+        if not groups:
+            return False
+        now = View(self._table, Facts(vendors=self.vendors, policies=self.policies, quotas=self.quotas.by_namespace()),
+                   verdicts=self._verdicts)
+        for reservations in itertools.islice(groups.values(), MAX_GROUPS):
+            nodes = {reservation.node for reservation in reservations}.intersection(names)
+            uids = [reservation.ref.uid for reservation in reservations]
+            if now.what_if(without=uids).choose(pod, sorted(nodes)) is not None:
+                for uid in uids:
+                    self.reservations.forget(uid)
+                return True
+        return False
+
+    def _state(self) -> tuple[int, ...]:
         """Returns a value that differs after every change that could make room for a pod."""
         self._table.refresh()
-        return self._table.changes, self.quotas.changes
+        return self._table.changes, self.quotas.changes, len(self.reservations.waiting_groups())
 
     def _reserve(self, pod: Pod, request: PodRequest, choice: Choice) -> None:
         self.reservations.assume(

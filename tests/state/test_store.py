@@ -9,7 +9,7 @@ from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.errors import MalformedInput
 from hami.model import Partition, PodScope, ScopeRequirement
 from hami.scheduling.refusal import Refusal
-from hami.state.reservations import GROUP_TTL_S, NOMINATED_TTL_S, RESERVATION_TTL_S, Rejected
+from hami.state.reservations import GROUP_TTL_S, NOMINATED_TTL_S, RESERVATION_TTL_S, YIELD_S, Rejected
 from tests.builders import INIT, NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod, quota
 from tests.state.caches import BOUND, SmallStore, bound_to
 
@@ -141,6 +141,41 @@ def test_a_reservation_lives_as_kube_scheduler_s_decision_does(group, nominated,
     assert cache.expire() == [] and not cache.free()
     cache.time.seconds += 1
     assert len(cache.expire()) == 1 and cache.free()
+
+
+def member(name, group="gang", **fields):
+    return pod(gpus(1, memory=8000, cores=100), name=name, group=group, resource_version="5", **fields)
+
+
+@pytest.mark.parametrize(("waited", "changes", "asks", "node"), [
+    (YIELD_S, {}, member("single", ""), "n1"),
+    (YIELD_S, {}, member("single", "other gang"), "n1"),
+    (YIELD_S, {}, member("single", "", namespace="elsewhere"), "n1"),
+    (YIELD_S, {}, member("third"), None),
+    (YIELD_S, {}, pod(gpus(3), name="too many"), None),
+    (YIELD_S - 0.1, {}, member("single", ""), None),
+    (YIELD_S, {"nominated_node": "n1"}, member("single", ""), None),
+], ids=["single", "another group", "another namespace", "its own group", "would not fit", "too early", "nominated"])
+def test_a_group_that_only_waits_yields_to_a_pod_that_fits(waited, changes, asks, node):
+    """Two of its members have reservations, and kube-scheduler binds none of them: a third one may not fit."""
+    cache = SmallStore()
+    members = [member("a"), member("b")]
+    assert [cache.place(one) for one in members] == ["n1", "n1"]
+    for one in members:
+        cache.pods.upsert(replace(one, **changes, resource_version="6"))
+    cache.time.seconds += waited
+    assert cache.place(asks) == node
+    assert [cache.reservations.get(one.ref.uid) is not None for one in members] == [node is None] * 2
+
+
+def test_a_pod_is_reminded_when_a_group_only_waits():
+    cache, single = SmallStore(), member("single", "")
+    cache.place(member("a")), cache.place(member("b"))
+    assert cache.place(single) is None
+    cache.time.seconds += YIELD_S - 0.1
+    assert cache.node_for_pending_pod() is None
+    cache.time.seconds += 0.1
+    assert cache.node_for_pending_pod() == "n1" and cache.free()
 
 
 @pytest.mark.parametrize(("news", "stands"), [

@@ -1,0 +1,99 @@
+"""Gangs of Kubernetes itself (alpha in 1.36): all of a group's pods are placed, or none, and those wait without harm."""
+
+import time
+
+import pytest
+
+from e2e import audit
+from e2e.cluster import LocalCluster
+from e2e.eventually import eventually
+from e2e.nodes import LOCK_FREE, fake_node, gpus
+from e2e.pods import pod
+from e2e.scheduler import Certificates, Scheduler, install, wait_for_webhook
+
+GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/default/podgroups"
+GATES = {"kubeFeatureGates": "GenericWorkload=true,GangScheduling=true",
+         "kubeRuntimeConfig": "scheduling.k8s.io/v1alpha2=true"}
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def kube(tmp_path_factory):
+    """A control plane that knows gangs, with a node of seven cards."""
+    with LocalCluster.started(durable=False, options=GATES) as cluster:
+        certificates = Certificates(tmp_path_factory.mktemp("tls"))
+        scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
+        wait_for_webhook(cluster.kube)
+        cluster.kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}, "default")
+        cluster.kube.create(fake_node("seven", gpus(7), annotations=LOCK_FREE))
+        yield cluster.kube
+        scheduler.close()
+        cluster.kube.close()
+
+
+@pytest.fixture(autouse=True)
+def audited(kube):
+    """Finds no card that was given out twice, and removes all pods and groups."""
+    yield
+    found = audit.audit(kube)
+    remove(kube)
+    for group in kube.call("GET", GROUPS)["items"]:
+        kube.call("DELETE", f"{GROUPS}/{group['metadata']['name']}")
+    assert not found, "the auditor found:\n" + "\n".join(found)
+
+
+def remove(kube, *names):
+    for item in kube.list("Pod", "default"):
+        if not names or item["metadata"]["name"] in names:
+            kube.delete("Pod", item["metadata"]["name"], "default", grace_seconds=0)
+
+
+def whole_card(name, group=""):
+    item = pod(name, gpu=1, gpucores=100)
+    return {**item, "spec": {**item["spec"], **({"schedulingGroup": {"podGroupName": group}} if group else {})}}
+
+
+def create_gang(kube, group, size):
+    """Returns the names of the pods."""
+    kube.call("POST", GROUPS, {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {
+        "name": group}, "spec": {"schedulingPolicy": {"gang": {"minCount": size}}}})
+    names = {f"{group}-{number}" for number in range(size)}
+    for name in sorted(names):
+        kube.create(whole_card(name, group), "default")
+    return names
+
+
+def bound(kube):
+    return {item["metadata"]["name"] for item in kube.list("Pod", "default") if item["spec"].get("nodeName")}
+
+
+def wait_bound(kube, names, timeout):
+    eventually(lambda: names <= bound(kube), f"{sorted(names)} are bound", timeout=timeout)
+
+
+def test_a_gang_that_fits_is_placed(kube):
+    wait_bound(kube, create_gang(kube, "fits", 7), 10)
+
+
+def test_a_gang_that_lacks_a_card_takes_none_from_others(kube):
+    gang = create_gang(kube, "big", 8)
+    time.sleep(1)
+    assert bound(kube) == set()
+    kube.create(whole_card("single"), "default")
+    wait_bound(kube, {"single"}, 10)
+    assert bound(kube) == {"single"}
+    kube.create(fake_node("two-more", gpus(2), annotations=LOCK_FREE))
+    wait_bound(kube, gang | {"single"}, 30)
+    remove(kube)
+    kube.delete("Node", "two-more")
+
+
+def test_two_gangs_that_do_not_fit_together_take_turns(kube):
+    for number in range(ROUNDS):
+        gangs = [create_gang(kube, f"{name}{number}", 5) for name in "ab"]
+        first = eventually(lambda: next((gang for gang in gangs if gang <= bound(kube)), None), "a gang is placed",
+                           timeout=20)
+        assert bound(kube) == first
+        remove(kube, *first)
+        wait_bound(kube, next(gang for gang in gangs if gang != first), 20)
+        remove(kube)
