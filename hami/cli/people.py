@@ -154,7 +154,8 @@ def audit_command(*, client: Client, style: Style, before_upgrade: bool, files: 
     """Find where annotations, inventories and specifications contradict each other, and say what to do.
 
     Over-committed cards, allocations and inventories that cannot be read, cards and nodes that are gone, stale locks,
-    ghost reservations, pods without the devices that they request. Exit status 1 if there is any.
+    ghost reservations, pods without the devices that they request, and upgrades from HAMi that have not been finished.
+    Exit status 1 if there is any.
 
     With --before-upgrade: workloads whose pods the webhook would refuse, and why. Nothing needs to be installed for it.
     """
@@ -165,7 +166,10 @@ def audit_command(*, client: Client, style: Style, before_upgrade: bool, files: 
         return _before_upgrade(client, files, scheduler_name)
     if files:
         raise click.UsageError("-f is an option of --before-upgrade")
-    cluster = InspectedCluster(client.read())
+    record = client.read()
+    if not client.snapshot:
+        record = replace(record, installation=client.reader().installation())
+    cluster = InspectedCluster(record)
     findings = audit(cluster)
     return Answer(document={"items": findings}, text=lambda: render_audit(cluster, findings), status=bool(findings))
 
@@ -211,7 +215,8 @@ def snapshot_command(*, client: Client, anonymize: bool) -> None:
         raise HamiError("a snapshot is not for terminals: hami snapshot > FILE")
     record = client.read()
     if not client.snapshot:
-        record = replace(record, events=client.reader().all_events())
+        reader = client.reader()
+        record = replace(record, events=reader.all_events(), installation=reader.installation())
     click.echo(snapshot.render_snapshot(snapshot.anonymize(record) if anonymize else record), nl=False)
 
 

@@ -16,6 +16,9 @@ from hami.codec.objects import parse_node, parse_quota
 from hami.codec.pods import parse_pod
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
 from hami.inspect.cluster import ClusterRecord, SchedulingEvent, UnreadableObject, catalog_of, selection_keys
+from hami.inspect.installation import (
+    DEVICE_PLUGINS, SCHEDULERS, Installation, parse_plugins, parse_scheduler, parse_warning_policy,
+)
 from hami.inspect.manifests import TEMPLATE_KINDS
 from hami.kube.pages import ObjectMeta, Requester, parse_meta, read_list
 from hami.model import Node, Pod, PodRef, QuotaLimits
@@ -167,6 +170,34 @@ class Reader:
         except HamiError as error:
             self.note(str(error))
         return events
+
+    def installation(self) -> Installation:
+        """Returns how HAMi is installed; what may not be listed counts as absent, with a note."""
+        schedulers = self._few("deployments", _APPS, SCHEDULERS, parse_scheduler)
+        plugins = self._few("daemonsets", _APPS, DEVICE_PLUGINS, parse_plugins)
+        policies = self._few("validatingadmissionpolicybindings", "/apis/admissionregistration.k8s.io/v1", "",
+                             parse_warning_policy)
+        return Installation(
+            schedulers=tuple(schedulers), plugins=sum(nodes for nodes, _ in plugins),
+            outdated_plugins=sum(outdated for _, outdated in plugins), warning_policies=tuple(sorted(set(policies))))
+
+    def _few(self, resource: str, group: str, label: str, parse: Callable[[msgspec.Raw], T | None]) -> list[T]:
+        """Returns the objects with *label* for which *parse* returns something."""
+        parsed: dict[str, T | None] = {}
+
+        def take(raw: msgspec.Raw) -> None:
+            with contextlib.suppress(MalformedInput):
+                parsed[parse_meta(raw).path] = parse(raw)
+
+        try:
+            with _in_words("list", resource, "the whole cluster"):
+                read_list(self.request, resource, f"{group}/{resource}", {"labelSelector": label} if label else {},
+                          take, lambda count, total: None)
+        except NotFound:  # an API server without this resource
+            return []
+        except MissingRight as error:
+            self.note(f"{error}; an unfinished upgrade may go unnoticed")
+        return [value for value in parsed.values() if value is not None]
 
     def workloads(self, namespace: str, take: Callable[[Any, str], object]) -> None:
         """Passes all objects that make pods to *take*, owners before what they own, each with its name for errors.
