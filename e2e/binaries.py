@@ -76,13 +76,16 @@ class Pins:
     @property
     def name(self) -> str:
         """What the module builds, for progress and errors."""
-        return "Kubernetes" if "controlplane" in self.folder.parts else self.folder.name
+        is_kubernetes = "controlplane" in self.folder.parts or self.folder.name == "kubernetes"
+        return "Kubernetes" if is_kubernetes else self.folder.name
 
     @property
     def version(self) -> str:
         """Version of what the module builds. Raises: BinariesMissing."""
-        return self.kube_version if self.name == "Kubernetes" else self._found(
-            rf"^\s*(?:require )?(?:github\.com/\S*|helm\.sh)/{self.name}\S* (v\S+)", f"does not require {self.name}")
+        if self.name == "Kubernetes":
+            return self.kube_version
+        host = r"(?:github\.com/\S*|helm\.sh|sigs\.k8s\.io)"
+        return self._found(rf"^\s*(?:require )?{host}/{self.name}\S* (v\S+)", f"does not require {self.name}")
 
     @property
     def kube_version(self) -> str:

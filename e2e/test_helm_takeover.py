@@ -19,6 +19,7 @@ from e2e.eventually import eventually
 from e2e.helm_chart import CA, CHART, Helm, HelmError
 from e2e.kube import Kube
 from e2e.nodes import fake_node, gpu
+from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import pod
 from e2e.scheduler import Certificates, Scheduler
 from e2e.takeover import ALLOCATED, NAMESPACE, SECRET, TakeOver, is_running, remains
@@ -85,6 +86,7 @@ def test_a_release_of_hami_is_replaced_and_brought_back(
     release.install_hamis(tmp_path / "hami", version, webhook.certificates, client_side=client_side, values={
         "scheduler": {**elsewhere, "service": {"schedulerPort": 31555}}, "devicePlugin": {"deviceSplitCount": 5}})
     pods, objects = release.pods_of_users(), release.identities()
+    assert unfinished(cluster) == []
     with release:
         told = release.upgrade("--set", "image.registry=registry.example.com")
         assert "A release of HAMi's chart is being replaced." in told and "no registry" not in told
@@ -99,8 +101,11 @@ def test_a_release_of_hami_is_replaced_and_brought_back(
         assert monitors
         assert "Containers keep HAMi's limiter" in told and "There are no NetworkPolicies" in told
         assert kept(kube) == (["limiter"], False, ["Warn", "Audit"])
+        (problem,) = unfinished(cluster)
+        assert "--foreign-reservations" in problem and "hami-registrations" in problem and "not replaced" not in problem
         assert "being replaced" not in release.upgrade()
         assert kept(kube) == (["limiter"], False, ["Deny"])
+        assert unfinished(cluster) == []
         assert "update" not in kube.get("ClusterRole", "hami-device-plugin")["rules"][-1]["verbs"]
         release.roll_back()
         assert release.identities() == objects
@@ -113,6 +118,12 @@ def test_a_release_of_hami_is_replaced_and_brought_back(
     assert release.pods_of_users() == pods
     release.uninstall()
     assert remains(cluster.kubectl) == {f"secret/{SECRET}"}
+
+
+def unfinished(cluster: LocalCluster) -> list[str]:
+    """Returns what an audit finds of an upgrade."""
+    items = hami(cluster.kubeconfig, "audit", "-o", "json", f"--device-config-file={DEVICE_CONFIG}").document["items"]
+    return [item["problem"] for item in items if item["rule"] in ("UpgradeUnfinished", "PoliciesWarn")]
 
 
 def kept(kube: Kube) -> tuple[list[str], bool, list[str]]:

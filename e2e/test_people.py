@@ -12,7 +12,7 @@ from e2e.accounts import account, permitted
 from e2e.kube import write_kubeconfig
 from e2e.nodes import gpus
 from e2e.people import DEVICE_CONFIG, hami
-from e2e.pods import pod
+from e2e.pods import container, job, pod
 from e2e.processes import free_port
 
 PLUGIN = f"""\
@@ -123,6 +123,18 @@ def test_an_inconsistency_is_found(ask, shared):
     shared.register(node, *cards)
     assert answer.status == 1
     assert f"{shared.namespace}/a" in {item["subject"].removeprefix("pod ") for item in answer.document["items"]}
+
+
+def test_workloads_that_the_webhook_would_refuse(ask, local, shared):
+    """What runs is not among them, also with the annotations of its placement; and the webhook refuses just so."""
+    refused = pod("p", containers=[container(gpu=1) | {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}])
+    local.kube.create(job("refused", refused, count=1), shared.namespace)
+    local.kube.create(job("served", pod("p", gpu=1, gpumem=1), count=1), shared.namespace)
+    answer = ask("audit", "--before-upgrade", "-o", "json")
+    assert answer.status == 1, answer.errors
+    assert [(item["rule"], item["subject"]) for item in answer.document["items"]] == [
+        ("Refused", f"job {shared.namespace}/refused")]
+    assert answer.document["items"][0]["problem"] in shared.event("refused", "FailedCreate")
 
 
 @pytest.mark.parametrize(("words", "said"), [

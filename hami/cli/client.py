@@ -58,12 +58,23 @@ class Client:
         collect_rarely(YOUNG_OBJECTS)
         if self.snapshot:
             return read_snapshot(self.snapshot)
+        text = read_text("--device-config-file", self.device_config_file) if self.device_config_file else None
+        return self.reader().record(config_map=self._config_map(), device_config=text,
+                                    policies=Policies(self.node_policy, self.device_policy))
+
+    def device_config(self) -> str:
+        """Returns the text of the device configuration alone, empty for the chart's. Raises: HamiError."""
+        if self.snapshot:
+            return read_snapshot(self.snapshot).device_config
+        if self.device_config_file:
+            return read_text("--device-config-file", self.device_config_file)
+        return self.reader().device_config(*self._config_map())
+
+    def _config_map(self) -> tuple[str, str]:
         namespace, slash, name = self.device_config_map.partition("/")
         if not slash:
             raise HamiError(f"--device-config-map={self.device_config_map}: expected NAMESPACE/NAME")
-        text = read_text("--device-config-file", self.device_config_file) if self.device_config_file else None
-        return self.reader().record(config_map=(namespace, name), device_config=text,
-                                    policies=Policies(self.node_policy, self.device_policy))
+        return namespace, name
 
     def cluster(self) -> InspectedCluster:
         """Returns the cluster. Raises: HamiError, also if no node offers devices."""

@@ -18,6 +18,7 @@ from hami.scheduler.settings import NODE_POLICIES, Settings
 
 if TYPE_CHECKING:
     from hami.inspect.manifests import PodSource
+    from hami.scheduler.admit import Admitted, Denied
     from hami.state.view import View
 
 TOP_KINDS = ("nodes", "cards", "pods", "namespaces")
@@ -143,18 +144,60 @@ def capacity_command(*, client: Client, style: Style, files: tuple[Any, ...], sc
 
 
 @people_command("audit")
-def audit_command(*, client: Client, style: Style) -> Answer:
+@click.option("--before-upgrade", is_flag=True, help="List instead the workloads that would have to change before this "
+              "HAMi replaces another.")
+@click.option("-f", "--filename", "files", type=click.File("r", encoding="utf-8"), multiple=True, help="With "
+              "--before-upgrade: manifests (YAML or JSON) instead of the cluster's workloads; - reads standard input.")
+@SCHEDULER_NAME
+def audit_command(*, client: Client, style: Style, before_upgrade: bool, files: tuple[Any, ...],
+                  scheduler_name: str) -> Answer:
     """Find where annotations, inventories and specifications contradict each other, and say what to do.
 
     Over-committed cards, allocations and inventories that cannot be read, cards and nodes that are gone, stale locks,
-    ghost reservations, pods without the devices that they request. Exit status 1 if there is any.
+    ghost reservations, pods without the devices that they request, and upgrades from HAMi that have not been finished.
+    Exit status 1 if there is any.
+
+    With --before-upgrade: workloads whose pods the webhook would refuse, and why. Nothing needs to be installed for it.
     """
     from hami.inspect.audit import audit, render_audit
     from hami.inspect.cluster import InspectedCluster
 
-    cluster = InspectedCluster(client.read())
+    if before_upgrade:
+        return _before_upgrade(client, files, scheduler_name)
+    if files:
+        raise click.UsageError("-f is an option of --before-upgrade")
+    record = client.read()
+    if not client.snapshot:
+        record = replace(record, installation=client.reader().installation())
+    cluster = InspectedCluster(record)
     findings = audit(cluster)
     return Answer(document={"items": findings}, text=lambda: render_audit(cluster, findings), status=bool(findings))
+
+
+def _before_upgrade(client: Client, files: tuple[Any, ...], scheduler_name: str) -> Answer:
+    """Answers from *files*, else from the cluster: all of it, unless -n is given."""
+    from hami.inspect.cluster import ClusterRecord, InspectedCluster
+    from hami.inspect.manifests import read_documents
+    from hami.inspect.upgrade import IGNORE, WEBHOOK_LABEL, UpgradeCheck, render_upgrade
+    from hami.runtime.clock import utc_now
+
+    if client.snapshot and not files:
+        raise HamiError("a snapshot has no environment variables, on which the answer depends: add -f FILE, from "
+                        "kubectl get cronjobs,jobs,deployments,statefulsets,daemonsets,replicasets,pods -A -o json")
+    record = ClusterRecord(taken=utc_now(), nodes=(), pods=(), device_config=client.device_config())
+    cluster, refuse = InspectedCluster(record), make_refuse(scheduler_name)
+    if files:
+        namespace = client.single_namespace("manifests without a namespace are of one namespace")
+        check = UpgradeCheck(cluster, refuse, namespace=namespace)
+        for file in files:
+            if others := check.add_all(list(read_documents(read_file(file), file.name))):
+                show_note(f"{file.name}: left out, since they make no pods: {', '.join(sorted(others))}")
+    else:
+        reader = client.reader()
+        check = UpgradeCheck(cluster, refuse, ignored=reader.labeled_namespaces(f"{WEBHOOK_LABEL}={IGNORE}"))
+        reader.workloads("" if client.all_namespaces else client.namespace, check.add)
+    findings, count = check.findings, check.workloads
+    return Answer(document={"items": findings}, text=lambda: render_upgrade(count, findings), status=bool(findings))
 
 
 @people_command("snapshot", has_forms=False)
@@ -172,7 +215,8 @@ def snapshot_command(*, client: Client, anonymize: bool) -> None:
         raise HamiError("a snapshot is not for terminals: hami snapshot > FILE")
     record = client.read()
     if not client.snapshot:
-        record = replace(record, events=client.reader().all_events())
+        reader = client.reader()
+        record = replace(record, events=reader.all_events(), installation=reader.installation())
     click.echo(snapshot.render_snapshot(snapshot.anonymize(record) if anonymize else record), nl=False)
 
 
@@ -202,31 +246,60 @@ def read_files(files: tuple[Any, ...]) -> list[PodSource]:
 
     sources: list[PodSource] = []
     for file in files:
-        try:
-            text = file.read(MAX_CHARACTERS + 1)
-        except UnicodeDecodeError as error:
-            raise HamiError(f"{file.name}: not UTF-8 text: {error.reason}") from error
-        if len(text) > MAX_CHARACTERS:
-            raise HamiError(f"{file.name} is larger than {MAX_CHARACTERS:,} characters")
-        of_file, others = read_manifests(text, file.name)
+        of_file, others = read_manifests(read_file(file), file.name)
         sources += of_file
         if others:
             show_note(f"{file.name}: left out, since they make no pods: {', '.join(others)}")
     return sources
 
 
+def read_file(file: Any) -> str:
+    """Returns the text of *file*. Raises: HamiError."""
+    try:
+        text: str = file.read(MAX_CHARACTERS + 1)
+    except UnicodeDecodeError as error:
+        raise HamiError(f"{file.name}: not UTF-8 text: {error.reason}") from error
+    if len(text) > MAX_CHARACTERS:
+        raise HamiError(f"{file.name} is larger than {MAX_CHARACTERS:,} characters")
+    return text
+
+
 def make_admit(scheduler_name: str) -> Callable[[View, Mapping[str, Any], str], Pod | str]:
     """Returns the scheduler's own admission."""
-    from hami.codec.admission import Review
     from hami.codec.pods import convert_pod
-    from hami.scheduler.admit import Admitter, Denied
+    from hami.scheduler.admit import Denied
+
+    decide = _make_decide(scheduler_name)
 
     def admit(view: View, pod: Mapping[str, Any], namespace: str) -> Pod | str:
-        review = Review("", namespace, pod, "admission.k8s.io/v1", "AdmissionReview")
-        verdict = Admitter(view, Settings(scheduler_name=scheduler_name)).admit(review)
+        verdict = decide(view, pod, namespace)
         if isinstance(verdict, Denied):
             return f"admission denies it: {verdict.message}"
         if verdict.message:
             return f"it is not for HAMi: {verdict.message}"
         return convert_pod(verdict.pod)
     return admit
+
+
+def make_refuse(scheduler_name: str) -> Callable[[View, Mapping[str, Any], str], str]:
+    """Returns the denials of the scheduler's own admission."""
+    from hami.scheduler.admit import Denied
+
+    decide = _make_decide(scheduler_name)
+
+    def refuse(view: View, pod: Mapping[str, Any], namespace: str) -> str:
+        verdict = decide(view, pod, namespace)
+        return verdict.message if isinstance(verdict, Denied) else ""
+    return refuse
+
+
+def _make_decide(scheduler_name: str) -> Callable[[View, Mapping[str, Any], str], Admitted | Denied]:
+    from hami.codec.admission import Review
+    from hami.scheduler.admit import Admitter
+
+    settings = Settings(scheduler_name=scheduler_name)
+
+    def decide(view: View, pod: Mapping[str, Any], namespace: str) -> Admitted | Denied:
+        review = Review("", namespace, pod, "admission.k8s.io/v1", "AdmissionReview")
+        return Admitter(view, settings).admit(review)
+    return decide

@@ -151,6 +151,32 @@ def _allocations(cluster: InspectedCluster) -> Iterator[Finding]:
                           "allocated its devices", "check the device plugin of the node, then recreate the pod")
 
 
+def _upgrade(cluster: InspectedCluster) -> Iterator[Finding]:
+    """Yields what the first step of an upgrade from HAMi has left for the second."""
+    state = cluster.record.installation
+    policies = f"{', '.join(state.warning_policies)} only warn" if state.warning_policies else ""
+    hamis = ", ".join(scheduler.name for scheduler in state.schedulers if scheduler.is_hamis)
+    unfinished = [scheduler for scheduler in state.schedulers
+                  if not scheduler.is_hamis and (scheduler.counts_others or hamis)]
+    for scheduler in unfinished:
+        left = [text for text, is_left in (
+            ("it counts what other schedulers write on pods (--foreign-reservations)", scheduler.counts_others),
+            (f"HAMi's scheduler {hamis} is installed beside it", hamis),
+            (f"{state.outdated_plugins} of {counted(state.plugins, 'device plugin')} are not replaced yet",
+             state.outdated_plugins), (f"the policies {policies}", policies)) if is_left]
+        if hamis:
+            remedy = "helm uninstall the release of HAMi's chart, then take the flag from this one"
+        elif state.outdated_plugins:
+            remedy = "when all device plugins are replaced, run helm upgrade again, without takeOver=always"
+        else:
+            remedy = ("run helm upgrade again, without takeOver=always; or take the flag from the overlay. Keep it "
+                      "only for a scheduler of another vendor that writes on pods before it binds them")
+        yield Finding("UpgradeUnfinished", f"deployment {scheduler.name}", "; ".join(left), remedy)
+    if policies and not unfinished:
+        yield Finding("PoliciesWarn", "policies of HAMi", f"{policies}: what they would refuse is allowed",
+                      "set policies.mode=deny when nobody needs a role any more")
+
+
 def _age(cluster: InspectedCluster, unix: int) -> float:
     """Returns the seconds from *unix* to the record; 0 if *unix* is unknown."""
     return (cluster.record.taken - datetime.fromtimestamp(unix, UTC)).total_seconds() if 0 < unix < _MAX_UNIX else 0.0
@@ -158,4 +184,4 @@ def _age(cluster: InspectedCluster, unix: int) -> float:
 
 _CHECKS: tuple[Callable[[InspectedCluster], Iterator[Finding]], ...] = (
     _overcommitted, _unreadable_allocations, _unreadable_inventories, _unreadable_objects, _missing_devices, _locks,
-    _reservations, _allocations)
+    _reservations, _allocations, _upgrade)

@@ -16,6 +16,7 @@ from hami.codec.device_config import chart_config, parse_device_config
 from hami.codec.keys import GPU_POLICY, NODE_POLICY, NUMA_BIND, WEIGHTS
 from hami.codec.objects import parse_resource_version
 from hami.errors import HamiError
+from hami.inspect.installation import Installation
 from hami.model import DeviceUsage, Node, Pod, QuotaLimits
 from hami.scheduling.usage import Charge
 from hami.state.store import Store
@@ -52,7 +53,7 @@ class ClusterRecord:
 
     *taken*: when the record was begun. *device_config*: the YAML text of the device configuration, empty for the
     chart's. *policies*: of the scheduler, for pods that name none. *events*: by uid of the pod, in
-    snapshots only.
+    snapshots only. *installation*: in snapshots, and for an audit.
     """
 
     taken: datetime
@@ -63,6 +64,7 @@ class ClusterRecord:
     policies: Policies = Policies()
     unreadable: tuple[UnreadableObject, ...] = ()
     events: Mapping[str, tuple[SchedulingEvent, ...]] = field(default_factory=dict)
+    installation: Installation = Installation()
 
 
 @lru_cache(maxsize=2)

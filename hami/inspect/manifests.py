@@ -61,6 +61,10 @@ class _ListManifest(msgspec.Struct):
 
 _REPLICATED = ("Deployment", "ReplicaSet", "StatefulSet", "ReplicationController")
 KINDS = ("Pod", *_REPLICATED, "Job", "CronJob")
+"""Kinds of which it is known how many pods run."""
+TEMPLATE_KINDS = (
+    "CronJob", "Job", "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "ReplicationController", "Pod")
+"""Kinds that are pods, or have a template of pods; owners before what they own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +93,10 @@ def read_manifests(text: str, source: str) -> tuple[list[PodSource], list[str]]:
     """
     sources: list[PodSource] = []
     others: list[str] = []
-    for place, document in _documents(text, source):
+    for place, document in read_documents(text, source):
         manifest = convert(document, _Manifest, _namer(place))
         if manifest.kind in KINDS:
-            sources.append(_pod_source(manifest, document, place))
+            sources.append(pod_source(document, place))
         else:
             others.append(f"{manifest.kind.lower()}/{manifest.metadata.name}")
     if not sources:
@@ -100,8 +104,8 @@ def read_manifests(text: str, source: str) -> tuple[list[PodSource], list[str]]:
     return sources, others
 
 
-def _documents(text: str, source: str) -> Iterator[tuple[str, Any]]:
-    """Yields each object with its place."""
+def read_documents(text: str, source: str) -> Iterator[tuple[str, Any]]:
+    """Yields each object of *text*, also those of Lists, with its place for errors. Raises: MalformedInput."""
     for number, document in enumerate(parse_yaml_documents(text, source), start=1):
         place = f"{source}: document {number}"
         if document is None:
@@ -113,8 +117,13 @@ def _documents(text: str, source: str) -> Iterator[tuple[str, Any]]:
             yield place, document
 
 
-def _pod_source(manifest: _Manifest, document: Any, place: str) -> PodSource:
+def pod_source(document: Any, place: str) -> PodSource:
+    """Returns what makes pods in *document*, an object of one of TEMPLATE_KINDS; a DaemonSet counts as one pod.
+
+    Raises: MalformedInput, which names *place* and field.
+    """
     name = _namer(place)
+    manifest = convert(document, _Manifest, name)
     match manifest.kind:
         case "Pod":
             template, count = convert(document, _Template, name), 1

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,6 +16,10 @@ from hami.codec.objects import parse_node, parse_quota
 from hami.codec.pods import parse_pod
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
 from hami.inspect.cluster import ClusterRecord, SchedulingEvent, UnreadableObject, catalog_of, selection_keys
+from hami.inspect.installation import (
+    DEVICE_PLUGINS, SCHEDULERS, Installation, parse_plugins, parse_scheduler, parse_warning_policy,
+)
+from hami.inspect.manifests import TEMPLATE_KINDS
 from hami.kube.pages import ObjectMeta, Requester, parse_meta, read_list
 from hami.model import Node, Pod, PodRef, QuotaLimits
 from hami.runtime.clock import utc_now
@@ -34,6 +38,8 @@ MAX_EVENTS = 3  # that are shown of a pod
 MAX_OBJECTS = 500_000  # of one resource; a list that does not end must not fill the memory
 _NODE_KEYS = frozenset({NODE_LOCK, LOCK_FREE, CORDON, PAIR_SCORES})
 _LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+_GROUPS = {"CronJob": "/apis/batch/v1", "Job": "/apis/batch/v1", "ReplicationController": "/api/v1", "Pod": "/api/v1"}
+_APPS = "/apis/apps/v1"  # that of the other TEMPLATE_KINDS
 
 
 class _ConfigMap(msgspec.Struct):
@@ -69,6 +75,7 @@ class _PodEvent(msgspec.Struct, rename="camel"):
 
 _EVENT = msgspec.json.Decoder(_PodEvent)
 _CONFIG_MAP = msgspec.json.Decoder(_ConfigMap)
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 class RecordFilter:
@@ -113,7 +120,7 @@ class Reader:
         Raises: HamiError if nodes or pods cannot be listed. Without quotas or device configuration it goes on.
         """
         taken = utc_now()
-        text = device_config if device_config is not None else self._config(*config_map)
+        text = device_config if device_config is not None else self.device_config(*config_map)
         trim = RecordFilter(catalog_of(text))
         unreadable: list[UnreadableObject] = []
         nodes = self._list("nodes", {}, lambda raw: trim.node(parse_node(raw)), lambda node: node.name, unreadable)
@@ -164,8 +171,79 @@ class Reader:
             self.note(str(error))
         return events
 
-    def _config(self, namespace: str, name: str) -> str:
-        """Returns the text of the device configuration in a ConfigMap, empty for the chart's."""
+    def installation(self) -> Installation:
+        """Returns how HAMi is installed; what may not be listed counts as absent, with a note."""
+        schedulers = self._few("deployments", _APPS, SCHEDULERS, parse_scheduler)
+        plugins = self._few("daemonsets", _APPS, DEVICE_PLUGINS, parse_plugins)
+        policies = self._few("validatingadmissionpolicybindings", "/apis/admissionregistration.k8s.io/v1", "",
+                             parse_warning_policy)
+        return Installation(
+            schedulers=tuple(schedulers), plugins=sum(nodes for nodes, _ in plugins),
+            outdated_plugins=sum(outdated for _, outdated in plugins), warning_policies=tuple(sorted(set(policies))))
+
+    def _few(self, resource: str, group: str, label: str, parse: Callable[[msgspec.Raw], T | None]) -> list[T]:
+        """Returns the objects with *label* for which *parse* returns something."""
+        parsed: dict[str, T | None] = {}
+
+        def take(raw: msgspec.Raw) -> None:
+            with contextlib.suppress(MalformedInput):
+                parsed[parse_meta(raw).path] = parse(raw)
+
+        try:
+            with _in_words("list", resource, "the whole cluster"):
+                read_list(self.request, resource, f"{group}/{resource}", {"labelSelector": label} if label else {},
+                          take, lambda count, total: None)
+        except NotFound:  # an API server without this resource
+            return []
+        except MissingRight as error:
+            self.note(f"{error}; an unfinished upgrade may go unnoticed")
+        return [value for value in parsed.values() if value is not None]
+
+    def workloads(self, namespace: str, take: Callable[[Any, str], object]) -> None:
+        """Passes all objects that make pods to *take*, owners before what they own, each with its name for errors.
+
+        *namespace*: theirs, empty for all. A list that starts again passes an object twice. Kinds that may not be
+        listed are left out with a note.
+        Raises: HamiError if none may be listed.
+        """
+        scope = f"namespace {namespace}" if namespace else "the whole cluster"
+        infix = f"/namespaces/{namespace}" if namespace else ""
+        missing: list[MissingRight] = []
+        for kind in TEMPLATE_KINDS:
+            resource = f"{kind.lower()}s"
+
+            def pass_on(raw: msgspec.Raw, kind: str = kind) -> None:
+                document = decode(kind, _OBJECT, raw)
+                take(document | {"kind": kind}, f"{kind.lower()} {parse_meta(raw).path}")
+
+            try:
+                with _in_words("list", resource, scope):
+                    read_list(self.request, resource, f"{_GROUPS.get(kind, _APPS)}{infix}/{resource}",
+                              _LIVE_PODS if kind == "Pod" else {}, pass_on, partial(self.progress, resource))
+            except MissingRight as error:
+                missing.append(error)
+        if len(missing) == len(TEMPLATE_KINDS):
+            raise missing[-1]
+        for refusal in missing:
+            self.note(f"{refusal}; they are left out")
+
+    def labeled_namespaces(self, label: str) -> frozenset[str]:
+        """Returns the names of the namespaces with *label* (``key=value``); none, with a note, if they may not be
+        listed."""
+        names: set[str] = set()
+        try:
+            with _in_words("list", "namespaces", "the whole cluster"):
+                read_list(self.request, "namespaces", "/api/v1/namespaces", {"labelSelector": label},
+                          lambda raw: names.add(parse_meta(raw).name), lambda count, total: None)
+        except MissingRight as error:
+            self.note(f"{error}; those with the label {label} are not left out")
+        return frozenset(names)
+
+    def device_config(self, namespace: str, name: str) -> str:
+        """Returns the text of the device configuration in a ConfigMap, empty for the chart's, with a note.
+
+        Raises: HamiError.
+        """
         try:
             data = self._get("configmaps", f"/api/v1/namespaces/{namespace}/configmaps/{name}", namespace)
         except (NotFound, MissingRight) as error:

@@ -20,6 +20,7 @@ from hami.codec.allocation import parse_shares
 from hami.codec.keys import ASSIGNED_NODE, NODE_LOCK
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, UnreadableObject
+from hami.inspect.installation import Installation
 from hami.model import Node, Pod, PodRef, QuotaLimits, ScopeRequirement, Share
 from hami.state.view import Policies
 
@@ -108,7 +109,7 @@ def anonymize(record: ClusterRecord) -> ClusterRecord:
 
     The order of names stays, so decisions stay the same. Labels are left out unless a vendor reads them on nodes. In
     annotations only numbers, known words and parts of device models stay: any other word may be a name. Comments of
-    the device configuration are left out.
+    the device configuration are left out, and the installation.
     """
     return _Anonymizer(record).record()
 
@@ -146,7 +147,7 @@ class _Anonymizer:
         record = self._record
         return replace(
             record, nodes=tuple(map(self._node, record.nodes)), pods=tuple(map(self._pod, record.pods)),
-            quotas=tuple(map(self._quota, record.quotas)), events={},
+            quotas=tuple(map(self._quota, record.quotas)), events={}, installation=Installation(),
             device_config=yaml.safe_dump(yaml.safe_load(record.device_config)) if record.device_config else "",
             policies=Policies(self._text(record.policies.node), self._text(record.policies.device)),
             unreadable=tuple(UnreadableObject(problem.kind, "?", "left out") for problem in record.unreadable))

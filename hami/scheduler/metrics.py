@@ -30,6 +30,7 @@ class MetricSources(Collector):
     since the API server's last answer, by resource. *unreadable_inventories*: keyed by node and vendor.
     *unreadable_pods*: pods whose allocation cannot be read. *events*: number of events by outcome. *handshakes*: number
     of requests written to nodes. *edits_refused*: number of edits that would have changed what bound pods hold.
+    *foreign_reservations*: whether those of other schedulers count, as during an upgrade from HAMi.
     *certificate_expiry*: when the self-signed certificate expires (Unix seconds), None without one.
     """
 
@@ -42,6 +43,7 @@ class MetricSources(Collector):
     events: Mapping[str, Callable[[], int]]
     handshakes: Callable[[], int]
     edits_refused: Callable[[], int]
+    foreign_reservations: bool = False
     certificate_expiry: Callable[[], float | None] = lambda: None
 
     def collect(self) -> Iterator[Metric]:
@@ -56,6 +58,8 @@ class MetricSources(Collector):
         yield _gauge("leader", "1 in the replica that leads", int(self.leads()))
         yield _labeled(GaugeMetricFamily, "unreadable_inventory", "1 for a node whose devices cannot be read",
                        ("node", "vendor"), {key: 1 for key in self.unreadable_inventories()})
+        yield _gauge("foreign_reservations_enabled", "1 if what other schedulers write on unbound pods counts",
+                     int(self.foreign_reservations))
         yield _gauge("unreadable_allocations", "Pods whose devices cannot be read", len(self.unreadable_pods()))
         yield _labeled(CounterMetricFamily, "events", "Events about pods and nodes by outcome", ("outcome",),
                        {(outcome,): count() for outcome, count in self.events.items()})

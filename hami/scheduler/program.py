@@ -135,6 +135,7 @@ class SchedulerProgram:
             events={"dropped": lambda: self._events.dropped, "written": lambda: self._events.written},
             handshakes=lambda: self._controller.handshakes_requested,
             edits_refused=lambda: cache.pods.edits_refused,
+            foreign_reservations=self._settings.foreign_reservations,
             certificate_expiry=self._certificates.expiry if self._certificates is not None else lambda: None)
 
     def _families(self) -> list[Family]:

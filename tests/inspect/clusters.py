@@ -44,12 +44,16 @@ def quota(namespace, name="quota", **limits):
 
 @dataclass
 class FakeApi:
-    """An API server for reading. *errors*: by path. *expired*: continue tokens that have expired, once."""
+    """An API server for reading. *others*: objects by resource, such as ``deployments``. *errors*: by path.
+
+    *expired*: continue tokens that have expired, once.
+    """
 
     nodes: list = field(default_factory=list)
     pods: list = field(default_factory=list)
     quotas: list = field(default_factory=list)
     events: list = field(default_factory=list)
+    others: dict = field(default_factory=dict)
     config: str | None = ""
     errors: dict = field(default_factory=dict)
     expired: set = field(default_factory=set)
@@ -75,6 +79,12 @@ class FakeApi:
                 for pod_object in self.pods:
                     if (pod_object["metadata"]["namespace"], pod_object["metadata"]["name"]) == (namespace, name):
                         return json.dumps(pod_object).encode()
+            case ["namespaces", namespace, "pods"]:
+                return self._page(_inside(self.pods, namespace), query)
+            case [*_, "namespaces", namespace, resource]:
+                return self._page(_inside(self.others.get(resource, []), namespace), query)
+            case ["v1", resource] | [("namespaces" | "replicationcontrollers") as resource]:
+                return self._page(self.others.get(resource, []), query)
         raise NotFound(f"{path}: 404: not found", 404)
 
     def _page(self, items, query):
@@ -85,6 +95,10 @@ class FakeApi:
         begin, end = int(token or 0), int(token or 0) + int(query["limit"])
         meta = {"continue": str(end), "remainingItemCount": len(items) - end} if end < len(items) else {}
         return json.dumps({"metadata": meta, "items": items[begin:end]}).encode()
+
+
+def _inside(items, namespace):
+    return [item for item in items if item["metadata"]["namespace"] == namespace]
 
 
 def refused(verb="list"):

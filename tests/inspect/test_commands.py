@@ -11,24 +11,6 @@ from hami.cli.kubectl import completions, kubectl_main
 from hami.cli.people import PEOPLE
 from tests.inspect.clusters import FakeApi, bound, node, pending, refused
 
-KUBECONFIG = """\
-apiVersion: v1
-kind: Config
-current-context: mine
-contexts:
-- {name: mine, context: {cluster: c, user: u, namespace: team}}
-- {name: other, context: {cluster: c, user: u}}
-clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
-users: [{name: u, user: {}}]
-"""
-
-
-@pytest.fixture(autouse=True)
-def kubeconfig(tmp_path, monkeypatch):
-    path = tmp_path / "config"
-    path.write_text(KUBECONFIG)
-    monkeypatch.setenv("KUBECONFIG", str(path))
-
 
 def api():
     return FakeApi([node("n1"), node("n2")], [bound("a", "n1", (0, 100, 10)), pending("b", "team", gpu=1)])

@@ -1,0 +1,138 @@
+"""The installation of HAMi in a cluster, as far as an upgrade from HAMi's own chart changes it.
+
+Such an upgrade has two steps. After the first, the scheduler counts what HAMi's scheduler writes on pods, HAMi's device
+plugins keep their rights, and the policies only warn; the second ends that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from hami.codec.documents import decode
+from hami.kube.pages import ObjectMeta
+
+SCHEDULERS = "app.kubernetes.io/component=hami-scheduler"  # label of Deployments, HAMi's and ours
+DEVICE_PLUGINS = "app.kubernetes.io/component=hami-device-plugin"  # of DaemonSets
+POLICY_PREFIX = "hami-"
+_FLAG = "--foreign-reservations"
+_HAMIS = frozenset({"vgpu-scheduler-extender", "vgpu-monitor"})  # containers that only HAMi's chart has
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerDeployment:
+    """A Deployment of schedulers. *name*: ``namespace/name``. *is_hamis*: of HAMi's chart, not of this project.
+
+    *counts_others*: it counts what other schedulers write on pods that are not bound.
+    """
+
+    name: str
+    is_hamis: bool = False
+    counts_others: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """The state of an upgrade. *plugins*: nodes that have or get a device plugin. *outdated_plugins*: those of them
+    whose plugin has not been replaced. *warning_policies*: those that do not refuse."""
+
+    schedulers: tuple[SchedulerDeployment, ...] = ()
+    plugins: int = 0
+    outdated_plugins: int = 0
+    warning_policies: tuple[str, ...] = ()
+
+
+class _Container(msgspec.Struct):
+    name: str = ""
+    command: list[str] | None = None
+    args: list[str] | None = None
+
+
+class _PodSpec(msgspec.Struct):
+    containers: list[_Container] | None = None
+
+
+class _Template(msgspec.Struct):
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+
+
+class _WorkloadSpec(msgspec.Struct):
+    template: _Template = msgspec.field(default_factory=_Template)
+    replicas: int | None = None
+
+
+class _WorkloadMeta(ObjectMeta, rename="camel", frozen=True):
+    generation: int = 0
+
+
+class _WorkloadStatus(msgspec.Struct, rename="camel"):
+    observed_generation: int = 0
+    desired_number_scheduled: int = 0
+    updated_number_scheduled: int = 0
+
+
+class _Workload(msgspec.Struct):
+    metadata: _WorkloadMeta = _WorkloadMeta()
+    spec: _WorkloadSpec = msgspec.field(default_factory=_WorkloadSpec)
+    status: _WorkloadStatus = msgspec.field(default_factory=_WorkloadStatus)
+
+    @property
+    def containers(self) -> Sequence[_Container]:
+        return self.spec.template.spec.containers or ()
+
+    @property
+    def is_hamis(self) -> bool:
+        return any(container.name in _HAMIS for container in self.containers)
+
+
+class _BindingSpec(msgspec.Struct, rename="camel"):
+    policy_name: str = ""
+    validation_actions: list[str] | None = None
+
+
+class _PolicyBinding(msgspec.Struct):
+    spec: _BindingSpec = msgspec.field(default_factory=_BindingSpec)
+
+
+_WORKLOAD = msgspec.json.Decoder(_Workload)
+_POLICY_BINDING = msgspec.json.Decoder(_PolicyBinding)
+
+
+def parse_scheduler(raw: msgspec.Raw) -> SchedulerDeployment | None:
+    """Returns the schedulers of a Deployment; ``None`` if it has been scaled down to none. Raises: MalformedInput."""
+    workload = decode("deployment", _WORKLOAD, raw)
+    if workload.spec.replicas == 0:
+        return None
+    words = (word for container in workload.containers for part in (container.command, container.args)
+             for word in part or ())
+    return SchedulerDeployment(name=workload.metadata.path, is_hamis=workload.is_hamis,
+                               counts_others=any(map(_is_flag, words)))
+
+
+def parse_plugins(raw: msgspec.Raw) -> tuple[int, int]:
+    """Returns the nodes of a DaemonSet of device plugins, and those of them that lack ours in its present form.
+
+    Raises: MalformedInput.
+    """
+    workload = decode("daemonset", _WORKLOAD, raw)
+    status, nodes = workload.status, workload.status.desired_number_scheduled
+    is_seen = status.observed_generation >= workload.metadata.generation
+    updated = status.updated_number_scheduled if is_seen and not workload.is_hamis else 0
+    return nodes, max(0, nodes - updated)
+
+
+def parse_warning_policy(raw: msgspec.Raw) -> str | None:
+    """Returns the policy of HAMi to which a binding belongs if it does not refuse; else ``None``.
+
+    Raises: MalformedInput.
+    """
+    spec = decode("policy binding", _POLICY_BINDING, raw).spec
+    is_warning = spec.policy_name.startswith(POLICY_PREFIX) and "Deny" not in (spec.validation_actions or ())
+    return spec.policy_name if is_warning else None
+
+
+def _is_flag(word: str) -> bool:
+    name, _, value = word.partition("=")
+    return name.replace("_", "-") == _FLAG and value.lower() not in ("false", "f", "0")

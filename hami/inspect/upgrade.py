@@ -1,0 +1,202 @@
+"""``hami audit --before-upgrade``: the workloads whose pods admission would refuse once it replaces that of HAMi.
+
+The verdict is that of the scheduler's own admission, on each pod or template as its author wrote it. Pods that run stay
+as they are: only new ones are admitted. Quotas are left out, since those of the cluster are the same before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from hami.codec.documents import convert
+from hami.codec.keys import is_scheduler_owned
+from hami.codec.pods import convert_pod
+from hami.errors import MalformedInput
+from hami.inspect.audit import Finding
+from hami.inspect.cluster import InspectedCluster
+from hami.inspect.manifests import TEMPLATE_KINDS, pod_source
+from hami.inspect.tables import counted, printable
+from hami.state.view import View
+from hami.vendors.request import requests_devices
+
+WEBHOOK_LABEL, IGNORE = "hami.io/webhook", "ignore"  # of pods and namespaces that the webhook does not see
+SHOWN_SUBJECTS = 3  # with the same problem
+SHOWN_PROBLEMS = 50
+_OWN_GROUPS = ("v1", "apps/v1", "batch/v1")  # whose TEMPLATE_KINDS are meant
+_ENDED_PHASES = ("Succeeded", "Failed")
+
+Refuse = Callable[[View, Mapping[str, Any], str], str]
+"""Returns why admission denies a pod (as JSON) in a namespace of a cluster; empty if it does not."""
+
+
+class _Owner(msgspec.Struct, rename="camel"):
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool = False
+
+
+class _Meta(msgspec.Struct, rename="camel", frozen=True):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    labels: dict[str, str] | None = None
+    owner_references: list[_Owner] | None = None
+    deletion_timestamp: str | None = None
+
+
+class _Spec(msgspec.Struct):
+    replicas: int | None = None
+
+
+class _Condition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+
+
+class _Status(msgspec.Struct):
+    phase: str | None = None
+    conditions: list[_Condition] | None = None
+
+
+class _Object(msgspec.Struct, rename="camel"):
+    """An object, as far as it tells whether it makes pods of its own."""
+
+    kind: str
+    api_version: str = ""
+    metadata: _Meta = _Meta()
+    spec: _Spec | None = None
+    status: _Status | None = None
+
+    @property
+    def has_template(self) -> bool:
+        """Reports whether its pods can be read from it."""
+        return self.kind in TEMPLATE_KINDS and self.api_version in ("", *_OWN_GROUPS)
+
+    @property
+    def has_ended(self) -> bool:
+        """Reports whether it makes no more pods: it is being deleted, a pod or Job that has finished, or the ReplicaSet
+        of an earlier revision."""
+        status, replicas = self.status or _Status(), (self.spec or _Spec()).replicas
+        if self.metadata.deletion_timestamp is not None or self.kind == "ReplicaSet" and replicas == 0 and self.owner:
+            return True
+        return status.phase in _ENDED_PHASES or self.kind == "Job" and any(
+            condition.type in ("Complete", "Failed") and condition.status == "True"
+            for condition in status.conditions or ())
+
+    @property
+    def owner(self) -> _Owner | None:
+        """The object whose controller has made it."""
+        return next((owner for owner in self.metadata.owner_references or () if owner.controller), None)
+
+
+@dataclass(slots=True)
+class UpgradeCheck:
+    """Takes objects, owners before what they own, and keeps what to change.
+
+    *namespace*: of objects that name none. *ignored*: namespaces that the webhook does not see. An object may be passed
+    twice.
+    """
+
+    cluster: InspectedCluster
+    refuse: Refuse
+    namespace: str = "default"
+    ignored: Collection[str] = ()
+    _workloads: set[str] = field(default_factory=set)
+    _findings: set[Finding] = field(default_factory=set)
+    _uids: set[str] = field(default_factory=set)
+
+    def add_all(self, documents: Sequence[tuple[str, Any]]) -> set[str]:
+        """Takes *documents* with their places, in any order. Returns the kinds of those that make no pods.
+
+        Raises: MalformedInput for one that is no object of the API server.
+        """
+        def order(item: tuple[str, Any]) -> int:
+            kind = item[1].get("kind") if isinstance(item[1], dict) else None
+            return TEMPLATE_KINDS.index(kind) if kind in TEMPLATE_KINDS else -1
+
+        return {str(document["kind"]) for place, document in sorted(documents, key=order)
+                if not self.add(document, place)}
+
+    def add(self, document: Any, place: str) -> bool:
+        """Returns whether *document* is of a kind that makes pods. *place*: its name in errors.
+
+        Raises: MalformedInput if it is no object of the API server.
+        """
+        item = convert(document, _Object, lambda path: f"{place}: {path}" if path else place)
+        if not item.has_template:
+            return False
+        meta, owner = item.metadata, item.owner
+        is_covered = owner is not None and owner.uid in self._uids  # by the owner's template
+        if meta.uid:
+            self._uids.add(meta.uid)
+        namespace = meta.namespace or self.namespace
+        if not is_covered and not item.has_ended and namespace not in self.ignored:
+            by = owner if owner is not None and owner.kind != "Node" else None
+            subject = f"{(by or item).kind.lower()} {namespace}/{by.name if by else meta.name or 'unnamed'}"
+            self._workloads.add(subject)
+            if (finding := self._finding(item, document, place, namespace, subject)) is not None:
+                self._findings.add(finding)
+        return True
+
+    @property
+    def workloads(self) -> int:
+        """The number of workloads so far."""
+        return len(self._workloads)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The findings so far, sorted by rule and subject."""
+        return sorted(self._findings, key=lambda finding: (finding.rule, finding.subject, finding.problem))
+
+    def _finding(self, item: _Object, document: Any, place: str, namespace: str, subject: str) -> Finding | None:
+        try:
+            pod = pod_source(document, place).pod
+            if item.kind == "Pod" and item.metadata.uid:
+                pod = as_created(pod)
+            if (pod["metadata"].get("labels") or {}).get(WEBHOOK_LABEL) == IGNORE:
+                return self._unseen(pod, subject)
+        except MalformedInput as error:
+            return Finding("UnreadableObject", subject, str(error), "repair it: its pods are not checked")
+        problem = self.refuse(self.cluster.view, pod, namespace)
+        return Finding("Refused", subject, problem, "change it before the upgrade: pods that run stay, but no new ones "
+                       "are created") if problem else None
+
+    def _unseen(self, pod: Mapping[str, Any], subject: str) -> Finding | None:
+        """Returns the finding on a pod that keeps itself from the webhook."""
+        if not requests_devices(self.cluster.vendors, convert_pod(pod).containers):
+            return None
+        return Finding("WebhookIgnored", subject, f"it requests devices, with the label {WEBHOOK_LABEL}={IGNORE}: the "
+                       "policy hami-placement refuses it", "label its namespace instead, or bind the role "
+                       "hami-webhook-skipper to the account that creates its pods")
+
+
+def as_created(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a pod of the API server as its author would create it again: without its node, which a scheduler may have
+    chosen, and without the annotations and labels that HAMi's scheduler and device plugins write."""
+    meta = dict(pod["metadata"])
+    for part in ("annotations", "labels"):
+        meta[part] = {key: text for key, text in (meta.get(part) or {}).items() if not is_scheduler_owned(key)}
+    spec = {key: value for key, value in pod["spec"].items() if key != "nodeName"}
+    return {**pod, "metadata": meta, "spec": spec}
+
+
+def render_upgrade(workloads: int, findings: Sequence[Finding]) -> str:
+    """Returns *findings* about so many *workloads* as text: each problem with the first of those that have it."""
+    count = f"{len(findings):,}" if findings else "nothing"
+    lines = [f"{counted(workloads, 'workload')}: {count} to change before the upgrade"]
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for finding in findings:
+        groups.setdefault((finding.rule, finding.problem, finding.remedy), []).append(finding.subject)
+    ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
+    for (rule, problem, remedy), subjects in ordered[:SHOWN_PROBLEMS]:
+        more = len(subjects) - SHOWN_SUBJECTS
+        named = ", ".join(subjects[:SHOWN_SUBJECTS]) + (f" and {more:,} more" if more > 0 else "")
+        lines += ["", f"{rule}: {named}: {problem}", f"  → {remedy}"]
+    if others := sum(len(subjects) for _, subjects in ordered[SHOWN_PROBLEMS:]):
+        lines += ["", f"and {others:,} more"]
+    return "\n".join(map(printable, lines))

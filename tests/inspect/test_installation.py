@@ -1,0 +1,155 @@
+"""What is left of an upgrade from HAMi's chart, as an audit finds it."""
+
+import gzip
+import json
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from hami.inspect.audit import audit
+from hami.inspect.cluster import InspectedCluster
+from hami.inspect.installation import (
+    Installation, SchedulerDeployment, parse_plugins, parse_scheduler, parse_warning_policy,
+)
+from hami.inspect.read import Reader
+from hami.inspect.snapshot import parse_snapshot, render_snapshot
+from tests.inspect.clusters import FakeApi, node, refused
+from tests.inspect.records import record
+from tests.inspect.test_commands import hami
+
+OURS = SchedulerDeployment(name="a/ours")
+COUNTING = replace(OURS, counts_others=True)
+HAMIS = SchedulerDeployment(name="a/hamis", is_hamis=True)
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+
+
+def raw(document):
+    return msgspec.Raw(json.dumps(document).encode())
+
+
+def deployment(*command, name="extender", args=(), replicas=2):
+    containers = [{"name": "kube-scheduler"}, {"name": name, "command": list(command), "args": list(args)}]
+    return {"metadata": {"namespace": "a", "name": "s"},
+            "spec": {"replicas": replicas, "template": {"spec": {"containers": containers}}}}
+
+
+def daemonset(*containers, generation=2, observed=2, desired=5, updated=5):
+    return {"metadata": {"namespace": "a", "name": "p", "generation": generation},
+            "spec": {"template": {"spec": {"containers": [{"name": name} for name in containers]}}},
+            "status": {"observedGeneration": observed, "desiredNumberScheduled": desired,
+                       "updatedNumberScheduled": updated}}
+
+
+def policy(name, *actions):
+    return {"metadata": {"name": name}, "spec": {"policyName": name, "validationActions": list(actions)}}
+
+
+@pytest.mark.parametrize("item, is_hamis, counts_others", [
+    (deployment("hami", "scheduler"), False, False),
+    (deployment("hami", "scheduler", "--foreign-reservations"), False, True),
+    (deployment("hami", args=["scheduler", "--foreign_reservations=true"]), False, True),
+    (deployment("hami", "scheduler", "--foreign-reservations=false"), False, False),
+    (deployment("scheduler", name="vgpu-scheduler-extender"), True, False),
+], ids=["ours", "flag", "argument", "false", "HAMi's"])
+def test_schedulers(item, is_hamis, counts_others):
+    assert parse_scheduler(raw(item)) == SchedulerDeployment(
+        name="a/s", is_hamis=is_hamis, counts_others=counts_others)
+
+
+def test_a_scheduler_without_replicas_is_not_there():
+    assert parse_scheduler(raw(deployment("hami", "scheduler", "--foreign-reservations", replicas=0))) is None
+
+
+@pytest.mark.parametrize("item, outdated", [
+    (daemonset("device-plugin"), 0), (daemonset("device-plugin", updated=3), 2),
+    (daemonset("device-plugin", observed=1), 5), (daemonset("device-plugin", "vgpu-monitor"), 5),
+    (daemonset(updated=9), 0),
+], ids=["replaced", "rollout", "not seen", "HAMi's", "shrinking"])
+def test_device_plugins(item, outdated):
+    assert parse_plugins(raw(item)) == (5, outdated)
+
+
+@pytest.mark.parametrize("item, name", [
+    (policy("hami-placement", "Deny"), None), (policy("hami-placement", "Warn", "Audit"), "hami-placement"),
+    (policy("hami-placement", "Deny", "Audit"), None), (policy("another", "Warn"), None),
+])
+def test_policies(item, name):
+    assert parse_warning_policy(raw(item)) == name
+
+
+@pytest.mark.parametrize("state, rule, texts, remedy", [
+    (Installation(schedulers=(COUNTING,)), "UpgradeUnfinished", ["--foreign-reservations"], "run helm upgrade again"),
+    (Installation(schedulers=(COUNTING,), plugins=5, outdated_plugins=2), "UpgradeUnfinished",
+     ["--foreign-reservations", "2 of 5 device plugins are not replaced yet"], "when all device plugins are replaced"),
+    (Installation(schedulers=(COUNTING,), warning_policies=("hami-a", "hami-b")), "UpgradeUnfinished",
+     ["--foreign-reservations", "the policies hami-a, hami-b only warn"], "run helm upgrade again"),
+    (Installation(schedulers=(COUNTING, HAMIS)), "UpgradeUnfinished",
+     ["--foreign-reservations", "HAMi's scheduler a/hamis is installed beside it"], "helm uninstall"),
+    (Installation(schedulers=(OURS, HAMIS)), "UpgradeUnfinished", ["a/hamis is installed beside it"], "helm uninstall"),
+    (Installation(schedulers=(OURS,), warning_policies=("hami-a",)), "PoliciesWarn", ["hami-a only warn"],
+     "set policies.mode=deny"),
+], ids=["flag", "rollout", "policies", "beside HAMi", "beside HAMi without the flag", "policies alone"])
+def test_what_is_left_is_found(state, rule, texts, remedy):
+    (finding,) = audit(InspectedCluster(replace(record([]), installation=state)))
+    assert finding.rule == rule and finding.remedy.startswith(remedy)
+    parts = finding.problem.split("; ")
+    assert len(parts) == len(texts) and all(text in part for text, part in zip(texts, parts))
+
+
+@pytest.mark.parametrize("state", [
+    Installation(), Installation(schedulers=(OURS,), plugins=5, outdated_plugins=5), Installation(schedulers=(HAMIS,)),
+], ids=["nothing", "ours in a rollout", "HAMi's alone"])
+def test_what_is_finished(state):
+    assert audit(InspectedCluster(replace(record([]), installation=state))) == []
+
+
+def cluster():
+    return FakeApi([node("n1")], others={
+        "deployments": [deployment("hami", "scheduler", "--foreign-reservations")],
+        "daemonsets": [daemonset("device-plugin", updated=3), {"metadata": {"name": "x"}, "spec": 3}],
+        "validatingadmissionpolicybindings": [policy("hami-placement", "Warn")]})
+
+
+def test_an_audit_reads_it_and_a_snapshot_keeps_it(tmp_path):
+    of, path = cluster(), tmp_path / "kept"
+    live = hami("audit", of=of)
+    assert live.exit_code == 1 and "UpgradeUnfinished: deployment a/s: " in live.stdout
+    assert "2 of 5 device plugins" in live.stdout and "hami-placement only warn" in live.stdout
+    assert dict(of.requests)["/apis/apps/v1/deployments"]["labelSelector"] == (
+        "app.kubernetes.io/component=hami-scheduler")
+    path.write_bytes(hami("snapshot", of=of).stdout_bytes)
+    assert hami("audit", f"--snapshot={path}").stdout == live.stdout
+    path.write_bytes(hami("snapshot", "--anonymize", of=of).stdout_bytes)
+    assert hami("audit", f"--snapshot={path}").exit_code == 0
+
+
+def test_other_commands_do_not_read_it():
+    of = cluster()
+    hami("top", of=of)
+    assert not [path for path, _ in of.requests if path.startswith("/apis/")]
+
+
+@pytest.mark.parametrize("path, said", [
+    ("/apis/apps/v1/deployments", ["you may not list deployments in the whole cluster"]), (POLICIES, [
+        "you may not list validatingadmissionpolicybindings in the whole cluster"])])
+def test_a_missing_right_is_a_note(path, said):
+    notes = []
+    of = FakeApi(errors={path: refused()})
+    assert Reader(of.request, note=notes.append).installation() == Installation()
+    assert [note.partition(":")[0] for note in notes] == said
+
+
+def test_an_api_server_without_policies():
+    class Older(FakeApi):
+        def request(self, method, path, *, query=None):
+            return super().request(method, "/no" if path == POLICIES else path, query=query)
+    assert Reader(Older().request, note=pytest.fail).installation() == Installation()
+
+
+def test_a_snapshot_of_an_earlier_version_has_none():
+    kept = replace(record([]), installation=Installation(schedulers=(COUNTING,)))
+    content = json.loads(gzip.decompress(render_snapshot(kept)))
+    assert content["record"].pop("installation")["schedulers"][0]["name"] == "a/ours"
+    earlier = gzip.compress(json.dumps(content).encode())
+    assert parse_snapshot(earlier, "f") == replace(kept, installation=Installation())
