@@ -235,6 +235,31 @@ def test_a_card_becomes_unhealthy_and_recovers(sandbox: Sandbox, real: RealNode,
     assert sandbox.running("before", "both", timeout=120)[:1] == running
 
 
+def test_sums_in_the_capacity_never_make_the_kubelet_fail_a_pod(sandbox: Sandbox, real: RealNode,
+                                                                plugin: DevicePlugin) -> None:
+    """Not even those with the names of requests, which it enforces, when a card is ill or the kubelet restarts."""
+    def shows(**amounts: int) -> None:
+        wanted = {f"nvidia.com/{name.replace('_', '-')}": str(amount) for name, amount in amounts.items()}
+        real.wait_node(lambda node: all(wanted.items() <= node["status"][field].items() for field in (
+            "capacity", "allocatable")), what=f"shows {wanted}")
+
+    shows(total_gpumem=2 * 81_920, total_gpucores=200)
+    plugin.stop()
+    plugin.start(publish_capacity="requests").wait_offered(2 * SLOTS)
+    shows(total_gpumem=2 * 81_920, total_gpucores=200, gpumem=2 * 81_920, gpucores=200)
+    sandbox.create(shower(HOOK, "a", gpu=1, gpumem=80_000))
+    sandbox.running("a")
+    plugin.set_health(chosen(sandbox, "a")[0][0], "XID 79")
+    shows(total_gpumem=81_920, total_gpucores=100, gpumem=161_920, gpucores=100)
+    sandbox.create(shower(HOOK, "b", gpu=1, gpumem=80_000))
+    before = sandbox.running("a", "b")
+    real.kill_kubelet()
+    real.start_kubelet()
+    shows(gpumem=161_920, gpucores=100)
+    sandbox.create(shower(HOOK, "c", gpu=1, gpumem=1000))
+    assert sandbox.running("a", "b", "c", timeout=90)[:2] == before
+
+
 def test_static_mig_instances_serve_pods_of_other_schedulers(
         sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
     """The other GPU is shared as usual."""

@@ -285,12 +285,46 @@ def test_a_stolen_token_cannot_change_nodes_beyond_its_annotations(sandbox: Sand
         assert refused(lambda patch=patch: stolen.merge_patch("Node", own, patch)) == "hami-registrations"
 
 
+def sums(**amounts: str | None) -> Object:
+    """Returns the change of these amounts of ``nvidia.com`` in the status of a node."""
+    named = {f"nvidia.com/{name.replace('_', '-')}": amount for name, amount in amounts.items()}
+    return {"status": {"capacity": named, "allocatable": named}}
+
+
+@pytest.mark.installation
+def test_a_device_plugin_publishes_the_sums_of_its_devices_and_nothing_else(sandbox: Sandbox, stolen: Kube) -> None:
+    own, other = of(sandbox, "n0"), of(sandbox, "n1")
+    before = sandbox.node("n0")["status"]["capacity"]
+    amounts = {"total_gpumem": "163840", "total_gpucores": "1000", "gpumem": "163840", "gpucores": "200"}
+    noted = annotated({"hami.io/node-capacity": "nvidia.com/gpumem"})
+    stolen.merge_patch("Node", own, sums(**amounts) | noted, subresource="status")
+    status = sandbox.node("n0")["status"]
+    for shown in (status["capacity"], status["allocatable"]):
+        assert shown["nvidia.com/total-gpumem"] == "163840" and shown["nvidia.com/total-gpucores"] == "1k"
+        assert shown["nvidia.com/gpumem"] == "163840" and shown["nvidia.com/gpucores"] == "200"
+    ready, address = {"type": "Ready", "status": "False"}, {"type": "InternalIP", "address": "192.0.2.1"}
+    for patch in (sums(gpu="0"), sums(gpu=None), sums(total="1"), sums(total_gpumem="1", gpu="99"),
+                  {"status": {"capacity": {"cpu": "7"}}}, {"status": {"allocatable": {"memory": "1"}}},
+                  {"status": {"capacity": None}}, {"status": {"conditions": [ready]}},
+                  {"status": {"addresses": [address]}}, {"status": {"images": [{"names": ["evil:1"]}]}},
+                  sums(total_gpumem="1") | annotated({"a.b/c": "d"}), {"metadata": {"labels": {"gpu": "off"}}}):
+        assert refused(lambda patch=patch: stolen.merge_patch("Node", own, patch, subresource="status")) == (
+            "hami-registrations")
+    assert refused(lambda: stolen.merge_patch("Node", other, sums(**amounts), subresource="status")) == (
+        "hami-registrations")
+    none = sums(**dict.fromkeys(amounts)) | annotated({"hami.io/node-capacity": None})
+    stolen.merge_patch("Node", own, none, subresource="status")
+    assert sandbox.node("n0")["status"]["capacity"] == before
+
+
 @pytest.mark.installation
 def test_a_token_without_a_node_can_change_nothing(sandbox: Sandbox, running: str) -> None:
     client = sandbox.kube.with_token(sandbox.kube.token(PLUGIN, SYSTEM))
     patch = annotated({PHASE: "failed"})
     assert refused(lambda: client.merge_patch("Pod", running, patch, sandbox.namespace)) == "hami-allocations"
     assert refused(lambda: client.merge_patch("Node", of(sandbox, "n0"), patch)) == "hami-registrations"
+    assert refused(lambda: client.merge_patch("Node", of(sandbox, "n0"), sums(total_gpumem="1"), subresource="status")
+                   ) == "hami-registrations"
     client.close()
 
 

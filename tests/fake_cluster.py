@@ -158,6 +158,16 @@ class FakeCluster:
         return self._do("annotate_node", effect, name=name, annotations=dict(annotations),
                         resource_version=resource_version)
 
+    def publish_capacity(self, name: str, capacity: Mapping[str, str | None],
+                         annotations: Mapping[str, str | None]) -> None:
+        def effect():
+            node = _present(self.nodes.get(name), f"node {name}")
+            self.put_node(replace(node, annotations=_merged(node.annotations, annotations),
+                                  capacity=_merged(node.capacity, capacity),
+                                  allocatable=_merged(node.allocatable, capacity)))
+
+        self._do("publish_capacity", effect, name=name, capacity=dict(capacity), annotations=dict(annotations))
+
     def bind(self, ref: PodRef, node: str, annotations: Mapping[str, str], labels: Mapping[str, str], *,
              timeout: float | None = None) -> None:
         def effect():

@@ -14,6 +14,7 @@ NODE_LOCK = "hami.io/mutex.lock"
 LOCK_FREE = "hami.io/lock-free"  # on a node: the vendors whose device plugins need no node lock
 ROOM = "hami.io/room-for-waiting-pods"
 CORDON = "hami.io/device-cordon"
+CAPACITY = "hami.io/node-capacity"  # the names that the device plugin has published in the status of the node
 
 NODE_POLICY = "hami.io/node-scheduler-policy"
 KUBE_POLICY = "kube"  # a value of NODE_POLICY: kube-scheduler's scores choose the node

@@ -16,7 +16,8 @@ class PluginConfig:
     node's entry override. *operating_mode*: ``hami-core`` or ``mig``. *hook_path*: host directory above ``vgpu``.
     *list_strategies*: ``envvar``, ``volume-mounts``, ``cdi-annotations``, ``cdi-cri``. *dev_root*: prefix of host
     device nodes. *aligned*: honor the kubelet's choice of cards (``enablegetpreferredallocation``). *log_level*:
-    ``LIBCUDA_LOG_LEVEL``, empty for none. *register_format*: ``json`` or ``csv``.
+    ``LIBCUDA_LOG_LEVEL``, empty for none. *register_format*: ``json`` or ``csv``. *publish_capacity*: what the
+    status of the node shows, ``off``, ``totals`` or ``requests``.
     """
 
     node: str
@@ -40,6 +41,7 @@ class PluginConfig:
     imex_channels: tuple[int, ...] = ()
     topology_score: bool = False
     register_format: str = "json"
+    publish_capacity: str = "totals"
     kubelet_socket: str = "/var/lib/kubelet/device-plugins/kubelet.sock"
     socket_name: str = ""
     unregister_on_stop: bool = False

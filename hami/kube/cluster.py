@@ -129,6 +129,11 @@ class Cluster:
             meta["resourceVersion"] = resource_version
         return parse_node(self._patch(_path("nodes", None, name), {"metadata": meta}))
 
+    def publish_capacity(self, name: str, capacity: Edits, annotations: Edits) -> None:
+        """Changes amounts of a node's capacity and allocatable, and its annotations. Raises: NotFound."""
+        self._patch(f"{_path('nodes', None, name)}/status", {
+            "metadata": {"annotations": annotations}, "status": {"capacity": capacity, "allocatable": capacity}})
+
     def bind(self, ref: PodRef, node: str, annotations: Mapping[str, str], labels: Mapping[str, str], *,
              timeout: float | None = None) -> None:
         """Binds the pod, in one attempt. One write sets its node, *annotations* and, from Kubernetes 1.35, *labels*.

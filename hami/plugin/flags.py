@@ -11,6 +11,7 @@ from hami.runtime.options import ADDRESS, BOOLEAN, FACTOR, FILE, STRING, Flag, G
 NODE_CONFIG_FILE = "/config/config.json"
 OPERATING_MODES = ("hami-core", "mig")
 ALLOCATE_MODES = AUTO, START, ADMISSION = ("auto", "start", "admission")
+CAPACITY_MODES = OFF, TOTALS, REQUESTS = ("off", "totals", "requests")
 LIST_STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
 
 
@@ -112,6 +113,10 @@ PATHS = (
 REGISTRATION = (
     Flag("--register-format", choice("format", "json", "csv"), "json; csv for schedulers of HAMi v2.4 to v2.7, "
          "whose handshakes are then answered."),
+    Flag("--publish-capacity", choice("mode", *CAPACITY_MODES), "What the capacity of the node shows: totals (memory "
+         "and cores of its healthy devices together, as nvidia.com/total-gpumem and nvidia.com/total-gpucores, which "
+         "Kueue can count), requests (also nvidia.com/gpumem and nvidia.com/gpucores, for autoscalers; the kubelet "
+         "enforces these), or off."),
     Flag("--topology-score", BOOLEAN, "Register scores for pairs of devices by their links.",
          environment=("ENABLE_TOPOLOGY_SCORE",)),
     Flag("--unregister-on-stop", BOOLEAN, "Unregister the devices when the plugin stops. Running pods keep theirs."),

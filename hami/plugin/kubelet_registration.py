@@ -65,9 +65,11 @@ class KubeletRegistration(Task):
 
     def __init__(self, config: PluginConfig, make_server: Callable[[Path, Callable[[], None]], PluginServer], *,
                  clock: Callable[[], float], name: str = "kubelet",
-                 is_ready: Callable[[float], bool] = lambda seconds: True) -> None:
+                 is_ready: Callable[[float], bool] = lambda seconds: True,
+                 on_registered: Callable[[], None] = lambda: None) -> None:
         """*make_server*: makes a server, not yet started, from its path and a listener for lost connections.
-        *is_ready*: reports whether to begin, after at most so many seconds.
+        *is_ready*: reports whether to begin, after at most so many seconds. *on_registered*: called after each
+        registration.
 
         Raises: HamiError if the path is too long.
         """
@@ -84,6 +86,7 @@ class KubeletRegistration(Task):
         self._probed_at = self._answered_at = 0.0
         self._completed_calls = 0
         self._is_ready = is_ready
+        self._on_registered = on_registered
         self._has_begun = False
         self._reported = OncePerKey()
         self.unready_reason = "not registered with the kubelet yet"
@@ -145,6 +148,7 @@ class KubeletRegistration(Task):
                 self._reported.clear(self._path)
                 log.info("registered with the kubelet",
                          extra={"resource": self._config.resource, "endpoint": server.endpoint})
+                self._on_registered()
         return step
 
     def try_tick(self) -> Step | None:

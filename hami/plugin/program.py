@@ -124,7 +124,8 @@ class DevicePluginProgram:
         self._card_registration = None
         if settings.kubelet_socket:
             self._card_registration = KubeletRegistration(settings, self._card_server, clock=time.monotonic,
-                                                          is_ready=self._may_serve_cards)
+                                                          is_ready=self._may_serve_cards,
+                                                          on_registered=self._registrar.recheck)
             self._registrations.append(self._card_registration)
         self._lock = threading.Lock()  # guards _registrations; never held while a registration runs
         self._stopped = threading.Event()

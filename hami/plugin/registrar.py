@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -13,6 +15,9 @@ from hami.devices.inventory import DeviceInventory, InventorySnapshot
 from hami.devices.registration import annotation_changes, lock_free_changes, node_annotations
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.kube.cluster import Cluster
+from hami.model import Node
+from hami.plugin.capacity import publish_capacity
+from hami.plugin.flags import OFF, REQUESTS
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import Task
 from hami.vendors.inventory import PAIR_SCORES
@@ -23,7 +28,10 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 30.0
 """Seconds between reads of the cards and of the node while nothing changes."""
 LOCK_FREE_S = 1.0
-"""The same while it is not known yet whether the node is lock-free."""
+"""The same while it is not known yet whether the node is lock-free, and during RECHECK_S."""
+RECHECK_S = 10.0
+"""Seconds after a registration with the kubelet in which the node is read each second: a kubelet that has lost its
+state sets the capacity of its node to 0, which then fails pods."""
 RETRY_S = 5.0
 """Seconds until the next attempt after a failure."""
 
@@ -48,12 +56,13 @@ class NodeRegistrar(Task):
         self._on_cards = on_cards
         self._is_lock_free = is_lock_free
         self._has_registered = threading.Event()
+        self._recheck_until = -math.inf
         self._read_lock = threading.Lock()  # one read of the cards at a time, driver and file I/O included
         self._reported = OncePerKey()
 
     def step(self) -> float:
         """Reads and registers, then waits until it is due again, or until the health of a card changes."""
-        node = self._config.node
+        node, recheck_until = self._config.node, self._recheck_until
         try:
             self.read()
             registered = self.register()
@@ -63,9 +72,17 @@ class NodeRegistrar(Task):
             return RETRY_S
         self._reported.clear(node)
         is_complete = self._is_lock_free is None or self._is_lock_free()
-        self._inventory.wait_until(lambda snapshot: snapshot is not registered,
-                                   INTERVAL_S if is_complete else LOCK_FREE_S)
+        is_settled = is_complete and time.monotonic() > recheck_until
+        self._inventory.wait_until(
+            lambda snapshot: snapshot is not registered or self._recheck_until != recheck_until,
+            INTERVAL_S if is_settled else LOCK_FREE_S)
         return 0.0
+
+    def recheck(self) -> None:
+        """Reads the node again at once, and some times more, if its capacity may fail pods."""
+        if self._config.publish_capacity == REQUESTS:
+            self._recheck_until = time.monotonic() + RECHECK_S
+            self._inventory.notify()
 
     def read(self) -> None:
         """Reads the cards once, in any thread; `step` registers the changes.
@@ -99,10 +116,11 @@ class NodeRegistrar(Task):
         elif self._is_lock_free():
             shared = lock_free_changes(node, True)
         if changes := {**changes, **shared}:
-            self._cluster.annotate_node(name, changes, node.resource_version if shared else "")
+            node = self._cluster.annotate_node(name, changes, node.resource_version if shared else "")
             log.info("node registered", extra={"node": name, "cards": len(snapshot.cards),
                                                "unhealthy": len(snapshot.unhealthy), "annotations": sorted(changes)})
         self._has_registered.set()
+        self._publish_capacity(node)
         return snapshot
 
     def wait_registered(self, seconds: float) -> bool:
@@ -122,5 +140,18 @@ class NodeRegistrar(Task):
                 version = node.resource_version if node is not None and shared else ""
                 self._cluster.annotate_node(name, changes, version)
                 log.info("node annotations removed", extra={"node": name, "annotations": sorted(changes)})
+            if unregister and node is not None:
+                publish_capacity(self._cluster, node, self._vendor, OFF)
         except ClusterError as error:
             log.warning("node annotations cannot be removed", extra={"node": name, "error": error})
+
+    def _publish_capacity(self, node: Node) -> None:
+        """Publishes the sums of the devices that *node* registers. A failure, such as a right that is missing, is only
+        logged: nobody needs them to place or start a pod."""
+        try:
+            publish_capacity(self._cluster, node, self._vendor, self._config.publish_capacity)
+        except HamiError as error:
+            if self._reported.is_new("capacity", str(error)):
+                log.warning("node capacity cannot be published", extra={"node": node.name, "error": error})
+        else:
+            self._reported.clear("capacity")

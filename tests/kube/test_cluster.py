@@ -107,6 +107,14 @@ def test_annotate_node_compares_and_swaps_when_asked(version, extra):
     assert api.calls[0][3] == {"metadata": {"annotations": {"a": None}} | extra}
 
 
+def test_capacity_is_published_in_the_status():
+    api, cluster = talk({"metadata": {"name": "gpu-0"}})
+    cluster.publish_capacity("gpu-0", {"r": "1", "s": None}, {"a": "r"})
+    assert api.calls == [("PATCH", "/api/v1/nodes/gpu-0/status", "application/merge-patch+json", {
+        "metadata": {"annotations": {"a": "r"}},
+        "status": {"capacity": {"r": "1", "s": None}, "allocatable": {"r": "1", "s": None}}}, None)]
+
+
 def test_bind_carries_everything_in_one_write():
     api, cluster = talk({"kind": "Status"})
     cluster.bind(REF, "gpu-0", {"a": "1"}, {"l": "v"}, timeout=2)
@@ -177,6 +185,7 @@ def test_a_read_that_was_too_slow_or_refused_is_not_repeated(error):
 WRITES = [
     pytest.param(lambda c: c.annotate_pod(REF, {}), id="annotate_pod"),
     pytest.param(lambda c: c.annotate_node("n", {}), id="annotate_node"),
+    pytest.param(lambda c: c.publish_capacity("n", {}, {}), id="publish_capacity"),
     pytest.param(lambda c: c.create_event("n", {}), id="create_event"),
 ]
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from pytest import param
 
-from hami.codec.keys import LOCK_FREE
+from hami.codec.keys import CAPACITY, LOCK_FREE
 from hami.devices.inventory import DeviceInventory
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.model import Node
@@ -47,6 +47,10 @@ class Scene:
     @property
     def annotations(self):
         return self.cluster.nodes["n1"].annotations
+
+    @property
+    def capacity(self):
+        return self.cluster.nodes["n1"].capacity
 
     @property
     def writes(self):
@@ -177,6 +181,58 @@ def test_the_loop_survives_errors(trouble, caplog):
     running.join(20)
     assert not running.is_alive()
     assert "failed" in caplog.text
+
+
+# ---- the capacity of the node
+
+
+def test_the_capacity_follows_what_is_registered(scene):
+    scene.round()
+    assert scene.capacity == {"nvidia.com/total-gpumem": "163840", "nvidia.com/total-gpucores": "200"}
+    scene.inventory.report("GPU-b", "XID 79")
+    scene.round()
+    assert scene.capacity == {"nvidia.com/total-gpumem": "81920", "nvidia.com/total-gpucores": "100"}
+
+
+def test_the_capacity_is_scaled():
+    scene = Scene(device_memory_scaling=1.5, device_core_scaling=2.0)
+    scene.round()
+    assert scene.capacity == {"nvidia.com/total-gpumem": "245760", "nvidia.com/total-gpucores": "400"}
+
+
+def test_a_node_is_registered_without_the_right_to_publish(scene, caplog):
+    scene.cluster.fail("publish_capacity", ClusterError("forbidden", 403), times=2)
+    for _ in range(2):
+        scene.round()
+    assert NVIDIA.annotations.register in scene.annotations
+    assert scene.registrar.wait_registered(0)
+    assert caplog.text.count("node capacity cannot be published") == 1
+
+
+@pytest.mark.parametrize("unregister", [True, False])
+def test_only_a_plugin_that_unregisters_removes_the_capacity(scene, unregister):
+    scene.round()
+    scene.registrar.leave(unregister=unregister)
+    node = scene.cluster.nodes["n1"]
+    assert bool(node.capacity) is (CAPACITY in node.annotations) is not unregister
+
+
+@pytest.mark.parametrize("mode, restored", [("requests", True), ("totals", False)])
+def test_a_registration_with_the_kubelet_restores_what_pods_need_at_once(mode, restored):
+    scene = Scene(publish_capacity=mode)
+    published = threading.Semaphore(0)
+    scene.cluster.on_call = lambda call: call.method == "publish_capacity" and published.release()
+    running = threading.Thread(target=scene.registrar.run)
+    running.start()
+    assert published.acquire(timeout=20)
+    names = scene.cluster.nodes["n1"].capacity
+    scene.cluster.put_node(replace(scene.cluster.nodes["n1"], capacity=dict.fromkeys(names, "0")))
+    scene.registrar.recheck()
+    assert published.acquire(timeout=20 if restored else 0.2) is restored
+    scene.registrar.stop()
+    scene.inventory.close()
+    running.join(20)
+    assert not running.is_alive()
 
 
 # ---- the annotation of nodes without a node lock

@@ -1,0 +1,77 @@
+"""Publishes the sums of the node's devices in the status of the node: for Kueue, autoscalers and kube-state-metrics.
+
+No pod requests a name with ``total-``, so nobody enforces it. The names that pods request are another matter: a kubelet
+ignores those that its node lacks, and fails pods that exceed those that it has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+
+from hami.codec.keys import CAPACITY
+from hami.codec.policies import parse_list
+from hami.errors import MalformedInput
+from hami.kube.cluster import Cluster
+from hami.model import Node, Pod
+from hami.plugin.flags import OFF, REQUESTS
+from hami.quantity import INT32_MAX, rounded_up
+from hami.state.inventories import devices_on
+from hami.vendors.capacity import device_sums, total_name
+from hami.vendors.shares import read_allocation
+from hami.vendors.spec import Vendor
+
+log = logging.getLogger(__name__)
+
+
+def publish_capacity(cluster: Cluster, node: Node, vendor: Vendor, mode: str) -> None:
+    """Makes the status of *node* show the sums of the devices that it registers, unless it does.
+
+    *mode*: ``off``, ``totals`` or ``requests``. Names that were published and no longer are to be, are removed; those
+    of others stay. Raises: ClusterError, MalformedInput.
+    """
+    devices, _ = devices_on(vendor, node)
+    wanted: dict[str, int] = {}
+    if devices and mode != OFF:
+        sums = device_sums(vendor.resources, devices)
+        wanted = {total_name(name): amount for name, amount in sums.items()}
+        if mode == REQUESTS:
+            offered = {device.uuid for device in devices if device.healthy and not device.cordoned}
+            wanted |= with_bound(sums, vendor, offered, cluster.pods_on(node.name))
+    earlier = set(parse_list(node.annotations.get(CAPACITY)) or ())
+    texts: dict[str, str | None] = dict.fromkeys(sorted((earlier - wanted.keys()) & node.capacity.keys()))
+    texts |= {name: str(amount) for name, amount in wanted.items()
+              if not all(_shows(status, name, amount) for status in (node.capacity, node.allocatable))}
+    names = ",".join(sorted(wanted)) or None
+    edits = {CAPACITY: names} if node.annotations.get(CAPACITY) != names else {}
+    if texts or edits:
+        cluster.publish_capacity(node.name, texts, edits)
+        log.info("node capacity published", extra={"node": node.name, "capacity": texts})
+
+
+def with_bound(sums: Mapping[str, int], vendor: Vendor, offered: Collection[str],
+               pods: Collection[Pod]) -> dict[str, int]:
+    """Returns *sums* with what the *pods* of the node request of devices that are not *offered* (uuids) any more, and
+    not below what they request together: otherwise the kubelet would fail the next pod."""
+    live = [pod for pod in pods if not pod.is_terminated]
+    elsewhere = [pod for pod in live if not _holds_only(pod, vendor, offered)]
+    return {name: max(amount + _requested(name, elsewhere), _requested(name, live)) for name, amount in sums.items()}
+
+
+def _requested(name: str, pods: Collection[Pod]) -> int:
+    """Returns what *pods* request: no less than what the kubelet counts, which adds up only containers that run at the
+    same time."""
+    return sum(rounded_up(container.requests.get(name, "0")) for pod in pods for container in pod.containers)
+
+
+def _holds_only(pod: Pod, vendor: Vendor, offered: Collection[str]) -> bool:
+    try:
+        allocation = read_allocation(pod, vendor, INT32_MAX)
+    except (KeyError, MalformedInput):
+        return False
+    return all(share.uuid in offered for shares in allocation for share in shares)
+
+
+def _shows(status: Mapping[str, str], name: str, amount: int) -> bool:
+    """Reports whether *status* has this amount. The API server writes ``1000`` as ``1k``."""
+    return name in status and rounded_up(status[name]) == amount

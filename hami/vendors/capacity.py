@@ -1,0 +1,29 @@
+"""The sums of a node's devices, for programs that count nodes by their capacity: queues and autoscalers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hami.model import Device
+from hami.vendors.resources import Resources
+
+
+def total_name(resource: str) -> str:
+    """Returns the name of the sum of *resource*, which no pod requests: ``nvidia.com/total-gpumem``."""
+    domain, slash, name = resource.rpartition("/")
+    return f"{domain}{slash}total-{name}"
+
+
+def capacity_names(resources: Resources) -> list[str]:
+    """Returns all names that may be published: the sums of memory and cores, and what pods request of them."""
+    names = [name for name in (resources.memory, resources.cores) if name]
+    return [*map(total_name, names), *names]
+
+
+def device_sums(resources: Resources, devices: Iterable[Device]) -> dict[str, int]:
+    """Returns memory and cores of the healthy *devices* that are not cordoned, by the resource and in the unit in which
+    pods request them."""
+    offered = [device for device in devices if device.healthy and not device.cordoned]
+    sums = {resources.memory: sum(device.memory_mib // max(resources.memory_factor, 1) for device in offered),
+            resources.cores: sum(device.cores for device in offered)}
+    return {name: amount for name, amount in sums.items() if name}

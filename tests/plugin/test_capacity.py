@@ -1,0 +1,143 @@
+"""The sums of its devices in the status of a node."""
+
+from dataclasses import replace
+
+import pytest
+from pytest import param
+
+from hami.codec.device_config import chart_config
+from hami.codec.keys import CAPACITY, CORDON
+from hami.errors import ClusterError
+from hami.model import Node
+from hami.plugin.capacity import publish_capacity
+from hami.state.inventories import devices_on
+from hami.vendors.capacity import total_name
+from hami.vendors.entry_points import full_catalog
+from hami.vendors.request import requests_devices
+from tests.builders import NVIDIA, container, gpu, node, nvidia, pod
+from tests.fake_cluster import FakeCluster
+from tools.policies import render_managed_resources, render_match_conditions
+
+MEMORY, CORES = "nvidia.com/gpumem", "nvidia.com/gpucores"
+TOTAL_MEMORY, TOTAL_CORES = map(total_name, (MEMORY, CORES))
+ALLOCATED = NVIDIA.annotations.allocated
+CARDS = gpu("GPU-a", memory_mib=1000), gpu("GPU-b", memory_mib=3000, cores=150)
+
+
+def published(*devices, mode="totals", vendor=NVIDIA, pods=(), before=(), annotations=None):
+    """Returns the capacity of a node with *devices* after two rounds, of which the second writes nothing."""
+    made = node("n1", *devices, annotations=annotations)
+    cluster = FakeCluster(nodes=[replace(made, capacity=dict(before), allocatable=dict(before))], pods=pods)
+    for _ in range(2):
+        publish_capacity(cluster, cluster.node("n1"), vendor, mode)
+    after = cluster.nodes["n1"]
+    assert after.capacity == after.allocatable
+    assert len(cluster.calls_of("publish_capacity")) <= 1
+    assert set(filter(None, after.annotations.get(CAPACITY, "").split(","))) >= after.capacity.keys() - dict(before)
+    return dict(after.capacity)
+
+
+def bound(name="p", memory=0, cores=0, uuid="GPU-a", **fields):
+    """A pod on the node that requests these amounts, and holds a device."""
+    annotations = {ALLOCATED: f"{uuid},NVIDIA,{memory},{cores}:;"} if uuid else {}
+    return pod(container(requests={MEMORY: memory, CORES: cores}), name=name, node_name="n1",
+               **{"annotations": annotations} | fields)
+
+
+@pytest.mark.parametrize("devices, annotations, memory, cores", [
+    param(CARDS, {}, 4000, 250, id="all"),
+    param((CARDS[0], replace(CARDS[1], healthy=False)), {}, 1000, 100, id="healthy ones"),
+    param(CARDS, {CORDON: "GPU-a"}, 3000, 150, id="without a cordoned one"),
+    param(CARDS, {CORDON: "GPU-a,GPU-b"}, 0, 0, id="all are cordoned"),
+])
+def test_totals_are_the_sums_of_what_is_offered(devices, annotations, memory, cores):
+    assert published(*devices, annotations=annotations) == {TOTAL_MEMORY: str(memory), TOTAL_CORES: str(cores)}
+
+
+def test_amounts_have_the_unit_and_the_names_of_requests():
+    vendor = nvidia(memory_factor=1000, resource_memory_name="example.com/mem", resource_core_name="")
+    assert published(*CARDS, gpu("GPU-c", memory_mib=999), vendor=vendor) == {"example.com/total-mem": "4"}
+
+
+def test_a_node_that_shows_them_already_is_not_written():
+    """The API server writes 4000 as 4k."""
+    before = {TOTAL_MEMORY: "4k", TOTAL_CORES: "250"}
+    names = ",".join(sorted(before))
+    cluster = FakeCluster(nodes=[replace(node("n1", *CARDS, annotations={CAPACITY: names}), capacity=before,
+                                         allocatable=before)])
+    publish_capacity(cluster, cluster.node("n1"), NVIDIA, "totals")
+    assert not cluster.calls_of("publish_capacity")
+
+
+def test_what_a_kubelet_has_reset_is_restored():
+    zero = {TOTAL_MEMORY: "0", TOTAL_CORES: "0"}
+    assert published(*CARDS, before=zero) == {TOTAL_MEMORY: "4000", TOTAL_CORES: "250"}
+
+
+@pytest.mark.parametrize("mode, devices", [("off", CARDS), ("totals", ())], ids=["switched off", "without devices"])
+def test_names_that_were_published_are_removed_and_others_stay(mode, devices):
+    before = {TOTAL_MEMORY: "4000", MEMORY: "4000", CORES: "7", "cpu": "8"}
+    made = replace(node("n1", *devices, annotations={CAPACITY: f"{MEMORY},{TOTAL_CORES},{TOTAL_MEMORY}"}),
+                   capacity=before, allocatable=before)
+    cluster = FakeCluster(nodes=[made])
+    publish_capacity(cluster, cluster.node("n1"), NVIDIA, mode)
+    assert cluster.nodes["n1"].capacity == {CORES: "7", "cpu": "8"}
+    assert CAPACITY not in cluster.nodes["n1"].annotations
+
+
+def test_switched_off_nothing_is_written():
+    assert published(*CARDS, mode="off", before={MEMORY: "1"}) == {MEMORY: "1"}
+
+
+def test_requests_also_have_the_names_that_pods_request():
+    assert published(*CARDS, mode="requests", pods=[bound(memory=800)]) == {
+        MEMORY: "4000", CORES: "250", TOTAL_MEMORY: "4000", TOTAL_CORES: "250"}
+
+
+@pytest.mark.parametrize("pods, memory", [
+    param([], 3000, id="nothing bound"),
+    param([bound(memory=800)], 3800, id="bound there"),
+    param([bound(memory=800, uuid="GPU-b")], 3000, id="bound on another"),
+    param([bound(memory=800, uuid="GPU-gone")], 3800, id="bound on one that is gone"),
+    param([bound(memory=800, uuid="")], 3800, id="without an allocation"),
+    param([bound(memory=800, annotations={ALLOCATED: "?,"})], 3800, id="with a malformed allocation"),
+    param([bound(memory=0)], 3000, id="without an amount"),
+    param([bound(memory=800, phase="Succeeded")], 3000, id="ended"),
+    param([bound("p", 900), bound("q", 2500, uuid="GPU-b")], 3900, id="both"),
+    param([bound("q", 5000, uuid="GPU-b")], 5000, id="more than there is"),
+])
+def test_what_is_bound_on_an_unhealthy_device_leaves_room_for_the_others(pods, memory):
+    """The kubelet compares the sum of all requests with the capacity."""
+    devices = replace(CARDS[0], healthy=False), CARDS[1]
+    after = published(*devices, mode="requests", pods=pods)
+    assert after[MEMORY] == str(memory)
+    assert after[TOTAL_MEMORY] == "3000"
+
+
+def test_a_failure_is_an_error():
+    cluster = FakeCluster(nodes=[node("n1", *CARDS)])
+    cluster.fail("publish_capacity", ClusterError("no right", 403))
+    with pytest.raises(ClusterError):
+        publish_capacity(cluster, cluster.node("n1"), NVIDIA, "totals")
+
+
+def test_a_node_without_an_inventory_gets_nothing():
+    cluster = FakeCluster(nodes=[Node(name="n1", annotations={NVIDIA.annotations.register: "?"})])
+    publish_capacity(cluster, cluster.node("n1"), NVIDIA, "totals")
+    assert not cluster.calls_of("publish_capacity")
+
+
+def test_a_total_is_no_request():
+    """Neither of a pod, nor in what kube-scheduler ignores: it counts the name itself, should a pod request it."""
+    catalog = full_catalog(chart_config())
+    names = {name for vendor in catalog for name in vendor.resources.names}
+    assert not names & {TOTAL_MEMORY, TOTAL_CORES}
+    assert not requests_devices(catalog, [container(limits={TOTAL_MEMORY: 1, TOTAL_CORES: 1})])
+    assert "total-" not in render_managed_resources(catalog) + render_match_conditions(catalog)
+
+
+def test_an_inventory_is_the_same_with_sums_in_the_capacity():
+    made = node("n1", *CARDS)
+    shown = replace(made, capacity=dict.fromkeys((TOTAL_MEMORY, TOTAL_CORES, MEMORY, CORES), "7"))
+    for vendor in full_catalog(chart_config()):
+        assert devices_on(vendor, shown) == devices_on(vendor, made)
