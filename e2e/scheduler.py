@@ -55,6 +55,15 @@ class Certificates:
 
     def renew(self) -> None:
         """Creates a new key and certificate in the same files, each replaced atomically."""
+        self._issue(self.cert_file, self.key_file, ExtendedKeyUsageOID.SERVER_AUTH)
+
+    def client(self) -> tuple[Path, Path]:
+        """Returns the files of a new certificate and its key, for a client."""
+        files = self.cert_file.with_name("client.crt"), self.key_file.with_name("client.key")
+        self._issue(*files, ExtendedKeyUsageOID.CLIENT_AUTH)
+        return files
+
+    def _issue(self, cert_file: Path, key_file: Path, usage: x509.ObjectIdentifier) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SCHEDULER)])
         certificate = builder(name, self._ca_name, key.public_key()).add_extension(
@@ -63,12 +72,12 @@ class Certificates:
                 x509.DNSName(self._service)]), critical=False).add_extension(
             x509.BasicConstraints(ca=False, path_length=None), critical=True).add_extension(
             key_usage(signs_certificates=False), critical=True).add_extension(
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False).add_extension(
+            x509.ExtendedKeyUsage([usage]), critical=False).add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(self._ca_key.public_key()), critical=False)
-        replace_file(self.key_file, key.private_bytes(
+        replace_file(key_file, key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
         signed = certificate.sign(self._ca_key, hashes.SHA256())
-        replace_file(self.cert_file, signed.public_bytes(serialization.Encoding.PEM))
+        replace_file(cert_file, signed.public_bytes(serialization.Encoding.PEM))
 
 
 def builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

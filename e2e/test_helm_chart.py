@@ -365,6 +365,15 @@ def test_values_name_priority_classes_and_a_label_of_nodes_can_be_removed(helm: 
         assert pod["priorityClassName"] == "mine" and pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
 
 
+def test_a_secret_admits_clients_with_a_certificate(helm: Helm) -> None:
+    pod = by_name(helm, scheduler={"extender": {"clientCASecret": "hami-clients"}})[
+        "Deployment/hami-scheduler"]["spec"]["template"]["spec"]
+    extender = pod["containers"][1]
+    assert "--client-ca-file=/client-ca/ca.crt" in extender["command"]
+    assert {"name": "client-ca", "mountPath": "/client-ca", "readOnly": True} in extender["volumeMounts"]
+    assert {"name": "client-ca", "secret": {"secretName": "hami-clients"}} in pod["volumes"]
+
+
 def test_runbooks_are_places_below_the_address_of_the_files(helm: Helm) -> None:
     found = by_name(helm, prometheus={"enabled": True, "docs": "https://example.com/blob/main/"})
     rules = [rule for group in found["PrometheusRule/hami"]["spec"]["groups"] for rule in group["rules"]]

@@ -32,12 +32,12 @@ DEFAULTS = Settings()
 _RESOURCE = Value("name", parse_resource_name)
 
 LISTENING = (
-    Flag("--http_bind", ADDRESS, "Address of /webhook, /filter, /preempt, /bind and health; :PORT means all "
+    Flag("--http_bind", ADDRESS, "Address of /webhook, /filter, /simulate, /preempt, /bind and health; :PORT means all "
          "addresses."),
     Flag("--cert_file", FILE, "Certificate (PEM); with --key_file, the address serves HTTPS. Reloaded when it "
          "changes."),
     Flag("--key_file", FILE, "Private key of the certificate (PEM)."),
-    Flag("--client-ca-file", FILE, "CA (PEM) of the clients that may call /filter, /preempt and /bind at "
+    Flag("--client-ca-file", FILE, "CA (PEM) of the clients that may call /filter, /simulate, /preempt and /bind at "
          "--http_bind; without it, these are served on loopback addresses only: see --extender-bind-address."),
     Flag("--self-signed-cert-dir", FILE, "Serve HTTPS with a self-signed certificate instead of --cert_file and "
          "--key_file. It is kept in this directory, which must be writable and private to this replica (an emptyDir). "

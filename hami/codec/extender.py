@@ -85,10 +85,10 @@ def render_filter(names: Sequence[str] | None, failed: Mapping[str, str] | None 
                                 "FailedAndUnresolvableNodes": unresolvable or None, "Error": error})
 
 
-def render_simulation(node: bytes | None, failed: Mapping[str, str]) -> bytes:
-    """ExtenderFilterResult with the chosen node's whole object, as received."""
-    nodes = {"metadata": {}, "items": [msgspec.Raw(node)]} if node is not None else None
-    return render_filter(None, failed, nodes=nodes)
+def render_simulation(nodes: Sequence[bytes], failed: Mapping[str, str]) -> bytes:
+    """ExtenderFilterResult with the whole objects of the *nodes* that remain, as received."""
+    items = {"metadata": {}, "items": [msgspec.Raw(node) for node in nodes]}
+    return render_filter(None, failed, nodes=items if nodes else None)
 
 
 def render_priorities(scores: Mapping[str, int]) -> bytes:

@@ -15,10 +15,12 @@ from hami.model import Device
 from hami.quantity import parse_integer
 
 NODE_TEMPLATE = "hami.io/node-template"
+VENDOR = "NVIDIA"
+"""The vendor of the devices in the catalog."""
 _SHAPE = re.compile(r"([0-9]+)x([0-9]+)\.([0-9]+)\.([0-9]+)\.(.+)")
 
 
-def parse_node_template(text: str, vendor: str) -> tuple[Device, ...]:
+def parse_node_template(text: str) -> tuple[Device, ...]:
     """Devices in the label :data:`NODE_TEMPLATE`.
 
     Shape: ``‹count›x‹MiB›.‹slots›.‹cores›.‹model›``; memory, slots and cores are those of one device, and the model has
@@ -29,7 +31,7 @@ def parse_node_template(text: str, vendor: str) -> tuple[Device, ...]:
     if found is None or count is None or memory_mib is None or slots is None or cores is None:
         raise MalformedInput(NODE_TEMPLATE, text, "expected ‹count›x‹MiB›.‹slots›.‹cores›.‹model›")
     check_number(NODE_TEMPLATE, text, count)
-    return tuple(Device(uuid=f"GPU-template-{index}", vendor=vendor, model=found[5].replace("_", " "), slots=slots,
+    return tuple(Device(uuid=f"GPU-template-{index}", vendor=VENDOR, model=found[5].replace("_", " "), slots=slots,
                         memory_mib=memory_mib, cores=cores, index=index) for index in range(count))
 
 

@@ -31,7 +31,7 @@ def template_node(settings: PluginSettings, model: str, count: int, memory_mib: 
     snapshot, vendor = InventorySnapshot(0, cards), vendors(settings.devices)[VENDOR]
     registered = devices(snapshot, settings)
     label = render_node_template(registered[0], count)
-    parse_node_template(label, VENDOR)
+    parse_node_template(label)
     sums = device_sums(vendor.resources, registered)
     amounts = {vendor.resources.count: sum(device.slots for device in registered), **sums,
                **{total_name(name): amount for name, amount in sums.items()}}

@@ -11,7 +11,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import flask
@@ -22,6 +22,7 @@ from hami import __version__
 from hami.codec import admission, extender
 from hami.codec.admission import Review
 from hami.errors import HamiError, MalformedInput, NodeLocked
+from hami.model import Node, Pod
 from hami.scheduler.admit import Admitter, Denied
 from hami.scheduler.bind import Binder
 from hami.scheduler.filter import NodeFilter
@@ -130,6 +131,12 @@ def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds:
         return _verb("prioritize", FILTER_LIMIT, lambda body: _prioritize(verbs.node_filter, body),
                      _abstain, observe)
 
+    @blueprint.post("/simulate")
+    def simulate() -> flask.Response:
+        """Scheduler extender of an autoscaler: names all nodes that the pod fits. Nothing is reserved."""
+        return _verb("simulate", FILTER_LIMIT, lambda body: _simulate(verbs.node_filter, is_started, body),
+                     lambda text, code: extender.render_filter(None, error=text), observe)
+
     @blueprint.post("/preempt")
     def preempt() -> flask.Response:
         """Scheduler extender: names the nodes where evictions would make room for the pod's devices, too."""
@@ -182,9 +189,7 @@ def _filter(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tupl
     if not is_started(START_TIMEOUT_S):
         return extender.render_filter(None, error="the scheduler's caches are not filled yet"), "error"
     if args.nodes is not None:
-        filtered = node_filter.simulate(args.pod, [node for node, _ in args.nodes])
-        chosen = next((raw for node, raw in args.nodes if node.name == filtered.chosen), None)
-        return extender.render_simulation(chosen, filtered.failed), "ok" if chosen else "refused"
+        return _simulate_on(node_filter, args.pod, args.nodes)
     filtered = node_filter.filter(args.pod, args.names)
     answer = extender.render_filter(filtered.names, filtered.failed, unresolvable=filtered.unresolvable)
     return answer, "refused" if filtered.failed or filtered.unresolvable else "ok"
@@ -194,6 +199,21 @@ def _prioritize(node_filter: NodeFilter, body: bytes) -> tuple[bytes, str]:
     args = extender.parse_filter(body)
     names = [node.name for node, _ in args.nodes] if args.nodes is not None else args.names
     return extender.render_priorities(node_filter.prioritize(args.pod, names or ())), "ok"
+
+
+def _simulate(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tuple[bytes, str]:
+    args = extender.parse_filter(body)
+    if args.nodes is None:
+        raise MalformedInput("Nodes", "", "missing: the extender needs nodeCacheCapable: false")
+    if not is_started(START_TIMEOUT_S):
+        raise NodeLocked("the scheduler's caches are not filled yet")
+    return _simulate_on(node_filter, args.pod, args.nodes)
+
+
+def _simulate_on(node_filter: NodeFilter, pod: Pod, nodes: Sequence[tuple[Node, bytes]]) -> tuple[bytes, str]:
+    filtered = node_filter.simulate(pod, [node for node, _ in nodes])
+    fitting = [raw for node, raw in nodes if node.name not in filtered.failed]
+    return extender.render_simulation(fitting, filtered.failed), "ok" if fitting else "refused"
 
 
 def _preempt(preemption_filter: PreemptionFilter, body: bytes) -> tuple[bytes, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,12 +15,14 @@ from hami.scheduler.metrics import Metrics
 from hami.scheduling.node_order import TO_CHOOSE_FROM, has_no_policy, kube_chooses
 from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal, describe, summarize
 from hami.state.store import Store
+from hami.vendors.inventory import with_template
 
 log = logging.getLogger(__name__)
 
 LEADERSHIP_TIMEOUT_S = 5.0  # a filter waits for this long until this replica leads
 UNREGISTERED = "node unregistered"
 MAX_PRIORITY = 10  # MaxExtenderPriority of kube-scheduler
+MAX_SIMULATED = 5000  # nodes of a simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class NodeFilter:
         self._events = events
         self._leadership = leadership
         self._metrics = metrics
+        self._simulation = threading.Lock()  # one at a time: more would only take the interpreter from filters
 
     def filter(self, pod: Pod, names: Sequence[str] | None) -> Filtered:
         """Chooses one of the nodes *names* and reserves devices there; all nodes remain if *pod* requests none.
@@ -80,15 +84,22 @@ class NodeFilter:
                 for name, score in zip(names, scores)}
 
     def simulate(self, pod: Pod, nodes: Sequence[Node]) -> Filtered:
-        """Returns the answer of :meth:`filter` for a cluster of *nodes* that are idle. Nothing is reserved or written.
+        """Returns all of the *nodes* that *pod* fits now. Nothing is reserved or written.
 
-        Raises: HamiError.
+        Nodes that are known are as they are; others are idle, with the devices that they register or that the label of
+        their group tells. What is reserved for *pod* counts as free.
+        Raises: HamiError; MalformedInput for more than MAX_SIMULATED nodes.
         """
-        view, names = self._cache.idle_view().what_if(nodes=nodes), [node.name for node in nodes]
-        if (refusal := view.refuse(pod, names)) is None:
-            return Filtered(None, {})
-        choice = view.choose(pod, names)
-        return Filtered([choice.node] if choice else None, _failed(refusal), choice.node if choice else None)
+        if len(nodes) > MAX_SIMULATED:
+            raise MalformedInput("Nodes", len(nodes), f"expected at most {MAX_SIMULATED} nodes")
+        names = [node.name for node in nodes]
+        with self._simulation:
+            known_names = set(self._cache.nodes.names())
+            fresh = [made for node in nodes
+                     if (made := with_template(self._cache.vendors, node)) is not node or node.name not in known_names]
+            refusal = self._cache.view().what_if(without=[pod.ref.uid], nodes=fresh).refuse(pod, names)
+        failed = _failed(refusal) if refusal is not None else {}
+        return Filtered([name for name in names if name not in failed], failed)
 
     def _refused(self, pod: Pod, refusal: Refusal) -> Filtered:
         for reason in {reason for unfit, _ in refusal.groups for reason, _ in unfit.reasons}:

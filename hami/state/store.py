@@ -183,14 +183,6 @@ class Store:
                 reserved={ref.uid: ref for ref in self.reservations.refs()}, quotas=self.quotas.by_namespace(),
                 problems=self.nodes.problems(), locks=self.nodes.locks()))
 
-    def idle_view(self) -> View:
-        """Returns a view without nodes, in which namespaces use what they use: that of a cluster that might be."""
-        with self._lock:
-            table, quotas = self._table.copy(), self.quotas.by_namespace()
-        for name in list(table.nodes):
-            table.remove_node(name)
-        return View(table, Facts(vendors=self.vendors, policies=self.policies, quotas=quotas))
-
     def version(self) -> tuple[int, ...]:
         """Returns numbers of which one increases with every change of what can be read here."""
         with self._lock:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from hami.codec.keys import CORDON
+from hami.codec.node_template import NODE_TEMPLATE, VENDOR, parse_node_template
 from hami.codec.policies import parse_list
-from hami.codec.register import check_number, parse_devices, parse_pair_scores
+from hami.codec.register import check_number, parse_devices, parse_pair_scores, render_devices_json
 from hami.errors import MalformedInput
 from hami.model import Device, Node
 from hami.quantity import INT32_MAX, rounded_up
@@ -56,6 +57,20 @@ def registered(vendor: Vendor, node: Node, *, parse: Callable[[str, str, str], S
         scores = parse_pair_scores(PAIR_SCORES, pairs)
         devices = tuple(replace(device, pair_scores=scores.get(device.uuid, {})) for device in devices)
     return devices
+
+
+def with_template(vendors: Iterable[Vendor], node: Node) -> Node:
+    """Returns *node* as it will be once its device plugin has registered the devices that its label tells; as it is if
+    it has registered some, or the label cannot be read."""
+    text = node.labels.get(NODE_TEMPLATE)
+    register = next((vendor.annotations.register for vendor in vendors if vendor.key == VENDOR), "")
+    if not text or not register or register in node.annotations:
+        return node
+    try:
+        devices = parse_node_template(text)
+    except MalformedInput:
+        return node
+    return replace(node, annotations={**node.annotations, register: render_devices_json(devices)})
 
 
 def counted(word: str, *, slots: int, memory_mib: int, cores: int,

@@ -196,10 +196,13 @@ def test_any_bind_is_read_or_malformed(data):
     param(render_filter([]),
           '{"Nodes":null,"NodeNames":[],"FailedNodes":null,"FailedAndUnresolvableNodes":null,"Error":""}',
           id="no names"),
-    param(render_simulation(b'{"a": 1}', {}),
+    param(render_simulation([b'{"a": 1}'], {}),
           '{"Nodes":{"metadata":{},"items":[{"a": 1}]},"NodeNames":null,"FailedNodes":null,'
           '"FailedAndUnresolvableNodes":null,"Error":""}', id="chosen"),
-    param(render_simulation(None, {"n1": "node unregistered"}), '{"Nodes":null,"NodeNames":null,"FailedNodes":'
+    param(render_simulation([b'{"a": 1}', b'{"b":2}'], {}),
+          '{"Nodes":{"metadata":{},"items":[{"a": 1},{"b":2}]},"NodeNames":null,"FailedNodes":null,'
+          '"FailedAndUnresolvableNodes":null,"Error":""}', id="two"),
+    param(render_simulation([], {"n1": "node unregistered"}), '{"Nodes":null,"NodeNames":null,"FailedNodes":'
           '{"n1":"node unregistered"},"FailedAndUnresolvableNodes":null,"Error":""}', id="none"),
     param(render_preemption({}), '{"NodeNameToMetaVictims":{}}', id="veto"),
     param(render_preemption({"n1": Victims((Victim("u"),), 1)}),

@@ -12,9 +12,9 @@ from tests.builders import gpu
 def test_a_label_tells_equal_devices(model):
     device = gpu("GPU-template-0", model=model, slots=4, memory_mib=65535, cores=150)
     text = render_node_template(device, 3)
-    assert [(made.uuid, made.index) for made in parse_node_template(text, "NVIDIA")] == [
+    assert [(made.uuid, made.index) for made in parse_node_template(text)] == [
         (f"GPU-template-{index}", index) for index in range(3)]
-    assert parse_node_template(text, "NVIDIA")[0] == device
+    assert parse_node_template(text)[0] == device
 
 
 @pytest.mark.parametrize("text", [
@@ -23,7 +23,7 @@ def test_a_label_tells_equal_devices(model):
 ])
 def test_other_labels_are_refused(text):
     with pytest.raises(MalformedInput, match="hami.io/node-template"):
-        parse_node_template(text, "NVIDIA")
+        parse_node_template(text)
 
 
 @pytest.mark.parametrize("model", [param("A/100", id="a character"), param("A" * 60, id="too long"),

@@ -50,7 +50,7 @@ def test_a_node_is_as_the_device_plugin_registers_it(args, settings):
     assert int(slots) == 2 * settings.get("device_split_count", 10)
     assert made["status"]["capacity"] == node.capacity
     read = read_inventory(NVIDIA, node)
-    assert parse_node_template(made["metadata"]["labels"][NODE_TEMPLATE], "NVIDIA") == tuple(
+    assert parse_node_template(made["metadata"]["labels"][NODE_TEMPLATE]) == tuple(
         replace(device, numa=0) for device in read)
 
 

@@ -52,6 +52,12 @@ def web():
     return Web()
 
 
+def wire_node(name, memory):
+    registered = render_devices_json((gpu(memory_mib=memory),))
+    return {"metadata": {"name": name, "annotations": {NVIDIA.annotations.register: registered}},
+            "status": {"allocatable": {"nvidia.com/gpu": "10"}}, "spec": {"unknown": True}}
+
+
 LIMITS = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000", "nvidia.com/gpucores": "10"}
 POD = {"metadata": {"name": "pod1", "namespace": "default", "uid": "uid-pod1"},
        "spec": {"containers": [{"name": "c", "resources": {"limits": LIMITS}}]}}
@@ -65,14 +71,9 @@ VICTIMS = {"n1": {"Pods": [{"UID": "u1"}], "NumPDBViolations": 1},
            "n2": {"Pods": [{"UID": "u2"}], "NumPDBViolations": 0}}
 BODIES = {"/webhook": REVIEW, "/filter": {"Pod": POD, "Nodes": None, "NodeNames": ["n1"]}, "/bind": BIND,
           "/prioritize": {"Pod": POD, "Nodes": None, "NodeNames": ["n1"]},
+          "/simulate": {"Pod": POD, "Nodes": {"items": [wire_node("new", 4000)]}, "NodeNames": None},
           "/preempt": {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": VICTIMS}}
 VETO = {"NodeNameToMetaVictims": {}}
-
-
-def wire_node(name, memory):
-    registered = render_devices_json((gpu(memory_mib=memory),))
-    return {"metadata": {"name": name, "annotations": {NVIDIA.annotations.register: registered}},
-            "status": {"allocatable": {"nvidia.com/gpu": "10"}}, "spec": {"unknown": True}}
 
 
 # filter and bind
@@ -138,6 +139,31 @@ def test_scores_that_cannot_be_given_leave_the_choice_to_kube_scheduler(web, cap
     assert web.post("/prioritize", b"[]") == []
     assert web.observed == [("prioritize", "error")]
     assert [record.message for record in caplog.records] == ["nodes not scored"]
+
+
+@pytest.mark.parametrize("path", ["/simulate", "/filter"])
+def test_a_simulation_returns_all_nodes_that_fit(web, path):
+    nodes = [wire_node("small", 500), *(wire_node(f"large-{number}", 4000) for number in range(40))]
+    answer = web.post(path, {"Pod": POD, "Nodes": {"items": nodes}, "NodeNames": None})
+    assert answer == EMPTY | {"Nodes": {"metadata": {}, "items": nodes[1:]},
+                              "FailedNodes": {"small": "1/1 CardInsufficientMemory"}}
+    assert web.replica.cache.reservations.unbound() == 0 and web.observed == [(path[1:], "ok")]
+
+
+@pytest.mark.parametrize(("body", "problem"), [
+    (b"", "EOF"), ({"Pod": POD, "NodeNames": ["n1"]}, "the extender needs nodeCacheCapable: false"),
+    ({"Pod": POD, "Nodes": {"items": [wire_node("n", 1)] * 5001}}, "expected at most 5000 nodes"),
+    ({"Nodes": {"items": []}}, "missing pod")], ids=["empty", "names", "many", "no pod"])
+def test_a_simulation_that_cannot_be_made_is_an_error(web, body, problem):
+    answer = web.post("/simulate", body)
+    assert problem in answer["Error"] and answer["Nodes"] is None
+    assert web.observed == [("simulate", "error")]
+
+
+def test_nothing_is_simulated_before_the_caches_are_filled():
+    web = Web(started=False)
+    answer = web.post("/simulate", BODIES["/simulate"])
+    assert answer == EMPTY | {"Error": "the scheduler's caches are not filled yet"}
 
 
 def test_preempt_keeps_nodes_with_their_victims_as_they_came(web):
@@ -360,7 +386,7 @@ def test_a_filter_of_a_large_cluster_is_accepted(web):
 
 # untrusted clients
 
-@pytest.mark.parametrize("path", ["/filter", "/preempt", "/bind", "/reservations/u"])
+@pytest.mark.parametrize("path", ["/filter", "/simulate", "/preempt", "/bind", "/reservations/u"])
 def test_untrusted_clients_may_not_use_the_extender(web, path):
     method = web.client.get if path.startswith("/res") else web.client.post
     answer = method(path, data=json.dumps(BODIES.get(path, {})), environ_overrides=STRANGER)

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from hami.codec.keys import ASSIGNED_NODE
+from hami.codec.node_template import NODE_TEMPLATE
 from hami.errors import MalformedInput, NodeLocked
 from hami.model import NodePreference, NodeRequirement
 from hami.scheduling.node_order import TO_CHOOSE_FROM
 from hami.state.reservations import Rejected
 from hami.state.view import Policies
-from tests.builders import NVIDIA, gpu, gpus, node, pod
+from tests.builders import NVIDIA, content, gpu, gpus, node, pod, quota
 from tests.scheduler.replicas import cards, holding, replica
 
 
@@ -180,5 +181,66 @@ SIMULATED = node("sim", gpu("GPU-0", memory_mib=8192, model="NVIDIA-A100"))
 def test_a_simulation_leaves_no_trace(memory, nodes, chosen, failed):
     scheduler = replica(leads=False)
     found = scheduler.node_filter.simulate(pod(gpus(1, memory=memory, cores=20)), nodes)
-    assert (found.chosen, found.failed) == (chosen, failed)
+    assert (found.names, found.failed) == ([chosen] if chosen else [], failed)
     assert scheduler.events == [] and scheduler.fake.calls == [] and scheduler.cache.reservations.unbound() == 0
+
+
+TEMPLATE = replace(node("new"), labels={NODE_TEMPLATE: "2x46068.10.100.NVIDIA_A40"})
+
+
+def test_a_simulation_knows_the_usage_of_real_nodes_and_makes_up_the_others():
+    """Of a node that is known, the scheduler believes its watch: its device plugin may be dead, or its pods bound."""
+    scheduler = replica(cards("full", {}), cards("free", {}), node("bare"), pods=[
+        holding("a", "full", "GPU-full-0,NVIDIA,46068,100:;")])
+    sent = [cards("full", {}), cards("free", {"memory_mib": 1}), cards("idle", {}), TEMPLATE, node("bare")]
+    found = scheduler.node_filter.simulate(pod(gpus(1, memory=40_000, cores=0)), sent)
+    assert found.names == ["free", "idle", "new"]
+    assert found.failed == {"full": "1/1 CardInsufficientMemory", "bare": "node unregistered"}
+
+
+@pytest.mark.parametrize(("sent", "fits"), [
+    (node("bare"), False), (cards("bare", {}), False), (replace(TEMPLATE, name="bare"), True),
+    (replace(cards("bare", {"healthy": False}), labels=TEMPLATE.labels), False)],
+    ids=["nothing", "registered by an annotation that the watch does not have", "label", "label and annotation"])
+def test_a_real_node_that_has_not_registered_counts_by_its_label_only(sent, fits):
+    """So an autoscaler does not add another one while its device plugin starts."""
+    scheduler = replica(node("bare"))
+    assert (scheduler.node_filter.simulate(pod(gpus()), [sent]).names == ["bare"]) is fits
+
+
+@pytest.mark.parametrize("label", ["", "8", "257x1.1.1.T4", "1x1.1.1"])
+def test_a_label_that_cannot_be_read_tells_no_devices(label):
+    found = replica().node_filter.simulate(pod(gpus()), [replace(TEMPLATE, labels={NODE_TEMPLATE: label})])
+    assert found.failed == {"new": "node unregistered"}
+
+
+def test_a_simulation_counts_quotas_and_frees_what_the_pod_itself_has_reserved():
+    scheduler = replica(cards("n1", {}))
+    asked = pod(gpus(1, memory=40_000, cores=0))
+    scheduler.filter(asked)
+    assert scheduler.node_filter.simulate(asked, [cards("n1", {})]).names == ["n1"]
+    other = pod(gpus(1, memory=40_000, cores=0), name="other")
+    assert scheduler.node_filter.simulate(other, [cards("n1", {})]).names == []
+    scheduler.cache.quotas.upsert(quota(gpumem=50_000))
+    assert scheduler.node_filter.simulate(other, [TEMPLATE]).failed == {"new": "2/2 ResourceQuotaNotFit"}
+    assert scheduler.node_filter.simulate(asked, [TEMPLATE]).names == ["new"]
+
+
+def test_a_pod_without_devices_fits_all_nodes_of_a_simulation():
+    assert replica().node_filter.simulate(pod(gpus(0)), [TEMPLATE, node("x")]).names == ["new", "x"]
+
+
+def test_a_simulation_has_a_limit():
+    with pytest.raises(MalformedInput, match="expected at most 5000 nodes"):
+        replica().node_filter.simulate(pod(gpus()), [TEMPLATE] * 5001)
+
+
+def test_fifty_templates_change_nothing():
+    scheduler = replica(cards("n1", {}, {}), cards("n2", {}), pods=[holding("a", "n1", "GPU-n1-0,NVIDIA,40000,0:;")])
+    scheduler.filter(pod(gpus(1, memory=1000)))
+    asked = pod(gpus(1, memory=30_000), name="asked")
+    sent = [replace(TEMPLATE, name=f"new-{number}") for number in range(50)] + [cards("n1", {})]
+    before = content(scheduler.cache), scheduler.cache.version(), scheduler.cache.nodes.names()
+    found = scheduler.node_filter.simulate(asked, sent)
+    assert len(found.names) == 51
+    assert (content(scheduler.cache), scheduler.cache.version(), scheduler.cache.nodes.names()) == before

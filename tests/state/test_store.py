@@ -511,10 +511,10 @@ def test_a_quota_counts_only_the_pods_in_its_scopes():
 
 # simulation
 
-def test_a_simulation_sees_idle_nodes_and_reserves_nothing():
+def test_a_simulation_sees_more_nodes_and_reserves_nothing():
     cache = SmallStore()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,8000,100:;"))
-    view = cache.idle_view().what_if(nodes=[node("m", gpu("GPU-0", memory_mib=8000)), node("x")])
+    view = cache.view().what_if(nodes=[node("m", gpu("GPU-0", memory_mib=8000)), node("x")])
     asked = pod(gpus(1, memory=8000))
     assert view.choose(asked, ["m", "x"]).node == "m" and view.refuse(asked, ["m", "x"]).unknown == ("x",)
     assert cache.reservations.unbound() == 0 and "m" not in device_usage(cache)

@@ -200,6 +200,11 @@
 {{- if .v.legacyMetrics -}}{{- $flags = append $flags (list "legacy-metrics" true) -}}{{- end -}}
 {{- range $flags -}}{{- include "hami.flag" (list $extender (index . 0) (index . 1)) -}}{{- end -}}
 {{- $_ := set $extender "command" (concat $extender.command ($s.extender.extraArgs | default list)) -}}
+{{- with $s.extender.clientCASecret -}}
+{{- include "hami.flag" (list $extender "client-ca-file" "/client-ca/ca.crt") -}}
+{{- $_ := set $extender "volumeMounts" (append $extender.volumeMounts (dict "name" "client-ca" "mountPath" "/client-ca" "readOnly" true)) -}}
+{{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "client-ca" "secret" (dict "secretName" .))) -}}
+{{- end -}}
 {{- with $s.nodeLockExpire -}}{{- include "hami.env" (list $extender (dict "HAMI_NODELOCK_EXPIRE" .)) -}}{{- end -}}
 {{- $_ := set (index $extender.ports 1) "containerPort" (splitList ":" $s.metricsBindAddress | last | int) -}}
 {{- with $s.service.httpTargetPort -}}
