@@ -7,17 +7,17 @@ ignores those that its node lacks, and fails pods that exceed those that it has.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from hami.codec.keys import CAPACITY
 from hami.codec.policies import parse_list
 from hami.errors import MalformedInput
 from hami.kube.cluster import Cluster
-from hami.model import Node, Pod
+from hami.model import Device, Node, Pod
 from hami.plugin.flags import OFF, REQUESTS
 from hami.quantity import INT32_MAX, rounded_up
 from hami.state.inventories import devices_on
-from hami.vendors.capacity import device_sums, total_name
+from hami.vendors.capacity import device_sums, offered_devices, total_name
 from hami.vendors.shares import read_allocation
 from hami.vendors.spec import Vendor
 
@@ -36,8 +36,7 @@ def publish_capacity(cluster: Cluster, node: Node, vendor: Vendor, mode: str) ->
         sums = device_sums(vendor.resources, devices)
         wanted = {total_name(name): amount for name, amount in sums.items()}
         if mode == REQUESTS:
-            offered = {device.uuid for device in devices if device.healthy and not device.cordoned}
-            wanted |= with_bound(sums, vendor, offered, cluster.pods_on(node.name))
+            wanted |= with_bound(sums, vendor, offered_devices(devices), cluster.pods_on(node.name))
     earlier = set(parse_list(node.annotations.get(CAPACITY)) or ())
     texts: dict[str, str | None] = dict.fromkeys(sorted((earlier - wanted.keys()) & node.capacity.keys()))
     texts |= {name: str(amount) for name, amount in wanted.items()
@@ -49,13 +48,15 @@ def publish_capacity(cluster: Cluster, node: Node, vendor: Vendor, mode: str) ->
         log.info("node capacity published", extra={"node": node.name, "capacity": texts})
 
 
-def with_bound(sums: Mapping[str, int], vendor: Vendor, offered: Collection[str],
+def with_bound(sums: Mapping[str, int], vendor: Vendor, offered: Sequence[Device],
                pods: Collection[Pod]) -> dict[str, int]:
-    """Returns *sums* with what the *pods* of the node request of devices that are not *offered* (uuids) any more, and
-    not below what they request together: otherwise the kubelet would fail the next pod."""
-    live = [pod for pod in pods if not pod.is_terminated]
-    elsewhere = [pod for pod in live if not _holds_only(pod, vendor, offered)]
-    return {name: max(amount + _requested(name, elsewhere), _requested(name, live)) for name, amount in sums.items()}
+    """Returns *sums* with what the *pods* of the node request of devices that are not *offered* any more, and not below
+    what they request together: otherwise the kubelet would fail the next pod."""
+    live, uuids = [pod for pod in pods if not pod.is_terminated], {device.uuid for device in offered}
+    elsewhere = [pod for pod in live if not _holds_only(pod, vendor, uuids)]
+    rounding = {vendor.resources.cores: sum(device.slots for device in offered if device.is_partitioned)}  # seven of 15
+    return {name: max(amount + rounding.get(name, 0) + _requested(name, elsewhere), _requested(name, live))
+            for name, amount in sums.items()}
 
 
 def _requested(name: str, pods: Collection[Pod]) -> int:

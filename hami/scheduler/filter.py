@@ -94,10 +94,10 @@ class NodeFilter:
             raise MalformedInput("Nodes", len(nodes), f"expected at most {MAX_SIMULATED} nodes")
         names = [node.name for node in nodes]
         with self._simulation:
-            known_names = set(self._cache.nodes.names())
-            fresh = [made for node in nodes
-                     if (made := with_template(self._cache.vendors, node)) is not node or node.name not in known_names]
-            refusal = self._cache.view().what_if(without=[pod.ref.uid], nodes=fresh).refuse(pod, names)
+            known_names, view = set(self._cache.nodes.names()), self._cache.view()
+            fresh = [made for node in nodes if not view.usages(node.name) and (
+                (made := with_template(view.vendors, node)) is not node or node.name not in known_names)]
+            refusal = view.what_if(without=[pod.ref.uid], nodes=fresh).refuse(pod, names)
         failed = _failed(refusal) if refusal is not None else {}
         return Filtered([name for name in names if name not in failed], failed)
 

@@ -20,10 +20,14 @@ def capacity_names(resources: Resources) -> list[str]:
     return [*map(total_name, names), *names]
 
 
+def offered_devices(devices: Iterable[Device]) -> list[Device]:
+    """Returns the *devices* that are healthy and not cordoned."""
+    return [device for device in devices if device.healthy and not device.cordoned]
+
+
 def device_sums(resources: Resources, devices: Iterable[Device]) -> dict[str, int]:
-    """Returns memory and cores of the healthy *devices* that are not cordoned, by the resource and in the unit in which
-    pods request them."""
-    offered = [device for device in devices if device.healthy and not device.cordoned]
+    """Returns memory and cores of the `offered_devices`, by the resource and in the unit in which pods request them."""
+    offered = offered_devices(devices)
     sums = {resources.memory: sum(device.memory_mib // max(resources.memory_factor, 1) for device in offered),
             resources.cores: sum(device.cores for device in offered)}
     return {name: amount for name, amount in sums.items() if name}

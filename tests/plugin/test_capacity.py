@@ -114,6 +114,13 @@ def test_what_is_bound_on_an_unhealthy_device_leaves_room_for_the_others(pods, m
     assert after[TOTAL_MEMORY] == "3000"
 
 
+def test_cores_of_mig_instances_are_rounded_up():
+    """Seven pods with 15 of 100 cores share one device."""
+    device = gpu("GPU-a", memory_mib=1000, mode="mig", slots=7)
+    after = published(device, mode="requests")
+    assert int(after[CORES]) >= 7 * 15 and after[TOTAL_CORES] == "100"
+
+
 def test_a_failure_is_an_error():
     cluster = FakeCluster(nodes=[node("n1", *CARDS)])
     cluster.fail("publish_capacity", ClusterError("no right", 403))

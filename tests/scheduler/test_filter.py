@@ -208,6 +208,13 @@ def test_a_real_node_that_has_not_registered_counts_by_its_label_only(sent, fits
     assert (scheduler.node_filter.simulate(pod(gpus()), [sent]).names == ["bare"]) is fits
 
 
+def test_a_real_node_that_has_registered_counts_as_it_is_though_an_older_state_of_it_was_sent():
+    scheduler = replica(cards("n1", {}), pods=[holding("a", "n1", "GPU-n1-0,NVIDIA,46068,100:;")])
+    sent = replace(TEMPLATE, name="n1")
+    assert scheduler.node_filter.simulate(pod(gpus(1, memory=1)), [sent]).failed == {
+        "n1": "1/1 CardInsufficientMemory"}
+
+
 @pytest.mark.parametrize("label", ["", "8", "257x1.1.1.T4", "1x1.1.1"])
 def test_a_label_that_cannot_be_read_tells_no_devices(label):
     found = replica().node_filter.simulate(pod(gpus()), [replace(TEMPLATE, labels={NODE_TEMPLATE: label})])
