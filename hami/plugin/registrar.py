@@ -31,7 +31,7 @@ LOCK_FREE_S = 1.0
 """The same while it is not known yet whether the node is lock-free, and during RECHECK_S."""
 RECHECK_S = 10.0
 """Seconds after a registration with the kubelet in which the node is read each second: a kubelet that has lost its
-state sets the capacity of its node to 0, which then fails pods."""
+state may set the capacity of its node to 0, which then fails pods."""
 RETRY_S = 5.0
 """Seconds until the next attempt after a failure."""
 
