@@ -1,25 +1,28 @@
-"""Gangs of Kubernetes itself (alpha in 1.36): all of a group's pods are placed, or none, and those wait without harm."""
+"""Gangs of Kubernetes itself: all of a group's pods are placed or none, and those that wait do no harm to others."""
 
 import time
 
 import pytest
 
-from e2e import audit
+from e2e import audit, binaries
 from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, fake_node, gpus
 from e2e.pods import pod
 from e2e.scheduler import Certificates, Scheduler, install, wait_for_webhook
 
-GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/default/podgroups"
-GATES = {"kubeFeatureGates": "GenericWorkload=true,GangScheduling=true",
-         "kubeRuntimeConfig": "scheduling.k8s.io/v1alpha2=true"}
+GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
+GATES = {"kubeFeatureGates": "GenericWorkload=true", "kubeRuntimeConfig": "scheduling.k8s.io/v1beta1=true"}
+FIRST = (1, 37)  # the version of Kubernetes with this API
 ROUNDS = 4
 
 
 @pytest.fixture(scope="module")
 def kube(tmp_path_factory):
     """A control plane that knows gangs, with a node of seven cards."""
+    version = binaries.find().kube_version
+    if tuple(map(int, version.removeprefix("v").split(".")[:2])) < FIRST:
+        pytest.skip(f"gangs need Kubernetes 1.37, this is {version}")
     with LocalCluster.started(durable=False, options=GATES) as cluster:
         certificates = Certificates(tmp_path_factory.mktemp("tls"))
         scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
@@ -55,7 +58,7 @@ def whole_card(name, group=""):
 
 def create_gang(kube, group, size):
     """Returns the names of the pods."""
-    kube.call("POST", GROUPS, {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {
+    kube.call("POST", GROUPS, {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "metadata": {
         "name": group}, "spec": {"schedulingPolicy": {"gang": {"minCount": size}}}})
     names = {f"{group}-{number}" for number in range(size)}
     for name in sorted(names):
