@@ -59,6 +59,11 @@ class Binaries:
     def __getitem__(self, program: str) -> Path:
         return self.paths[program]
 
+    @property
+    def minor(self) -> tuple[int, ...]:
+        """The minor version of Kubernetes, such as (1, 36)."""
+        return tuple(map(int, minor_of(self.kube_version).split(".")))
+
 
 @dataclass(frozen=True, slots=True)
 class Pins:

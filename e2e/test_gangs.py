@@ -20,9 +20,8 @@ ROUNDS = 4
 @pytest.fixture(scope="module")
 def kube(tmp_path_factory):
     """A control plane that knows gangs, with a node of seven cards."""
-    version = binaries.find().kube_version
-    if tuple(map(int, version.removeprefix("v").split(".")[:2])) < FIRST:
-        pytest.skip(f"gangs need Kubernetes 1.37, this is {version}")
+    if (programs := binaries.find()).minor < FIRST:
+        pytest.skip(f"gangs need Kubernetes 1.37, this is {programs.kube_version}")
     with LocalCluster.started(durable=False, options=GATES) as cluster:
         certificates = Certificates(tmp_path_factory.mktemp("tls"))
         scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()

@@ -177,6 +177,21 @@ def _upgrade(cluster: InspectedCluster) -> Iterator[Finding]:
                       "set policies.mode=deny when nobody needs a role any more")
 
 
+def _device_classes(cluster: InspectedCluster) -> Iterator[Finding]:
+    """Yields DeviceClasses for which kube-scheduler, from Kubernetes 1.36 on, looks for resources that nodes lack."""
+    for name, resource in sorted(cluster.record.installation.device_classes.items()):
+        for vendor in cluster.vendors:
+            others = [other for other in (vendor.resources.memory, vendor.resources.cores) if other]
+            lacking = [node for node in cluster.record.nodes if vendor.key in cluster.view.usages(node.name)
+                       and not all(other in node.allocatable for other in others)]
+            if resource in vendor.resources.names and lacking:
+                yield Finding(
+                    "DeviceClassTakesResource", f"device class {name}", f"it stands for {resource}, so from Kubernetes "
+                    f"1.36 on, pods that also request {' or '.join(others)} do not get to "
+                    f"{counted(len(lacking), 'node')}, where kube-scheduler cannot fit these",
+                    "take extendedResourceName from the class, or set --publish-capacity=requests of the device plugin")
+
+
 def _age(cluster: InspectedCluster, unix: int) -> float:
     """Returns the seconds from *unix* to the record; 0 if *unix* is unknown."""
     return (cluster.record.taken - datetime.fromtimestamp(unix, UTC)).total_seconds() if 0 < unix < _MAX_UNIX else 0.0
@@ -184,4 +199,4 @@ def _age(cluster: InspectedCluster, unix: int) -> float:
 
 _CHECKS: tuple[Callable[[InspectedCluster], Iterator[Finding]], ...] = (
     _overcommitted, _unreadable_allocations, _unreadable_inventories, _unreadable_objects, _missing_devices, _locks,
-    _reservations, _allocations, _upgrade)
+    _reservations, _allocations, _upgrade, _device_classes)

@@ -1,4 +1,4 @@
-"""The installation of HAMi in a cluster, as far as an upgrade from HAMi's own chart changes it.
+"""The installation of HAMi in a cluster, as far as an upgrade from HAMi's own chart changes it, and what disturbs it.
 
 Such an upgrade has two steps. After the first, the scheduler counts what HAMi's scheduler writes on pods, HAMi's device
 plugins keep their rights, and the policies only warn; the second ends that.
@@ -6,8 +6,8 @@ plugins keep their rights, and the policies only warn; the second ends that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -36,12 +36,23 @@ class SchedulerDeployment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
     """The state of an upgrade. *plugins*: nodes that have or get a device plugin. *outdated_plugins*: those of them
-    whose plugin has not been replaced. *warning_policies*: those that do not refuse."""
+    whose plugin has not been replaced. *warning_policies*: those that do not refuse. *device_classes*: the extended
+    resources that DeviceClasses stand for, by their names."""
 
     schedulers: tuple[SchedulerDeployment, ...] = ()
     plugins: int = 0
     outdated_plugins: int = 0
     warning_policies: tuple[str, ...] = ()
+    device_classes: Mapping[str, str] = field(default_factory=dict)
+
+
+class _DeviceClassSpec(msgspec.Struct, rename="camel"):
+    extended_resource_name: str | None = None
+
+
+class _DeviceClass(msgspec.Struct):
+    metadata: ObjectMeta = ObjectMeta()
+    spec: _DeviceClassSpec = msgspec.field(default_factory=_DeviceClassSpec)
 
 
 class _Container(msgspec.Struct):
@@ -97,6 +108,7 @@ class _PolicyBinding(msgspec.Struct):
 
 
 _WORKLOAD = msgspec.json.Decoder(_Workload)
+_DEVICE_CLASS = msgspec.json.Decoder(_DeviceClass)
 _POLICY_BINDING = msgspec.json.Decoder(_PolicyBinding)
 
 
@@ -131,6 +143,16 @@ def parse_warning_policy(raw: msgspec.Raw) -> str | None:
     spec = decode("policy binding", _POLICY_BINDING, raw).spec
     is_warning = spec.policy_name.startswith(POLICY_PREFIX) and "Deny" not in (spec.validation_actions or ())
     return spec.policy_name if is_warning else None
+
+
+def parse_device_class(raw: msgspec.Raw) -> tuple[str, str] | None:
+    """Returns the name of a DeviceClass and the extended resource that it stands for; ``None`` if it does for none.
+
+    Raises: MalformedInput.
+    """
+    device_class = decode("device class", _DEVICE_CLASS, raw)
+    resource = device_class.spec.extended_resource_name
+    return (device_class.metadata.name, resource) if resource else None
 
 
 def _is_flag(word: str) -> bool:

@@ -17,7 +17,7 @@ from hami.codec.pods import parse_pod
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
 from hami.inspect.cluster import ClusterRecord, SchedulingEvent, UnreadableObject, catalog_of, selection_keys
 from hami.inspect.installation import (
-    DEVICE_PLUGINS, SCHEDULERS, Installation, parse_plugins, parse_scheduler, parse_warning_policy,
+    DEVICE_PLUGINS, SCHEDULERS, Installation, parse_device_class, parse_plugins, parse_scheduler, parse_warning_policy,
 )
 from hami.inspect.manifests import TEMPLATE_KINDS
 from hami.kube.pages import ObjectMeta, Requester, parse_meta, read_list
@@ -177,8 +177,9 @@ class Reader:
         plugins = self._few("daemonsets", _APPS, DEVICE_PLUGINS, parse_plugins)
         policies = self._few("validatingadmissionpolicybindings", "/apis/admissionregistration.k8s.io/v1", "",
                              parse_warning_policy)
+        classes = self._few("deviceclasses", "/apis/resource.k8s.io/v1", "", parse_device_class)
         return Installation(
-            schedulers=tuple(schedulers), plugins=sum(nodes for nodes, _ in plugins),
+            device_classes=dict(classes), schedulers=tuple(schedulers), plugins=sum(nodes for nodes, _ in plugins),
             outdated_plugins=sum(outdated for _, outdated in plugins), warning_policies=tuple(sorted(set(policies))))
 
     def _few(self, resource: str, group: str, label: str, parse: Callable[[msgspec.Raw], T | None]) -> list[T]:
@@ -196,7 +197,7 @@ class Reader:
         except NotFound:  # an API server without this resource
             return []
         except MissingRight as error:
-            self.note(f"{error}; an unfinished upgrade may go unnoticed")
+            self.note(f"{error}; findings about the installation may be missing")
         return [value for value in parsed.values() if value is not None]
 
     def workloads(self, namespace: str, take: Callable[[Any, str], object]) -> None:

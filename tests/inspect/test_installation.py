@@ -10,7 +10,7 @@ import pytest
 from hami.inspect.audit import audit
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.installation import (
-    Installation, SchedulerDeployment, parse_plugins, parse_scheduler, parse_warning_policy,
+    Installation, SchedulerDeployment, parse_device_class, parse_plugins, parse_scheduler, parse_warning_policy,
 )
 from hami.inspect.read import Reader
 from hami.inspect.snapshot import parse_snapshot, render_snapshot
@@ -102,6 +102,26 @@ def test_what_is_left_is_found(state, rule, texts, remedy):
 ], ids=["nothing", "ours in a rollout", "HAMi's alone"])
 def test_what_is_finished(state):
     assert audit(InspectedCluster(replace(record([]), installation=state))) == []
+
+
+CLASS = {"metadata": {"name": "gpu.nvidia.com"}, "spec": {"extendedResourceName": "nvidia.com/gpu"}}
+
+
+@pytest.mark.parametrize("item, parsed", [
+    (CLASS, ("gpu.nvidia.com", "nvidia.com/gpu")), (CLASS | {"spec": {}}, None), ({"metadata": {"name": "x"}}, None)])
+def test_device_classes(item, parsed):
+    assert parse_device_class(raw(item)) == parsed
+
+
+@pytest.mark.parametrize(("resource", "allocatable", "lack"), [
+    ("nvidia.com/gpu", {}, "1 node"), ("nvidia.com/gpu", {"nvidia.com/gpumem": "0"}, "1 node"),
+    ("nvidia.com/gpu", {"nvidia.com/gpumem": "0", "nvidia.com/gpucores": "0"}, ""), ("example.com/gpu", {}, "")])
+def test_a_device_class_that_takes_a_resource_is_found(resource, allocatable, lack):
+    of = FakeApi([node("n1")], others={"deviceclasses": [CLASS | {"spec": {"extendedResourceName": resource}}]})
+    of.nodes[0]["status"]["allocatable"] |= allocatable
+    shown = hami("audit", of=of)
+    assert ("DeviceClassTakesResource: device class gpu.nvidia.com: " in shown.stdout) is bool(lack)
+    assert f"nvidia.com/gpumem or nvidia.com/gpucores do not get to {lack}" in shown.stdout or not lack
 
 
 def cluster():
