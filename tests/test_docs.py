@@ -162,8 +162,8 @@ REASONS = {reason.value for reason in Reason}
 CLASSES = {node.name for tree in CODE for node in tree.body if isinstance(node, ast.ClassDef)}
 ALERTS = {rule["alert"] for group in GROUPS for rule in group["rules"] if "alert" in rule}
 KUBERNETES = {"FailedScheduling", "GenericWorkload", "UnexpectedAdmissionError", "CreateContainerConfigError",
-              "CreateContainerError", "PreStartContainer", "ResourceQuota", "ServiceMonitor", "DaemonSet", "ValidatingAdmissionPolicy",
-              "ScheduleAnyway", "ServiceAccountTokenPodNodeInfo"}
+              "CreateContainerError", "PreStartContainer", "ResourceQuota", "ServiceMonitor", "DaemonSet",
+              "ValidatingAdmissionPolicy", "ScheduleAnyway", "ServiceAccountTokenPodNodeInfo"}
 """Words of Kubernetes and its operators that stand between back-ticks."""
 
 

@@ -1,16 +1,19 @@
-"""Pods of manifests, as ``kubectl apply`` would take them: bare, or made by Deployments, Jobs and their kind."""
+"""Pods of manifests, as ``kubectl apply`` would take them: bare, or made by Deployments, Jobs and their kind, or by the
+workloads of JobSet, LeaderWorkerSet, Ray, the Kubeflow trainers and Kueue."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from hami.codec.documents import convert, parse_yaml_documents
 from hami.codec.pods import convert_pod
 from hami.errors import HamiError, MalformedInput
+
+T = TypeVar("T")
 
 MAX_PODS = 100_000  # of one workload
 
@@ -55,12 +58,70 @@ class _CronJob(msgspec.Struct):
     spec: _CronJobSpec
 
 
+class _PodGroup(msgspec.Struct, rename="camel"):
+    """Pods of one template in a larger workload. *num_of_hosts*: pods of each replica, for Ray."""
+
+    template: _Template
+    name: str = ""
+    group_name: str = ""
+    replicas: _COUNT = None
+    count: _COUNT = None
+    num_of_hosts: _COUNT = None
+
+    @property
+    def pods(self) -> int:
+        return _or_one(self.replicas) * _or_one(self.num_of_hosts)
+
+
+class _RaySpec(msgspec.Struct, rename="camel"):
+    head_group_spec: _PodGroup
+    worker_group_specs: list[_PodGroup] = []
+
+
+class _RayOwnerSpec(msgspec.Struct, rename="camel"):
+    """The specification of a RayJob or a RayService, which contain that of a cluster."""
+
+    ray_cluster_spec: _RaySpec | None = None
+    ray_cluster_config: _RaySpec | None = None
+
+
+class _ReplicatedJob(msgspec.Struct):
+    name: str
+    template: _Workload
+    replicas: _COUNT = None
+
+
+class _JobSetSpec(msgspec.Struct, rename="camel"):
+    replicated_jobs: list[_ReplicatedJob]
+
+
+class _LeaderWorkerTemplate(msgspec.Struct, rename="camel"):
+    worker_template: _Template
+    leader_template: _Template | None = None
+    size: _COUNT = None
+
+
+class _LeaderWorkerSpec(msgspec.Struct, rename="camel"):
+    leader_worker_template: _LeaderWorkerTemplate
+    replicas: _COUNT = None
+
+
+class _KueueSpec(msgspec.Struct, rename="camel"):
+    pod_sets: list[_PodGroup]
+
+
+class _Spec(msgspec.Struct):
+    spec: dict[str, Any]
+
+
 class _ListManifest(msgspec.Struct):
     items: list[dict[str, Any]]
 
 
 _REPLICATED = ("Deployment", "ReplicaSet", "StatefulSet", "ReplicationController")
-KINDS = ("Pod", *_REPLICATED, "Job", "CronJob")
+_TRAINERS = ("PyTorchJob", "TFJob", "MPIJob", "JAXJob", "XGBoostJob", "PaddleJob")
+KINDS = ("Pod", *_REPLICATED, "Job", "CronJob", "JobSet", "LeaderWorkerSet", "RayCluster", "RayJob", "RayService",
+         *_TRAINERS, "Workload")
 """Kinds of which it is known how many pods run."""
 TEMPLATE_KINDS = (
     "CronJob", "Job", "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "ReplicationController", "Pod")
@@ -95,8 +156,10 @@ def read_manifests(text: str, source: str) -> tuple[list[PodSource], list[str]]:
     others: list[str] = []
     for place, document in read_documents(text, source):
         manifest = convert(document, _Manifest, _namer(place))
-        if manifest.kind in KINDS:
+        if manifest.kind in ("Pod", "Job", "CronJob", *_REPLICATED):
             sources.append(pod_source(document, place))
+        elif manifest.kind in KINDS:
+            sources += _grouped(document, manifest, place)
         else:
             others.append(f"{manifest.kind.lower()}/{manifest.metadata.name}")
     if not sources:
@@ -133,7 +196,56 @@ def pod_source(document: Any, place: str) -> PodSource:
             template, count = _running(convert(document, _CronJob, name).spec.job_template.spec)
         case _:
             spec = convert(document, _Workload, name).spec
-            template, count = spec.template, 1 if spec.replicas is None else spec.replicas
+            template, count = spec.template, _or_one(spec.replicas)
+    return _source(manifest, "", template, count, place)
+
+
+def _grouped(document: Any, manifest: _Manifest, place: str) -> list[PodSource]:
+    """Returns each group of pods of a workload that has several. Raises: MalformedInput."""
+    name, groups = _namer(place), list[tuple[str, _Template, int]]()
+    match manifest.kind:
+        case "JobSet":
+            for job in _spec_of(document, _JobSetSpec, name).replicated_jobs:
+                template, count = _running(job.template.spec)
+                groups.append((job.name, template, count * _or_one(job.replicas)))
+        case "LeaderWorkerSet":
+            lws = _spec_of(document, _LeaderWorkerSpec, name)
+            templates, replicas = lws.leader_worker_template, _or_one(lws.replicas)
+            groups = [("leader", templates.leader_template or templates.worker_template, replicas),
+                      ("worker", templates.worker_template, replicas * max(0, _or_one(templates.size) - 1))]
+        case "RayCluster" | "RayJob" | "RayService":
+            ray = _spec_of(document, _RaySpec, name) if manifest.kind == "RayCluster" else None
+            if ray is None:
+                owner = _spec_of(document, _RayOwnerSpec, name)
+                ray = owner.ray_cluster_spec or owner.ray_cluster_config
+            if ray is not None:  # else the job runs in a cluster that exists
+                groups = [("head", ray.head_group_spec.template, 1),
+                          *((group.group_name, group.template, group.pods) for group in ray.worker_group_specs)]
+        case "Workload":
+            sets = _spec_of(document, _KueueSpec, name).pod_sets
+            groups = [(group.name or "main", group.template, _or_one(group.count)) for group in sets]
+        case _:
+            for key, specs in convert(document, _Spec, name).spec.items():
+                if key.endswith("ReplicaSpecs"):
+                    roles = convert(specs, dict[str, _PodGroup], _below(name, f"spec.{key}"))
+                    groups += [(role.lower(), group.template, group.pods) for role, group in roles.items()]
+    return [_source(manifest, group, template, count, place) for group, template, count in groups if count]
+
+
+def _spec_of(document: Any, type: type[T], name: Any) -> T:
+    return convert(convert(document, _Spec, name).spec, type, _below(name, "spec"))
+
+
+def _below(name: Any, field: str) -> Any:
+    return lambda path: name(f"{field}.{path}" if path else field)
+
+
+def _or_one(count: int | None) -> int:
+    return 1 if count is None else count
+
+
+def _source(manifest: _Manifest, group: str, template: _Template, count: int, place: str) -> PodSource:
+    """Returns the pods of *group*, empty if the workload has only one. Raises: MalformedInput."""
     if count > MAX_PODS:
         raise MalformedInput(place, count, f"expected at most {MAX_PODS} pods")
     meta = {key: value for key, value in (template.metadata or {}).items() if key in ("annotations", "labels")}
@@ -143,12 +255,13 @@ def pod_source(document: Any, place: str) -> PodSource:
     except MalformedInput as error:
         raise MalformedInput(place, "", error.problem, message=f"{place}: {error}") from error
     own = manifest.metadata
-    return PodSource(manifest.kind, own.name or own.generate_name or "unnamed", own.namespace, count, pod)
+    title = "/".join(filter(None, (own.name or own.generate_name or "unnamed", group)))
+    return PodSource(manifest.kind, title, own.namespace, count, pod)
 
 
 def _running(job: _WorkloadSpec) -> tuple[_Template, int]:
     """Returns the pod of a Job, and how many run at a time."""
-    parallelism = 1 if job.parallelism is None else job.parallelism
+    parallelism = _or_one(job.parallelism)
     return job.template, parallelism if job.completions is None else min(parallelism, job.completions)
 
 

@@ -36,6 +36,41 @@ def test_what_makes_pods(kind, spec, count):
         assert source.pod["metadata"] == {"annotations": {"a": "b"}, "labels": {"l": "m"}}
 
 
+GROUP = {"template": TEMPLATE}
+RAY = {"headGroupSpec": GROUP, "workerGroupSpecs": [
+    {**GROUP, "groupName": "gpus", "replicas": 2, "numOfHosts": 4}, {**GROUP, "groupName": "none", "replicas": 0}]}
+RAY_PODS = {"head": 1, "gpus": 8}
+
+
+@pytest.mark.parametrize("kind, spec, counts", [
+    ("JobSet", {"replicatedJobs": [
+        {"name": "driver", "template": {"spec": GROUP}},
+        {"name": "workers", "replicas": 2, "template": {"spec": {**GROUP, "parallelism": 4, "completions": 3}}}]},
+     {"driver": 1, "workers": 6}),
+    ("LeaderWorkerSet", {"replicas": 3, "leaderWorkerTemplate": {"size": 4, "workerTemplate": TEMPLATE}},
+     {"leader": 3, "worker": 9}),
+    ("LeaderWorkerSet", {"leaderWorkerTemplate": {"workerTemplate": TEMPLATE, "leaderTemplate": TEMPLATE}},
+     {"leader": 1}),
+    ("RayCluster", RAY, RAY_PODS), ("RayJob", {"entrypoint": "x", "rayClusterSpec": RAY}, RAY_PODS),
+    ("RayService", {"rayClusterConfig": RAY}, RAY_PODS),
+    ("PyTorchJob", {"nprocPerNode": "1", "pytorchReplicaSpecs": {"Master": GROUP, "Worker": {**GROUP, "replicas": 3}}},
+     {"master": 1, "worker": 3}),
+    ("MPIJob", {"mpiReplicaSpecs": {"Launcher": GROUP, "Worker": {**GROUP, "replicas": 2}}},
+     {"launcher": 1, "worker": 2}),
+    ("Workload", {"queueName": "q", "podSets": [{**GROUP, "name": "main", "count": 5}, {**GROUP, "name": "b"}]},
+     {"main": 5, "b": 1})])
+def test_groups_of_pods(kind, spec, counts):
+    sources, others = read(manifest(kind, spec, namespace="team"))
+    assert {source.name.removeprefix("x/"): source.count for source in sources} == counts and others == []
+    assert all(source.pod["spec"] == SPEC and source.namespace == "team" for source in sources)
+    assert {source.title for source in sources} == {f"{kind.lower()}/x/{name}" for name in counts}
+
+
+def test_a_ray_job_in_a_cluster_that_exists_makes_no_pods():
+    sources, _ = read(manifest("RayJob", {"clusterSelector": {"a": "b"}}), manifest("Pod", SPEC))
+    assert [source.kind for source in sources] == ["Pod"]
+
+
 def test_several_documents_and_lists():
     pod = manifest("Pod", SPEC, "a")
     sources, others = read(pod, {"kind": "List", "items": [manifest("Pod", SPEC, "b"), pod]}, None,
@@ -61,6 +96,10 @@ def test_a_pod_without_a_name():
     ("kind: Pod\nspec: {containers: [{name: 3}]}", r"f.yaml: document 1: pod: .*containers\[0\].name"),
     ("kind: Pod\nspec: {containers: []}\n---\nkind: Pod\nspec: {containers: x}", "f.yaml: document 2: pod: "),
     ("kind: List\nitems: [{kind: Pod}]", r"f.yaml: document 1: items\[0\]: spec: missing"),
+    ("kind: JobSet\nspec: {}", "f.yaml: document 1: spec.replicatedJobs: missing"),
+    ("kind: RayCluster\nspec: {headGroupSpec: {}}", "document 1: spec.headGroupSpec.template: missing"),
+    ("kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {template: 3}}}",
+     "document 1: spec.pytorchReplicaSpecs.*: expected"),
     ("kind: Service", "f.yaml: nothing in it makes pods; expected Pod, Deployment"), ("", "nothing in it makes pods"),
 ])
 def test_errors_name_file_document_and_field(text, said):
