@@ -245,8 +245,11 @@ class Table:
     def rank(self) -> Array:
         """Returns, for each row, the position of its node in the order of names."""
         if not self._is_ranked:
-            for position, name in enumerate(sorted(self.rows)):
-                self._ranks[self.rows[name]] = position
+            # new texts and numbers lie beside each other in memory: each filter looks all of them up
+            names = [name.encode().decode() for name in sorted(self.rows)]
+            rows = numpy.array([self.rows[name] for name in names], dtype=numpy.intp)
+            self._ranks[rows] = numpy.arange(len(rows))
+            self.rows, self.names = dict(zip(names, rows.tolist())), dict(zip(rows.tolist(), names))
             self._is_ranked = True
         return self._ranks
 
