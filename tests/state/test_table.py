@@ -100,10 +100,12 @@ def test_a_table_that_is_kept_current_equals_one_that_is_made_at_once(rng, chang
         mirror.change(rng)
         if rng.random() < 0.3:
             mirror.table.refresh()
+            mirror.table.rank()
     table, fresh = mirror.table, mirror.fresh()
     assert {name: table.usages(name) for name in NAMES} == {name: fresh.usages(name) for name in NAMES}
     assert (table.bookings, table.usage_by_namespace()) == (fresh.bookings, fresh.usage_by_namespace())
-    assert set(table.nodes) == set(table.rows) == set(table.names.values()) == set(fresh.nodes)
+    assert set(table.nodes) == set(table.rows) == set(fresh.nodes)
+    assert {name: row for row, name in table.names.items()} == table.rows
     assert [name for _, name in sorted((table.rank()[row], name) for name,
                                        row in table.rows.items())] == sorted(table.nodes)
     for name, row in table.rows.items():
