@@ -178,7 +178,7 @@ def test_a_reflector_whose_sink_hangs_is_reported():
     blocked, released = threading.Event(), threading.Event()
 
     class Hanging:
-        def upsert(self, item):
+        def upsert(self, item, as_of):
             blocked.set()
             released.wait(20)
 
