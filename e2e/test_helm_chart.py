@@ -443,6 +443,8 @@ def test_new_names_of_resources_reach_every_object(rendered: dict[str, dict[str,
         for kind in ("MutatingWebhookConfiguration", "ValidatingAdmissionPolicy"):
             found = names_of(rendered["names of resources"], kind)
             assert f"'{new}'" in found and f"'{old}'" not in found
+        total = {"nvidia.com/gpumem": "'example.com/total-mem'"}.get(old, "")
+        assert total in found and "nvidia.com/total-gpumem" not in found
         found = names_of(rendered["names of resources"], "ConfigMap")
         assert f"name: {new}\n" in found.replace("\\n", "\n") and f"Name: {old}\n" not in found.replace("\\n", "\n")
 

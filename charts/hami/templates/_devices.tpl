@@ -139,7 +139,11 @@
 {{- define "hami.expression" -}}
 {{- $ctx := index . 0 -}}
 {{- $text := index . 1 -}}
-{{- range $old, $new := $ctx.renamed -}}{{- $text = replace (printf "'%s'" $old) (printf "'%s'" $new) $text -}}{{- end -}}
+{{- range $old, $new := $ctx.renamed -}}
+{{- $text = replace (printf "'%s'" $old) (printf "'%s'" $new) $text -}}
+{{- $old = regexReplaceAll "([^/]+)$" $old "total-${1}" -}}{{- $new = regexReplaceAll "([^/]+)$" $new "total-${1}" -}}
+{{- $text = replace (printf "'%s'" $old) (printf "'%s'" $new) $text -}}
+{{- end -}}
 {{- if or $ctx.dropped $ctx.added -}}
 {{- $found := regexFind `\br in \[[^\]]*\]` $text -}}
 {{- if $found -}}

@@ -287,7 +287,7 @@
 {{- end -}}
 {{- range $key, $object := .objects -}}
 {{- if eq $object.kind "ValidatingAdmissionPolicy" -}}
-{{- range $object.spec.matchConditions -}}{{- $_ := set . "expression" (include "hami.expression" (list $ctx .expression)) -}}{{- end -}}
+{{- range concat $object.spec.matchConditions $object.spec.validations -}}{{- $_ := set . "expression" (include "hami.expression" (list $ctx .expression)) -}}{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
