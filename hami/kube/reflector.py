@@ -4,8 +4,9 @@ Each object is decoded by itself, so one that cannot be read does not hide the o
 the objects. A watch that is late, drops an event or repeats one makes the sink late; the next list corrects it.
 
 When etcd is restored from a backup, resource versions go back. A watch that continues from a later version shows
-nothing, and once versions have grown again, nothing tells. But API servers are stopped for it: so a lost connection is
-followed by a list, and the sink learns when that began. What was seen before then is not later, whatever its version.
+nothing, and once versions have grown again, they do not show the restore. But API servers are stopped during a restore.
+So a lost connection is followed by a list, and the sink gets the time at which the list began. What the list shows
+replaces what was seen before that time, whatever the versions.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Sink(Protocol[In]):
 
     def upsert(self, item: In, as_of: float = -math.inf) -> object:
         """Takes *item*, which exists in this state, unless a later one has been seen. *as_of*: when the list began that
-        shows it (by the clock). What was seen before then is not later, whatever its version."""
+        shows it (by the clock): it replaces what was seen before that time, whatever the versions."""
 
     def remove(self, item: In) -> object:
         """Takes *item*, which has been deleted, in its last state."""
