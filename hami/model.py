@@ -6,7 +6,7 @@ This module contains no wire format and no scheduling rule.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -378,6 +378,21 @@ class Node:
     unschedulable: bool = False
 
 
+def selects(operator: str, values: Collection[str], value: str | None) -> bool:
+    """Reports whether *value* (``None``: there is none) is selected by a requirement of a label or scope selector; none
+    is by an operator that is not known. Source: k8s.io/apimachinery, pkg/labels/selector.go."""
+    match operator:
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class ScopeRequirement:
     """A scope of a ResourceQuota. *operator* and *values* matter for the scope PriorityClass only.
@@ -401,21 +416,9 @@ class ScopeRequirement:
             case "NotBestEffort":
                 return not pod.is_best_effort
             case "PriorityClass":
-                return self._selects(pod.priority_class)
+                return selects(self.operator, self.values, pod.priority_class or None)
             case "CrossNamespacePodAffinity":
                 return pod.crosses_namespaces
-        return False
-
-    def _selects(self, priority_class: str) -> bool:
-        match self.operator:
-            case "Exists":
-                return bool(priority_class)
-            case "DoesNotExist":
-                return not priority_class
-            case "In":
-                return bool(priority_class) and priority_class in self.values
-            case "NotIn":
-                return not priority_class or priority_class not in self.values
         return False
 
 

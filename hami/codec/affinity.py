@@ -77,13 +77,16 @@ def node_preferences(affinity: Affinity) -> tuple[NodePreference, ...]:
     left = MAX_REQUIREMENTS
     for weighted in (affinity.node_affinity and affinity.node_affinity.preferred) or ():
         term = weighted.preference or _NodeTerm()
-        requirements = (
-            *(NodeRequirement(item.key, item.operator, frozenset(item.values or ()))
-              for item in term.match_expressions or ()),
-            *(NodeRequirement("", item.operator, frozenset(item.values or ())) for item in term.match_fields or ()))
-        left -= len(requirements)
+        of_labels, of_names = term.match_expressions or [], term.match_fields or []
+        left -= len(of_labels) + len(of_names)
         if left < 0:
             break
+        requirements = (*(_requirement(item.key, item) for item in of_labels),
+                        *(_requirement("", item) for item in of_names))
         if requirements:  # an empty term has no effect
             preferences.append(NodePreference(weighted.weight, requirements))
     return tuple(preferences)
+
+
+def _requirement(key: str, item: _Expression) -> NodeRequirement:
+    return NodeRequirement(key, item.operator, frozenset(item.values or ()))

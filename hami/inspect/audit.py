@@ -180,11 +180,11 @@ def _upgrade(cluster: InspectedCluster) -> Iterator[Finding]:
 def _device_classes(cluster: InspectedCluster) -> Iterator[Finding]:
     """Yields DeviceClasses for which kube-scheduler, from Kubernetes 1.36 on, looks for resources that nodes lack."""
     for name, resource in sorted(cluster.record.installation.device_classes.items()):
-        for vendor in cluster.vendors:
+        for vendor in (vendor for vendor in cluster.vendors if resource in vendor.resources.names):
             others = [other for other in (vendor.resources.memory, vendor.resources.cores) if other]
             lacking = [node for node in cluster.record.nodes if vendor.key in cluster.view.usages(node.name)
                        and not all(other in node.allocatable for other in others)]
-            if resource in vendor.resources.names and lacking:
+            if lacking:
                 yield Finding(
                     "DeviceClassTakesResource", f"device class {name}", f"it stands for {resource}, so from Kubernetes "
                     f"1.36 on, pods that also request {' or '.join(others)} do not get to "

@@ -120,7 +120,8 @@ class _ListManifest(msgspec.Struct):
 
 _REPLICATED = ("Deployment", "ReplicaSet", "StatefulSet", "ReplicationController")
 _TRAINERS = ("PyTorchJob", "TFJob", "MPIJob", "JAXJob", "XGBoostJob", "PaddleJob")
-KINDS = ("Pod", *_REPLICATED, "Job", "CronJob", "JobSet", "LeaderWorkerSet", "RayCluster", "RayJob", "RayService",
+_SINGLE = ("Pod", *_REPLICATED, "Job", "CronJob")
+KINDS = (*_SINGLE, "JobSet", "LeaderWorkerSet", "RayCluster", "RayJob", "RayService",
          *_TRAINERS, "Workload")
 """Kinds of which it is known how many pods run."""
 TEMPLATE_KINDS = (
@@ -156,7 +157,7 @@ def read_manifests(text: str, source: str) -> tuple[list[PodSource], list[str]]:
     others: list[str] = []
     for place, document in read_documents(text, source):
         manifest = convert(document, _Manifest, _namer(place))
-        if manifest.kind in ("Pod", "Job", "CronJob", *_REPLICATED):
+        if manifest.kind in _SINGLE:
             sources.append(pod_source(document, place))
         elif manifest.kind in KINDS:
             sources += _grouped(document, manifest, place)
@@ -214,8 +215,10 @@ def _grouped(document: Any, manifest: _Manifest, place: str) -> list[PodSource]:
             groups = [("leader", templates.leader_template or templates.worker_template, replicas),
                       ("worker", templates.worker_template, replicas * max(0, _or_one(templates.size) - 1))]
         case "RayCluster" | "RayJob" | "RayService":
-            ray = _spec_of(document, _RaySpec, name) if manifest.kind == "RayCluster" else None
-            if ray is None:
+            ray: _RaySpec | None
+            if manifest.kind == "RayCluster":
+                ray = _spec_of(document, _RaySpec, name)
+            else:
                 owner = _spec_of(document, _RayOwnerSpec, name)
                 ray = owner.ray_cluster_spec or owner.ray_cluster_config
             if ray is not None:  # else the job runs in a cluster that exists

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hami.codec.keys import KUBE_POLICY, NODE_POLICY
 from hami.codec.policies import parse_node_policy
-from hami.model import NodePolicy, NodePreference, NodeRequirement, Pod
+from hami.model import NodePolicy, NodePreference, NodeRequirement, Pod, selects
 from hami.quantity import parse_integer
 
 Array = NDArray[Any]
@@ -84,18 +84,12 @@ def _mask(requirement: NodeRequirement, names: Sequence[str], labels: Labels) ->
 def matches(requirement: NodeRequirement, value: str | None) -> bool:
     """Reports whether a node whose label has *value* (``None``: it has none) meets *requirement*; none meets an invalid
     one."""
-    match requirement.operator:
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "In":
-            return value in requirement.values
-        case "NotIn":
-            return value not in requirement.values
-        case "Gt" | "Lt" if value is not None and len(requirement.values) == 1:
-            number, limit = (parse_integer(text, 64) for text in (value, *requirement.values))
-            if number is None or limit is None:
-                return False
-            return number > limit if requirement.operator == "Gt" else number < limit
-    return False
+    operator, values = requirement.operator, requirement.values
+    if operator not in ("Gt", "Lt"):
+        return selects(operator, values, value)
+    if value is None or len(values) != 1:
+        return False
+    number, limit = (parse_integer(text, 64) for text in (value, *values))
+    if number is None or limit is None:
+        return False
+    return number > limit if operator == "Gt" else number < limit
