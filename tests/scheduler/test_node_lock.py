@@ -551,6 +551,7 @@ def test_a_pod_that_comes_back_after_it_has_waited_in_vain_has_its_place():
     binds = WaitingBinds(scene)
     binds.join("a")
     binds.join("b", timeout=0.0)
+    eventually(lambda: binds.given_up, "a bind gives up", interval=0.001)
     for name in "cb":
         binds.join(name)
     for count in (1, 2, 3):
