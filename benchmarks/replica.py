@@ -34,9 +34,13 @@ class Replica:
                  flags: Mapping[str, str]) -> None:
         self.run = run
         self.port = free_port()
+        self.webhook_port = self.port if certificates is not None else free_port()
         self.certificates = certificates
-        given = {
-            "http_bind": f"127.0.0.1:{self.port}", "metrics-bind-address": f"127.0.0.1:{free_port()}",
+        # without TLS as shipped: verbs on an address on loopback, which trusts its clients, the webhook for anybody
+        addresses = {"http_bind": f"127.0.0.1:{self.port}"} if certificates is not None else {
+            "http_bind": f"0.0.0.0:{self.webhook_port}", "extender-bind-address": f"127.0.0.1:{self.port}"}
+        given = addresses | {
+            "metrics-bind-address": f"127.0.0.1:{free_port()}",
             "scheduler-name": "hami-scheduler", "leader-elect": "false", "node-scheduler-policy": "binpack",
             "gpu-scheduler-policy": "spread", "force-overwrite-default-scheduler": "true",
             "device-config-file": str(own_copy(run, MANIFESTS / "device-config.yaml"))}
@@ -90,7 +94,8 @@ class Replica:
     def load(self, path: str, expect: str, **more: Any) -> dict[str, Any]:
         """Returns the results of a load on *path* (`benchmarks.load.job`)."""
         ca = str(self.certificates.ca_file) if self.certificates is not None else None
-        job = load.job(port=self.port, path=path, expect=expect, ca=ca, uid=fleet.UID, **more)
+        port = self.webhook_port if path == "/webhook" else self.port
+        job = load.job(port=port, path=path, expect=expect, ca=ca, uid=fleet.UID, **more)
         result = self.run.ask("load", job)
         if result["surprises"]:
             self.run.say(f"    {result['surprises']} of {len(result['latencies'])} answers were not as expected: "

@@ -28,7 +28,6 @@ from hami.scheduler.bind import Binder
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.preempt import PreemptionFilter
 from hami.state.reservations import Reservation
-from hami.web.bodies import FREE
 from hami.web.connections import client_is_trusted
 
 log = logging.getLogger(__name__)
@@ -39,7 +38,6 @@ FILTER_LIMIT = 64 * MIB  # a simulation sends whole nodes
 PREEMPT_LIMIT = 16 * MIB  # 1,000 nodes with 300 victims each
 BIND_LIMIT = MIB
 PIECE = 65_536  # bytes that are read at a time
-REVIEWS = 2  # reviews up to FREE bytes that are worked on at a time: more would only take the interpreter from filters
 RESERVED_THREADS = 64  # threads that binds leave to other requests; half of the threads if there are few
 LOGGED = 1000  # characters of a reason, which may quote the pod
 START_TIMEOUT_S = 5.0  # a filter waits for this long until the caches are filled
@@ -81,8 +79,6 @@ def create_app(verbs: Verbs, is_started: IsStarted, unready_reason: Callable[[],
 
 
 def _add_webhook(app: flask.Flask, admitter: Admitter, observe: Observe) -> None:
-    small, large = threading.BoundedSemaphore(REVIEWS), threading.BoundedSemaphore(1)
-
     @app.post("/webhook")
     def webhook() -> flask.Response:
         """Mutating admission of pods."""
@@ -92,9 +88,8 @@ def _add_webhook(app: flask.Flask, admitter: Admitter, observe: Observe) -> None
             nonlocal review
             if problem := _content_problem() or ("" if body else "request body is empty"):
                 raise MalformedInput("body", "", problem, message=problem)
-            with small if len(body) <= FREE else large:
-                review = admission.parse_review(body)
-                return _admit(admitter, review)
+            review = admission.parse_review(body)
+            return _admit(admitter, review)
 
         return _verb("webhook", WEBHOOK_LIMIT, act, lambda text, code: admission.render_denied(review, code, text),
                      observe)

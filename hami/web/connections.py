@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -43,16 +44,19 @@ class Connection(io.RawIOBase):
     """
 
     def __init__(self, client: socket.socket, clients: dict[Connection, None], *, read_until: Callable[[], float],
-                 write_until: Callable[[], float], tls: TlsContexts | None = None, is_local: bool = False) -> None:
+                 write_until: Callable[[], float], tls: TlsContexts | None = None, is_local: bool = False,
+                 turn: threading.Lock | None = None) -> None:
         """*clients*: the open connections, oldest first. *read_until*, *write_until*: called at the beginning of a
         request and of an answer for its deadline, on the monotonic clock. *is_local*: *client* came through an address
-        on loopback."""
+        on loopback. *turn*: as :meth:`taking_turns` says."""
         super().__init__()
         self._socket = client
         self._clients = clients
         self._deadlines = {False: read_until, True: write_until}
         self._tls = tls
-        self._is_local = is_local
+        self.is_local = is_local
+        self._turn = turn
+        self._takes_turns = self._has_turn = False
         self._is_answer: bool | None = None
         self._until = 0.0
         self.since = time.monotonic()
@@ -63,7 +67,7 @@ class Connection(io.RawIOBase):
     @property
     def is_trusted(self) -> bool:
         """Whether the client may do what only kube-scheduler does."""
-        return self._is_local or (isinstance(self._socket, ssl.SSLSocket) and bool(self._socket.getpeercert()))
+        return self.is_local or (isinstance(self._socket, ssl.SSLSocket) and bool(self._socket.getpeercert()))
 
     @property
     def scheme(self) -> str:
@@ -90,6 +94,8 @@ class Connection(io.RawIOBase):
                 self._socket = self._tls().wrap_socket(self._socket, server_side=True, do_handshake_on_connect=False)
             data = self._socket.recv(min(size, PIECE))
         self.is_silent = False
+        if self._takes_turns and self._turn is not None and not self.is_trusted:
+            self._has_turn = self._turn.acquire()
         return data
 
     def sendall(self, data: bytes) -> None:
@@ -100,7 +106,24 @@ class Connection(io.RawIOBase):
     send = sendall
 
     @contextmanager
+    def taking_turns(self) -> Iterator[None]:
+        """While it is served, the thread of a client that is not trusted has the turn from when it has received
+        something until it waits for the client again."""
+        self._takes_turns = True
+        try:
+            yield
+        finally:
+            self._takes_turns = False
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        if self._turn is not None and self._has_turn:
+            self._has_turn = False
+            self._turn.release()
+
+    @contextmanager
     def _deadline(self, *, is_answer: bool) -> Iterator[None]:
+        self._end_turn()
         if self._is_answer is not is_answer:
             self._is_answer, self._until = is_answer, self._deadlines[is_answer]()
         try:

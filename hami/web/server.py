@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -50,6 +51,8 @@ def serve(make_app: Callable[[], WSGIApplication], *, bind: tuple[str, int], tls
     A worker that dies later is replaced, and *make_app* runs again.
     After the signal *on_stop* runs in a thread of its own while requests finish, for at most *grace* seconds; SIGINT or
     SIGQUIT then shorten this to two.
+    Requests of clients that are not trusted are worked on one at a time, so that they take little from those that are.
+    The application must not wait for anything in them. None waits for another to arrive, or for its answer to be taken.
     *bind*: host and port; an empty host listens on all addresses. *plain*: a second address that never uses TLS.
     *read_seconds*: from the first byte to the end of a request; a fifth of it while most threads are busy.
     Raises: HamiError if an address cannot be listened on.
@@ -140,6 +143,19 @@ class _Listener:
         return getattr(self._listener, name)
 
 
+class _Threads(ThreadPoolExecutor):
+    """The threads that handle connections, and as many for those through an address on loopback, which never wait for a
+    thread that others have."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self._local = ThreadPoolExecutor(most)
+
+    def submit(self, handle: Callable[[Any], object], conn: Any) -> Future[object]:  # type: ignore[override]
+        """Handles a connection."""
+        return self._local.submit(handle, conn) if conn.sock.is_local else super().submit(handle, conn)
+
+
 class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
     """The process that serves. Everything but ``handle`` runs in its main thread, the event loop, which never waits
     for one client."""
@@ -147,9 +163,10 @@ class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
     def __init__(self, age: int, ppid: int, sockets: list[Any], app: _Application, *rest: Any) -> None:
         self._application = app
         self._clients: dict[Connection, None] = {}
+        turn = threading.Lock()  # of untrusted clients: the interpreter runs one thread at a time anyway
         self._listeners = [_Listener(listener, partial(
             Connection, clients=self._clients, tls=None if number else app.tls, read_until=self._read_until,
-            write_until=lambda: time.monotonic() + ANSWER_S,
+            write_until=lambda: time.monotonic() + ANSWER_S, turn=turn,
             is_local=Address(*listener.getsockname()[:2]).is_loopback)) for number, listener in enumerate(sockets)]
         self._handled = 0  # connections that threads have
         self._lock = threading.Lock()  # guards _handled
@@ -157,6 +174,10 @@ class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
         self._has_started = False
         gthread.DEFAULT_WORKER_DATA_TIMEOUT = KEEP_ALIVE_MS / 1000
         super().__init__(age, ppid, self._listeners, app, *rest)
+
+    def get_thread_pool(self) -> ThreadPoolExecutor:
+        """Called once, by gunicorn."""
+        return _Threads(self.cfg.threads)
 
     def note_start(self) -> None:
         """Called when the application has been made."""
@@ -188,7 +209,8 @@ class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
         client: Connection = conn.sock
         keep: object = True
         while keep is True:
-            keep = super().handle(conn)
+            with client.taking_turns():
+                keep = super().handle(conn)
             if keep is True and not client.has_data(KEEP_ALIVE_MS if self.alive and not self._is_busy() else 0):
                 break
         if not keep:

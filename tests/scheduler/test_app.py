@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.test import Client, create_environ, run_wsgi_app
 
-from e2e.eventually import eventually
 from hami import __version__
 from hami.codec.keys import ASSIGNED_NODE
 from hami.codec.register import render_devices_json
 from hami.errors import NodeLocked
 from hami.scheduler import app as module
-from hami.scheduler.admit import Denied
 from hami.scheduler.app import create_app
 from hami.web.bodies import BodyBudget
 from hami.web.connections import TRUSTED
@@ -332,26 +330,6 @@ def test_a_review_beyond_the_budget_of_all_requests_gets_503(web):
     assert web.observed == [("webhook", "error")]
     assert client.post("/webhook", data=body, content_type="application/json", environ_overrides=STRANGER).json[
         "response"]["allowed"] is True
-
-
-def test_large_reviews_are_worked_on_one_after_another_and_small_ones_two_at_a_time(web):
-    running, most, goes_on = [], [], threading.Event()
-
-    def admit(review):
-        running.append(review)
-        most.append(len(running))
-        goes_on.wait(10)
-        running.remove(review)
-        return Denied("no")
-
-    web.replica.verbs.admitter.admit = admit
-    large = json.dumps(REVIEW).encode() + b" " * 100_000
-    with ThreadPoolExecutor(8) as pool:
-        waiting = [pool.submit(web.post, "/webhook", body) for body in (large, large, large, *[REVIEW] * 5)]
-        eventually(lambda: len(running) == 3, "not running", timeout=10)
-        goes_on.set()
-        assert all(answer.result()["response"]["allowed"] is False for answer in waiting)
-    assert max(most) == 3
 
 
 def test_the_log_quotes_only_the_beginning_of_a_pod(web, caplog):

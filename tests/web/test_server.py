@@ -45,6 +45,8 @@ PROGRAM = textwrap.dedent("""
         status, body = "200 OK", path
         if path == "/wait":
             body = "released" if released.wait(30) else "late"
+        elif path == "/release":
+            released.set()
         elif path == "/stubborn":
             time.sleep(30)
         elif path == "/echo":
@@ -404,6 +406,48 @@ def test_a_certificate_of_our_ca_is_trusted_on_every_address(start, files):
     assert trusted(server.port, context=context) is False
     context.load_cert_chain(*files)
     assert trusted(server.port, context=context) is True
+
+
+def test_untrusted_requests_are_worked_on_one_at_a_time(start):
+    """One that is still being sent keeps nobody waiting."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        plain = free.getsockname()[1]
+    server = start(host="", plain=plain, threads=16)
+    with server.connect(b"GET /hello HTTP/1.1\r\nHo"):
+        first = in_background(server.get, "/wait")
+        eventually(lambda: not is_answered(server, 0.1), "the first is worked on")
+        second = in_background(server.get)
+        assert fetch(plain, "/hello") == (200, "/hello") and not is_answered(server, 0.1)
+        assert fetch(plain, "/release") == (200, "/release")
+        assert first() == (200, "released") and second() == (200, "/hello")
+
+
+def test_other_clients_take_no_thread_from_those_of_an_address_on_loopback(start):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        plain = free.getsockname()[1]
+    server = start(host="", plain=plain, threads=4)
+    waiting = [in_background(server.get, "/wait") for _ in range(4)]
+    eventually(lambda: not is_answered(server, 0.1), "the threads are taken")
+    assert fetch(plain, "/hello") == (200, "/hello") and fetch(plain, "/release") == (200, "/release")
+    assert [answer() for answer in waiting] == [(200, "released")] * 4
+
+
+def test_an_untrusted_request_that_fails_ends_its_turn(start):
+    server = start(host="")
+    for request in (b"GET /boom HTTP/1.1\r\nHost: a\r\n\r\n", b"nonsense\r\n\r\n", b"\r\n", b"GET /hello HT",
+                    b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf",
+                    b"POST /hello HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf"):
+        client = server.connect(request)
+        client.shutdown(socket.SHUT_WR)
+        read_to_end(client)
+        assert server.get() == (200, "/hello")
+
+
+def is_answered(server, timeout):
+    try:
+        return bool(server.get(timeout=timeout))
+    except TimeoutError:
+        return False
 
 
 # stopping
