@@ -9,7 +9,7 @@ from gunicorn.workers import base, gthread
 from hami.web import server
 
 HAMI = Path(__file__).parent.parent.parent / "hami"
-# overridden by the worker of ours: the first two as gunicorn's page on custom workers has it, a docstring invites the third
+# overridden by our worker: the first two as gunicorn's page on custom workers has it, a docstring invites the third
 DOCUMENTED = {"__init__", "notify", "get_thread_pool"}
 
 
