@@ -72,12 +72,12 @@ def explain_nodes(columns: DeviceColumns, request: Request, context: FitContext)
     codes = _first_reasons(columns, request, context)
     width = _OTHER + 1
     counts = numpy.bincount(columns.owner * width + codes, minlength=columns.nodes * width)
-    rows = numpy.ascontiguousarray(counts.reshape(columns.nodes, width)[:, :_OTHER])
-    results: dict[bytes, int] = {}
-    data, size = rows.tobytes(), rows.itemsize * _OTHER
-    which = numpy.fromiter((results.setdefault(data[at:at + size], len(results)) for at in range(0, len(data), size)),
-                           dtype=numpy.intp, count=columns.nodes)
-    return [_unfit(numpy.frombuffer(row, dtype=rows.dtype), request, context) for row in results], which
+    counts = counts.reshape(columns.nodes, width)[:, :_OTHER]
+    which = numpy.zeros(columns.nodes, dtype=numpy.intp)
+    for column in counts.T[counts.any(axis=0)]:
+        which = numpy.unique(which * (int(column.max()) + 1) + column, return_inverse=True)[1]
+    first = numpy.unique(which, return_index=True)[1]
+    return [_unfit(row, request, context) for row in counts[first]], which
 
 
 def is_open(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
@@ -98,17 +98,20 @@ def distances(columns: DeviceColumns, request: Request, context: FitContext) -> 
     A device counts 0 if it could serve, 1 to 3 if only amounts are short, by the missing parts; OTHER_RULE if another
     rule excludes it; NO_DEVICE if there is none.
     """
-    own = numpy.flatnonzero(columns.of(context))
-    facts, owner = columns.facts[:, own], columns.owner[own]
-    codes = _first_reasons(columns, request, context)[own]
+    facts, owner = columns.facts, columns.owner
+    codes = _first_reasons(columns, request, context)
     short = (_share(_memory(facts, request) - (facts[_MEMORY] - facts[_MEMORY_USED]), facts[_MEMORY])
              + _share(request.device_cores - (facts[_CORES] - facts[_CORES_USED]), facts[_CORES]))
-    of_code = numpy.full(_OTHER, OTHER_RULE)
-    of_code[[_CODE[reason] for reason in AMOUNTS]], of_code[_SERVES] = 1.0, 0.0
+    of_code = numpy.full(_OTHER + 1, OTHER_RULE)
+    of_code[[_CODE[reason] for reason in AMOUNTS]], of_code[_SERVES], of_code[_OTHER] = 1.0, 0.0, NO_DEVICE
     device = of_code[codes]
     device[device == 1.0] += short[device == 1.0]
     if any(isinstance(rule, PartitionRule) for rule in context.vendor.decision.rules):  # what they say is open
         device[(codes == _SERVES) & (facts[_IN_PARTS] != 0)] = OTHER_RULE
+    if request.count == 1:
+        nearest_device = numpy.full(columns.nodes, NO_DEVICE)
+        numpy.minimum.at(nearest_device, owner, device)
+        return nearest_device
     order = numpy.lexsort((device, owner))
     counts = numpy.bincount(owner, minlength=columns.nodes)
     place = numpy.arange(len(order)) - numpy.repeat(numpy.cumsum(counts) - counts, counts)

@@ -204,10 +204,11 @@ class _RequestVerdicts:
         _resize(len(versions), self._distance, self._distance_version)
         changed = rows[self._distance_version[rows] != versions[rows]]
         if len(changed):
-            device_columns = self._table.columns(changed)
-            self._distance[changed] = sum(
-                columns.distances(device_columns, request, self._request.fit_context(request.vendor))
-                for request in self._request.distinct_requests)
+            device_columns, at = self._columns(changed)
+            self._distance[changed] = 0.0
+            for request in self._request.distinct_requests:
+                context = self._request.fit_context(request.vendor)
+                self._distance[changed] += columns.distances(device_columns, request, context)[at]
             self._distance_version[changed] = versions[changed]
         return self._distance[rows]
 
@@ -218,26 +219,31 @@ class _RequestVerdicts:
             if not len(left):
                 return
             context = self._request.fit_context(request.vendor, budget=self._budgets.get(request.vendor))
-            device_columns = self._table.columns(left)
-            excluded = ~columns.may_serve(device_columns, request, context)
+            device_columns, at = self._columns(left)
+            excluded = ~columns.may_serve(device_columns, request, context)[at]
             unfits, which = columns.explain_nodes(device_columns, request, context)
             numbers = numpy.fromiter(map(self._number, unfits), dtype=numpy.int32, count=len(unfits))
-            self._reason[left[excluded]] = numbers[which[excluded]]
+            self._reason[left[excluded]] = numbers[which[at][excluded]]
             # what containers that are placed before take is no part of the columns
-            inexact = left[excluded & ((place > 0) | columns.is_open(device_columns, request, context))]
+            inexact = left[excluded & ((place > 0) | columns.is_open(device_columns, request, context)[at])]
             for row in inexact.tolist() if len(inexact) <= MAX_EXACT else ():
                 self._verdict(row)
             left = left[~excluded]
 
     def _may_serve(self, rows: Array) -> Array:
         """Returns a mask over *rows* that is false only for nodes that certainly cannot fit."""
-        table, every = self._table, 2 * len(rows) > len(self._table.versions)
-        device_columns = table.all_columns() if every else table.columns(rows)
+        device_columns, at = self._columns(rows)
         possible = numpy.ones(device_columns.nodes, dtype=bool)
         for request in self._request.distinct_requests:
             context = self._request.fit_context(request.vendor, budget=self._budgets.get(request.vendor))
             possible &= columns.may_serve(device_columns, request, context)
-        return possible[rows] if every else possible
+        return numpy.asarray(possible[at])
+
+    def _columns(self, rows: Array) -> tuple[columns.DeviceColumns, Array | slice]:
+        """Returns columns that contain the devices of *rows*, and which of the owners are the nodes of *rows*."""
+        if 2 * len(rows) > len(self._table.versions):
+            return self._table.all_columns(), rows
+        return self._table.columns(rows), slice(None)
 
     def _states(self, rows: Array) -> Array:
         """Returns the state of each of *rows*; UNKNOWN for nodes that have changed since."""
