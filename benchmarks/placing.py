@@ -10,7 +10,7 @@ import contextlib
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,8 +28,10 @@ from e2e.scheduler import Certificates, Scheduler, install, webhook_configuratio
 __all__ = ["GROUPS", "placing_rows"]
 
 Object = dict[str, Any]
-GROUPS = ("e2e", "large", "burst", "queue")
+GROUPS = ("e2e", "large", "burst", "queue", "unplaceable")
 NAMESPACE = "bench"
+CROWD = "crowd"
+"""The namespace of pods that no node fits."""
 ALLOCATOR_DELAY = 0.02
 DELETING = 4  # pods at once
 
@@ -62,6 +64,9 @@ LARGE_LIFTED = Case("kube-scheduler alone, its client limit lifted", 1000, 500, 
 BURST = Case("binpack", 20, 30)
 BURST_FREE = Case("binpack, lock-free", 20, 30, lock_free=True)
 QUEUE = Case("queue", 1, 40, allocated=True)
+BESIDE = Case("lock-free", 1500, 10, lock_free=True)
+HOPELESS = 400
+SETTLED = 20  # seconds after which kube-scheduler has tried each of them more than once
 TARGETS = {SPREAD: 52, BINPACK: 44, SPREAD_FREE: 100, BINPACK_FREE: 100}
 """Pods per second. The API server carries out four writes for a pod with a lock, one for a pod without."""
 UPSTREAM = {"spread": 16, "binpack": 9}
@@ -119,6 +124,10 @@ def placing_rows(run: Run, groups: list[str], rounds: int) -> Iterator[Row]:
         if "queue" in groups:
             with stage.nodes(QUEUE.nodes):
                 yield queue_row([stage.play(QUEUE) for _ in range(rounds + 1)])
+        if "unplaceable" in groups:
+            with stage.nodes(BESIDE.nodes):
+                yield from unplaceable_rows(*(stage.beside(BESIDE, crowd, rounds + 1) for crowd in (
+                    [], crowd_of(lambda number: 90_000), crowd_of(lambda number: 90_000 + number))))
 
 
 class Stage:
@@ -129,9 +138,10 @@ class Stage:
         self.names: list[str] = []
         self.certificates = Certificates(cluster.folder / "tls")
         self.kubeconfig = install(cluster, self.certificates)
-        for kind in ("Namespace", "ServiceAccount"):
-            meta = {"name": NAMESPACE} if kind == "Namespace" else {"name": "default", "namespace": NAMESPACE}
-            self.kube.apply({"apiVersion": "v1", "kind": kind, "metadata": meta})
+        for namespace in (NAMESPACE, CROWD):
+            for kind, meta in (("Namespace", {"name": namespace}),
+                               ("ServiceAccount", {"name": "default", "namespace": namespace})):
+                self.kube.apply({"apiVersion": "v1", "kind": kind, "metadata": meta})
 
     @contextlib.contextmanager
     def nodes(self, count: int) -> Iterator[None]:
@@ -147,6 +157,33 @@ class Stage:
 
     def play(self, case: Case) -> Outcome:
         """Runs *case* once, starting and ending without pods."""
+        with self.running(case) as pids:
+            outcome = self.place(case, case.pods, pids)
+        self.say(case, outcome)
+        return outcome
+
+    def beside(self, case: Case, crowd: list[Object], rounds: int) -> list[Outcome]:
+        """Runs *case* again and again while the pods of *crowd* wait."""
+        outcomes = []
+        with self.running(case) as pids:
+            with ThreadPoolExecutor(DELETING) as pool:
+                list(pool.map(self.kube.create, crowd))
+            time.sleep(SETTLED if crowd else 0)
+            for _ in range(rounds):
+                outcomes.append(self.place(case, case.pods, pids))
+                self.say(case, outcomes[-1])
+                self.clear()
+            self.clear(CROWD)
+        return outcomes
+
+    def say(self, case: Case, outcome: Outcome) -> None:
+        self.run.say(remarks(
+            f"{case.name}: {case.pods} pods on {case.nodes} nodes: {outcome.seconds:.2f} s, {outcome.rate:.1f} pods/s",
+            trouble([outcome]), disturbed(outcome.cpu)))
+
+    @contextlib.contextmanager
+    def running(self, case: Case) -> Iterator[dict[str, int]]:
+        """Runs what *case* needs, without pods at first and at the end. Yields the processes by name."""
         with contextlib.ExitStack() as stack:
             pids = {name: program.pid for name, program in self.cluster.components.items() if program.running()}
             for name in self.names:
@@ -169,11 +206,7 @@ class Stage:
             self.place(case, 1, {})
             self.clear()
             time.sleep(1)
-            outcome = self.place(case, case.pods, {name: pid for name, pid in pids.items() if pid})
-        self.run.say(remarks(
-            f"{case.name}: {case.pods} pods on {case.nodes} nodes: {outcome.seconds:.2f} s, {outcome.rate:.1f} pods/s",
-            trouble([outcome]), disturbed(outcome.cpu)))
-        return outcome
+            yield {name: pid for name, pid in pids.items() if pid}
 
     def place(self, case: Case, count: int, pids: dict[str, int]) -> Outcome:
         """Creates pods and waits until all are done."""
@@ -198,12 +231,12 @@ class Stage:
                 counts[event["reason"]] = counts.get(event["reason"], 0) + (event.get("count") or 1)
         return counts
 
-    def clear(self) -> None:
+    def clear(self, namespace: str = NAMESPACE) -> None:
         """Deletes all pods, one by one: the API server ends a request for all of them after a minute."""
-        names = [pod["metadata"]["name"] for pod in self.kube.list("Pod", NAMESPACE)]
+        names = [pod["metadata"]["name"] for pod in self.kube.list("Pod", namespace)]
         with ThreadPoolExecutor(DELETING) as pool:
-            list(pool.map(lambda name: self.kube.delete("Pod", name, NAMESPACE, grace_seconds=0), names))
-        self.kube.wait("Pod", lambda pods: not pods, NAMESPACE, timeout=180, what="the pods are gone")
+            list(pool.map(lambda name: self.kube.delete("Pod", name, namespace, grace_seconds=0), names))
+        self.kube.wait("Pod", lambda pods: not pods, namespace, timeout=180, what="the pods are gone")
 
     @contextlib.contextmanager
     def kube_scheduler(self, case: Case) -> Iterator[int]:
@@ -242,6 +275,18 @@ def pod_of(case: Case) -> Object:
         for kind in amounts.values():
             del kind["nvidia.com/gpumem"], kind["nvidia.com/gpucores"]
     return pod
+
+
+def crowd_of(memory: Callable[[int], int]) -> list[Object]:
+    """Returns pods of another tenant, each of which requests more *memory* (MiB) than a device has."""
+    pods = []
+    for number in range(HOPELESS):
+        pod = pod_of(BESIDE)
+        pod["metadata"] |= {"namespace": CROWD, "name": f"hopeless-{number:04}"}
+        for amounts in pod["spec"]["containers"][0]["resources"].values():
+            amounts["nvidia.com/gpumem"] = str(memory(number))
+        pods.append(pod)
+    return pods
 
 
 def is_ready(node: Object | None) -> bool:
@@ -313,6 +358,23 @@ def queue_row(outcomes: list[Outcome]) -> Row:
                compared=remarks(f"the slowest run counts; the allocator alone: {QUEUE.pods * ALLOCATOR_DELAY:.1f} s",
                                 "upstream, by its users' reports: 15 to 30 minutes", disturbance(outcomes)),
                figures=figures(outcomes))
+
+
+def unplaceable_rows(quiet: list[Outcome], equal: list[Outcome], different: list[Outcome]) -> Iterator[Row]:
+    """Yields rows for a tenant whose pods no node fits."""
+    usual = mean(equal, "seconds")
+    for what, outcomes, limit in (("equal", equal, 0.0), ("different", different, 1.2)):
+        slowest, taken = max(outcome.seconds for outcome in outcomes), mean(outcomes, "seconds")
+        met = slowest <= 5 and not any(outcome.missing for outcome in outcomes) and taken <= (limit or 1) * usual
+        yield Row(group="unplaceable",
+                  what=f"{BESIDE.pods} pods on {BESIDE.nodes} nodes beside {HOPELESS} with {what} requests, "
+                       "which no node fits",
+                  measured=remarks(seconds(outcomes), trouble(outcomes)),
+                  target=remarks("≤ 5 s", f"≤ {limit:g} × beside equal requests" if limit else ""), met=met,
+                  compared=remarks(ratio(taken, usual, "beside equal requests") if limit else "",
+                                   ratio(taken, mean(quiet, "seconds"), f"without them ({seconds(quiet)})"),
+                                   disturbance(outcomes)),
+                  figures=figures(outcomes))
 
 
 def mean(outcomes: list[Outcome], name: str) -> float:
