@@ -64,8 +64,7 @@ class SchedulerProgram:
                                 quotas=self._cache.quotas, node_selector=settings.node_selector)
         self._elector = AlwaysLeader() if not settings.leader_elect else Election(
             self._cluster, _candidate(settings, self._cache))
-        catch_up = partial(self._watches.catch_up, relist=settings.leader_elect)
-        self._leadership = Leadership(self._elector, catch_up, clock=clock)
+        self._leadership = Leadership(self._elector, self._catch_up, clock=clock)
 
         # Events
         rate = min(settings.kube_qps or EVENTS_PER_SECOND, EVENTS_PER_SECOND)
@@ -125,6 +124,12 @@ class SchedulerProgram:
         self._exporter.stop()
         for task in self._tasks:
             task.join(JOIN_TIMEOUT_S)
+
+    def _catch_up(self) -> None:
+        """Reads the cluster when this replica begins to lead. Raises: ClusterError."""
+        self._watches.catch_up(relist=self._settings.leader_elect)
+        for ref in self._cache.assume_nominated():
+            log.info("devices reserved again for a pod that is being bound", extra={"pod": ref})
 
     def _metric_sources(self) -> MetricSources:
         cache = self._cache

@@ -269,9 +269,16 @@ class Reservations:
             if parse_resource_version(pod.resource_version) <= parse_resource_version(reservation.pod.resource_version):
                 return
             if pod.nominated_node == reservation.node:
-                reservation.nominated, reservation.since = True, self._clock()
+                self.mark_nominated(pod.ref.uid)
             elif reservation.nominated or pod.scheduling_failure not in ("", reservation.pod.scheduling_failure):
                 self.forget(pod.ref.uid)
+
+    def mark_nominated(self, uid: str) -> bool:
+        """Notes that kube-scheduler binds the pod to the node of its reservation. Reports whether it has one."""
+        with self._lock:
+            if (reservation := self._reservations.get(uid)) is not None:
+                reservation.nominated, reservation.since = True, self._clock()
+            return reservation is not None
 
     def expire(self) -> list[Reservation]:
         """Forgets and returns the reservations that were not bound in time."""

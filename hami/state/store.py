@@ -6,6 +6,7 @@ the lock, so the same part of a device is never given to two pods.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
+from hami.errors import MalformedInput
 from hami.model import Budget, NodePolicy, Pod, PodRef, PodScope
 from hami.scheduling.node_order import NodeOrder, node_order_of
 from hami.scheduling.pod_request import PodRequest, make_pod_request
@@ -159,6 +161,21 @@ class Store:
             if not isinstance(answer, Choice):
                 reasons = "; ".join(map(str, answer.unfit.values())) if answer is not None else ""
                 raise Rejected(f"pod {ref} does not fit node {node} any more: {reasons or 'no devices'}")
+
+    def assume_nominated(self) -> list[PodRef]:
+        """Reserves devices for the pods that kube-scheduler is binding, as the nodes that it nominates show: another
+        process has answered their filters. Returns these pods. Those that wait for victims to end do not fit yet.
+        """
+        assumed = []
+        for pod in sorted(self.pods.waiting(), key=lambda pod: -pod.priority):
+            uid = pod.ref.uid
+            with self._lock, contextlib.suppress(Rejected, MalformedInput):  # its next filter says why
+                if pod.nominated_node and uid not in self.reservations:
+                    self.assume(pod, [pod.nominated_node])
+                    self._pending.remove(uid)  # kube-scheduler tries it by itself
+                    if self.reservations.mark_nominated(uid):
+                        assumed.append(pod.ref)
+        return assumed
 
     def is_bound(self, uid: str, node: str) -> bool:
         """Reports whether the pod is known to be bound to *node*."""

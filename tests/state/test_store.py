@@ -143,6 +143,30 @@ def test_a_reservation_lives_as_kube_scheduler_s_decision_does(group, nominated,
     assert len(cache.expire()) == 1 and cache.free()
 
 
+@pytest.mark.parametrize(("waiting", "assumed"), [
+    ({"nominated_node": "n1"}, True), ({"nominated_node": ""}, False), ({"nominated_node": "n2"}, False),
+    ({"nominated_node": "n1", "containers": (gpus(3),)}, False),  # victims have not ended
+    ({"nominated_node": "n1", "annotations": {"hami.io/device-scoring-weights": "x"}}, False),
+], ids=["nominated", "not nominated", "a node without devices", "does not fit", "malformed"])
+def test_a_new_leader_reserves_devices_for_pods_that_are_being_bound(waiting, assumed):
+    cache = SmallStore()
+    asked = replace(ASKS, resource_version="5", **waiting)
+    cache.pods.upsert(asked)
+    assert cache.assume_nominated() == [asked.ref] * assumed and cache.free() is not assumed
+    assert cache.assume_nominated() == [] and cache.node_for_pending_pod() is None
+    cache.time.seconds += NOMINATED_TTL_S - 1
+    assert cache.expire() == []
+    cache.pods.upsert(replace(asked, nominated_node="", resource_version="6"))
+    assert cache.free()
+
+
+def test_of_pods_that_are_being_bound_those_of_high_priority_come_first():
+    cache, whole = SmallStore(), gpus(2, cores=100)
+    for name, priority in (("low", 1), ("high", 2)):
+        cache.pods.upsert(pod(whole, name=name, priority=priority, nominated_node="n1", resource_version="5"))
+    assert [ref.name for ref in cache.assume_nominated()] == ["high"]
+
+
 def member(name, group="gang", **fields):
     return pod(gpus(1, memory=8000, cores=100), name=name, group=group, resource_version="5", **fields)
 
