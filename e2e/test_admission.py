@@ -6,6 +6,7 @@ import pytest
 
 from e2e.cluster import MANIFESTS
 from e2e.kube import ApiError
+from e2e.nodes import LOCK_FREE, gpu
 from e2e.pods import container, pod
 from e2e.sandbox import Sandbox
 
@@ -151,3 +152,16 @@ def test_the_shipped_manifests_are_accepted_as_a_whole(local, tmp_path):
 def test_the_shipped_account_has_no_other_rights(local, replica, words):
     with pytest.raises(subprocess.CalledProcessError):
         local.kubectl("auth", "can-i", *words.split(), "--as=system:serviceaccount:kube-system:hami-scheduler", "-q")
+
+
+def test_a_pod_whose_gate_a_queue_lifts_goes_to_the_nodes_that_the_queue_chose(sandbox):
+    """As Kueue admits pods: they are created with a gate, and get a node selector when it is lifted."""
+    sandbox.add_gpu_nodes({name: [gpu()] for name in "ab"}, annotations=LOCK_FREE)
+    sandbox.label_node("b", {"example.com/flavor": "spot"})
+    gated = pod("gated", gpu=1, gpumem=1000)
+    sandbox.create({**gated, "spec": {**gated["spec"], "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}})
+    assert sandbox.pod("gated")["spec"]["schedulerName"] == "hami-scheduler"
+    selector = sandbox.pod("gated")["spec"]["nodeSelector"] | {"example.com/flavor": "spot"}
+    sandbox.kube.merge_patch("Pod", "gated", {"spec": {"schedulingGates": [], "nodeSelector": selector}},
+                             sandbox.namespace)
+    assert sandbox.started(1) == {"gated": "b"}
