@@ -10,10 +10,11 @@ from e2e.eventually import eventually
 from e2e.kube import Kube
 from e2e.sandbox import Sandbox
 
-__all__ = ["account", "binding", "permitted", "wait_permitted"]
+__all__ = ["account", "binding", "permit_priority", "permitted", "wait_permitted"]
 
 Object = dict[str, Any]
 RBAC = "rbac.authorization.k8s.io"
+PRIORITY_USER = "hami-priority-user"
 
 
 def account(sandbox: Sandbox, name: str, *roles: str) -> Kube:
@@ -39,6 +40,24 @@ def wait_permitted(sandbox: Sandbox, client: Kube, verb: str, resource: str, gro
                                "subresource": subresource}}}
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
     eventually(lambda: client.call("POST", path, review)["status"]["allowed"], f"the account may {verb} {resource}")
+
+
+def permit_priority(sandbox: Sandbox, *accounts: str) -> None:
+    """Gives ServiceAccounts of the sandbox the right to priority 0 (default: all), and waits until they have it."""
+    users = [{"kind": "ServiceAccount", "name": name, "namespace": sandbox.namespace} for name in accounts] or [
+        {"kind": "Group", "apiGroup": RBAC, "name": "system:serviceaccounts"}]
+    sandbox.kube.create(binding(sandbox, "", PRIORITY_USER, subjects=users), sandbox.namespace)
+    for name in accounts or ("default",):
+        eventually(lambda name=name: _may_use_priority(sandbox, name), f"{name} may use priorities")
+
+
+def _may_use_priority(sandbox: Sandbox, account: str) -> bool:
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {
+        "user": f"system:serviceaccount:{sandbox.namespace}:{account}", "groups": ["system:serviceaccounts"],
+        "resourceAttributes": {"namespace": sandbox.namespace, "group": "hami.io", "resource": "priorities",
+                               "verb": "use"}}}
+    answer = sandbox.kube.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    return bool(answer["status"]["allowed"])
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from e2e.accounts import permit_priority
 from e2e.eventually import WaitTimeout
 from e2e.nodes import gpus, mig_gpu
 
@@ -20,6 +21,8 @@ def example(sandbox):
     applied = []
 
     def apply(name, count):
+        if name == "priority.yaml":
+            permit_priority(sandbox)
         for item in yaml.safe_load_all((FOLDER / name).read_text()):
             applied.append((item["kind"], item["metadata"]["name"]))
             if item["kind"] in WORKLOADS:

@@ -14,6 +14,7 @@ import pytest
 import urllib3
 from prometheus_client.parser import text_string_to_metric_families
 
+from e2e.accounts import permit_priority
 from e2e.device_plugin import SLOTS, DevicePlugin
 from e2e.eventually import eventually
 from e2e.fake_gpu import CARDS, CLIENT, FakeGpus, client, client_pod, typed
@@ -103,6 +104,7 @@ def test_metrics_are_what_two_pods_on_one_card_have_allocated(sandbox: Sandbox, 
 
 def test_a_pod_of_higher_priority_blocks_the_other_and_lets_go(sandbox: Sandbox, real: RealNode, gpu: FakeGpus,
                                                                monitor: Monitor) -> None:
+    permit_priority(sandbox)
     low = client("module", gpu=1, gpumem=1000, priority=1)
     low["command"] = ["sh", "-c", launching("while true")]
     sandbox.create(client_pod("low", low), client_pod("high", client("module", gpu=1, gpumem=1000, priority=0)))
@@ -132,6 +134,7 @@ def test_a_pod_of_higher_priority_blocks_the_other_and_lets_go(sandbox: Sandbox,
 
 
 def test_a_monitor_that_ends_blocks_nobody(sandbox: Sandbox, real: RealNode, gpu: FakeGpus, monitor: Monitor) -> None:
+    permit_priority(sandbox)
     high = client("module", gpu=1, gpumem=1000, priority=0)
     high["command"] = ["sh", "-c", launching("while true")]
     sandbox.create(client_pod("low", client("module", gpu=1, gpumem=1000, priority=1)), client_pod("high", high))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.accounts import account, binding, permitted, wait_permitted
+from e2e.accounts import account, binding, permit_priority, permitted, wait_permitted
 from e2e.cluster import MANIFESTS
 from e2e.eventually import eventually
 from e2e.kube import ApiError, Kube, path_of
@@ -191,6 +191,58 @@ def test_a_pod_with_devices_cannot_name_its_node(sandbox: Sandbox, tenant: Kube,
     """Not even for another scheduler, to which the webhook leaves it."""
     item = pod("p", scheduler="foo", node_name=of(sandbox, "n0"), **asked)
     assert refused(lambda: tenant.create(item, sandbox.namespace)) == "hami-placement"
+
+
+@pytest.mark.parametrize("fields", [
+    {"resources": {"limits": {"nvidia.com/gpu": "1", "nvidia.com/priority": "0"}}},
+    {"resources": {"limits": {"nvidia.com/gpu": "1", "nvidia.com/priority": "0k"}}},
+    *({"env": [{"name": "CUDA_TASK_PRIORITY", "value": value}]} for value in ("0", "-3", "+0", "01", "", "9" * 10)),
+    {"env": [{"name": "CUDA_TASK_PRIORITY", "value": "1"}, {"name": "CUDA_TASK_PRIORITY", "value": "0"}]},
+    {"env": [{"name": "CUDA_TASK_PRIORITY", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+    {"env": [{"name": f"A{number}", "value": ""} for number in range(501)]},
+], ids=["zero", "another zero", "variable", "negative", "signed", "octal", "empty", "long", "second", "reference", "many"])
+@pytest.mark.parametrize("part", ["containers", "initContainers"])
+def test_priority_zero_needs_a_right(sandbox: Sandbox, tenant: Kube, fields: Object, part: str) -> None:
+    item = pod("p", gpu=1, inits=[container("i", gpu=1)])
+    item["spec"][part][0] |= fields
+    assert refused(lambda: tenant.create(item, sandbox.namespace)) == "hami-placement"
+    with pytest.raises(ApiError, match="priority 0 .'nvidia.com/priority'.*rolebinding hami-priority-user"):
+        sandbox.kube.create(item, sandbox.namespace)  # nor does an administrator's right count
+
+
+@pytest.mark.installation
+def test_the_account_of_a_pod_has_the_right_to_priority_zero_not_who_creates_the_pod(sandbox: Sandbox, tenant: Kube,
+                                                                                     two_nodes: None) -> None:
+    """Controllers create most pods. A tenant that administers its namespace cannot give itself the right."""
+    def urgent(name: str, account: str) -> Object:
+        item = pod(name, gpu=1, gpumem=1000, priority=0)
+        item["spec"]["serviceAccountName"] = account
+        return item
+
+    account(sandbox, "urgent")
+    owner = account(sandbox, "owner", "admin")
+    wait_permitted(sandbox, owner, "create", "rolebindings", "rbac.authorization.k8s.io")
+    bound = binding(sandbox, "urgent", "hami-priority-user")
+    with pytest.raises(ApiError, match="attempting to grant RBAC permissions not currently held"):
+        owner.create(bound, sandbox.namespace)
+    owner.close()
+    template = urgent("_", "urgent")
+    tenant.create({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "r"}, "spec": {
+        "replicas": 1, "selector": {"matchLabels": {"app": "r"}},
+        "template": {"metadata": {"labels": {"app": "r"}}, "spec": template["spec"]}}}, sandbox.namespace)
+    assert "hami-priority-user" in sandbox.event("r", "FailedCreate")
+    permit_priority(sandbox, "urgent")
+    assert len(sandbox.started()) == 1  # the controller tries again
+    tenant.create(urgent("direct", "urgent"), sandbox.namespace)
+    assert refused(lambda: tenant.create(urgent("other", "default"), sandbox.namespace)) == "hami-placement"
+    tenant.delete("ReplicaSet", "r", sandbox.namespace)
+
+
+def test_all_accounts_of_a_namespace_can_have_the_right_to_priority_zero(sandbox: Sandbox, tenant: Kube) -> None:
+    tenant.create(pod("low", gpu=1, priority=1), sandbox.namespace)
+    permit_priority(sandbox)
+    tenant.create(pod("high", gpu=1, priority=0), sandbox.namespace)
+    assert {"name": "CUDA_TASK_PRIORITY", "value": "0"} in sandbox.pod("high")["spec"]["containers"][0]["env"]
 
 
 def test_a_plain_pod_cannot_claim_cards(sandbox: Sandbox, tenant: Kube, two_nodes: None) -> None:

@@ -36,12 +36,20 @@ MAX_KEYS = 500
 and users may write as many keys as fit into 256 KiB."""
 MAX_CONTAINERS, MAX_AMOUNTS = 100, 50
 """The same for containers of a pod and amounts of a container; with more, it counts as one that requests devices."""
+MAX_VARIABLES = 500
+"""The same for variables of a container; with more, it counts as one of high priority."""
 WIDTH = 104
 DEVICE_PLUGIN = "request.userInfo.username.matches('^system:serviceaccount:[^:]+:[^:]*hami-device-plugin[^:]*$')"
 """CEL: the account of a device plugin, in any namespace, also with a prefix or suffix of an overlay."""
 SCHEDULER = "request.userInfo.username.matches('^system:serviceaccount:[^:]+:[^:]*hami-scheduler[^:]*$')"
 """CEL: the account of a scheduler, likewise."""
 _HAMI = "k.startsWith('hami.io/')"
+_HIGH_PRIORITY = f"""\
+[object.spec.containers + object.spec.?initContainers.orValue([])].exists(all,
+  all.size() > {MAX_CONTAINERS} || all.exists(c, [c.?env.orValue([])].exists(env,
+    env.size() > {MAX_VARIABLES} || env.exists(e,
+      e.name == 'CUDA_TASK_PRIORITY' && !e.?value.orValue('').matches('^[1-9][0-9]{{0,8}}$')))))"""
+"""CEL: a container of the pod may go before others on its devices."""
 
 
 def generated_files(catalog: Catalog, folder: Path = BASE) -> dict[Path, str]:
@@ -85,6 +93,11 @@ def render_policies(catalog: Catalog) -> str:
         pod_key=_indented(_owned_pod_key(catalog), 8),
         node_key=_indented(_owned_node_key(catalog), 8),
         requests_devices=_indented(_requests_devices(catalog), 6),
+        priority=" or ".join(f"'{vendor.resources.priority}'" for vendor in catalog if vendor.resources.priority)
+                 or "priority",
+        has_high_priority=_indented(_HIGH_PRIORITY, 6),
+        most_containers=MAX_CONTAINERS,
+        most_variables=MAX_VARIABLES,
     )
 
 

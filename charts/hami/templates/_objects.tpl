@@ -288,6 +288,7 @@
 {{- range $key, $object := .objects -}}
 {{- if eq $object.kind "ValidatingAdmissionPolicy" -}}
 {{- range concat $object.spec.matchConditions $object.spec.validations -}}{{- $_ := set . "expression" (include "hami.expression" (list $ctx .expression)) -}}{{- end -}}
+{{- range $object.spec.validations -}}{{- $_ := set . "message" (include "hami.expression" (list $ctx .message)) -}}{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
