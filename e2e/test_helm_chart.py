@@ -252,7 +252,8 @@ EXAMPLES: dict[str, Object] = {
     "kube-scheduler": {"scheduler": {"kubeScheduler": {"image": {"registry": "registry.k8s.io",
                                                                  "repository": "kube-scheduler", "tag": "v1.31.2"}}}},
     "names of resources": {"resourceName": "example.com/gpu", "resourceMem": "example.com/mem",
-                           "resourceCores": "example.com/cores", "dcuResourceName": "example.com/dcu"},
+                           "resourceCores": "example.com/cores", "dcuResourceName": "example.com/dcu",
+                           "resourcePriority": "example.com/turn"},
     "policies": {"scheduler": {"defaultSchedulerPolicy": {"nodeSchedulerPolicy": "spread",
                                                           "gpuSchedulerPolicy": "topology-aware"}}},
     "sharing": {"devicePlugin": {"deviceSplitCount": 5, "deviceMemoryScaling": 1.5, "disablecorelimit": "true"}},
@@ -439,12 +440,14 @@ def names_of(objects: dict[str, Object], kind: str) -> str:
 
 
 def test_new_names_of_resources_reach_every_object(rendered: dict[str, dict[str, Object]]) -> None:
-    for old, new in (("nvidia.com/gpumem", "example.com/mem"), ("hygon.com/dcunum", "example.com/dcu")):
+    for old, new in (("nvidia.com/gpumem", "example.com/mem"), ("hygon.com/dcunum", "example.com/dcu"),
+                     ("nvidia.com/priority", "example.com/turn")):
         for kind in ("MutatingWebhookConfiguration", "ValidatingAdmissionPolicy"):
             found = names_of(rendered["names of resources"], kind)
             assert f"'{new}'" in found and f"'{old}'" not in found
         total = {"nvidia.com/gpumem": "'example.com/total-mem'"}.get(old, "")
         assert total in found and "nvidia.com/total-gpumem" not in found
+        assert "nvidia.com/priority" not in found  # a message names it, too
         found = names_of(rendered["names of resources"], "ConfigMap")
         assert f"name: {new}\n" in found.replace("\\n", "\n") and f"Name: {old}\n" not in found.replace("\\n", "\n")
 

@@ -200,7 +200,7 @@ def test_a_pod_with_devices_cannot_name_its_node(sandbox: Sandbox, tenant: Kube,
     {"env": [{"name": "CUDA_TASK_PRIORITY", "value": "1"}, {"name": "CUDA_TASK_PRIORITY", "value": "0"}]},
     {"env": [{"name": "CUDA_TASK_PRIORITY", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
     {"env": [{"name": f"A{number}", "value": ""} for number in range(501)]},
-], ids=["zero", "another zero", "variable", "negative", "signed", "octal", "empty", "long", "second", "reference", "many"])
+], ids=["zero", "0k", "variable", "negative", "signed", "octal", "empty", "long", "second", "reference", "many"])
 @pytest.mark.parametrize("part", ["containers", "initContainers"])
 def test_priority_zero_needs_a_right(sandbox: Sandbox, tenant: Kube, fields: Object, part: str) -> None:
     item = pod("p", gpu=1, inits=[container("i", gpu=1)])

@@ -14,7 +14,7 @@ from tools.policies import (
 
 CATALOG = full_catalog(chart_config())
 RENAMED = (BASE / "device-config.yaml").read_text().replace("nvidia.com/gpumem", "example.com/mem").replace(
-    "commonWord: Ascend910A", "commonWord: Chip9")
+    "nvidia.com/priority", "example.com/turn").replace("commonWord: Ascend910A", "commonWord: Chip9")
 
 
 def test_other_resource_names_and_chips_reach_every_file():
@@ -25,6 +25,7 @@ def test_other_resource_names_and_chips_reach_every_file():
     for text in made[:2]:
         assert "'huawei.com/Chip9'" in text and "'huawei.com/Ascend910A'," in text  # a key, and still a resource
     assert "huawei.com/Chip9" in pod_keys(catalog)
+    assert "priority 0 ('example.com/turn', or" in made[0] and "nvidia.com/priority" not in made[0]
 
 
 def test_keys_that_a_pattern_covers_are_not_listed():

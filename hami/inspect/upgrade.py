@@ -14,12 +14,14 @@ import msgspec
 
 from hami.codec.documents import convert
 from hami.codec.keys import is_scheduler_owned
-from hami.codec.pods import convert_pod
+from hami.codec.pods import convert_pod, parse_node_pod
 from hami.errors import MalformedInput
 from hami.inspect.audit import Finding
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.manifests import TEMPLATE_KINDS, pod_source
 from hami.inspect.tables import counted, printable
+from hami.node.limits import task_priority
+from hami.quantity import strict_integer
 from hami.state.view import View
 from hami.vendors.request import requests_devices
 
@@ -162,9 +164,10 @@ class UpgradeCheck:
                 return self._unseen(pod, subject)
         except MalformedInput as error:
             return Finding("UnreadableObject", subject, str(error), "repair it: its pods are not checked")
-        problem = self.refuse(self.cluster.view, pod, namespace)
-        return Finding("Refused", subject, problem, "change it before the upgrade: pods that run stay, but no new ones "
-                       "are created") if problem else None
+        if problem := self.refuse(self.cluster.view, pod, namespace):
+            return Finding("Refused", subject, problem, "change it before the upgrade: pods that run stay, but no new "
+                           "ones are created")
+        return self._urgent(pod, subject)
 
     def _unseen(self, pod: Mapping[str, Any], subject: str) -> Finding | None:
         """Returns the finding on a pod that keeps itself from the webhook."""
@@ -173,6 +176,19 @@ class UpgradeCheck:
         return Finding("WebhookIgnored", subject, f"it requests devices, with the label {WEBHOOK_LABEL}={IGNORE}: the "
                        "policy hami-placement refuses it", "label its namespace instead, or bind the role "
                        "hami-webhook-skipper to the account that creates its pods")
+
+    def _urgent(self, pod: Mapping[str, Any], subject: str) -> Finding | None:
+        """Returns the finding on a pod that has priority 0 on its devices."""
+        item = parse_node_pod(msgspec.json.encode(pod))
+        names = {vendor.resources.priority for vendor in self.cluster.vendors}
+        containers, environments = item.pod.containers, item.environments.values()
+        if not any(strict_integer(text) == 0 for container in containers for name, text in container.limits.items()
+                   if name in names) and not (requests_devices(self.cluster.vendors, containers)
+                                              and any(task_priority(variables) == 0 for variables in environments)):
+            return None
+        return Finding("PriorityNeedsRight", subject, "it has priority 0 on its devices: the policy hami-placement "
+                       "refuses it without a right", "bind the role hami-priority-user to the ServiceAccount of its "
+                       "pods: docs/installation.md")
 
 
 def as_created(pod: Mapping[str, Any]) -> Mapping[str, Any]:

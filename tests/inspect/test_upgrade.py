@@ -100,6 +100,19 @@ def test_a_pod_that_the_webhook_does_not_see_is_refused_by_a_policy():
     assert found(workload("Job", ignored), workload("Job", template(visible()), "y"), ignored={"team"}) == []
 
 
+@pytest.mark.parametrize("given, is_named", [
+    (container({"nvidia.com/gpu": 1, "nvidia.com/priority": 0}), True),
+    (container({"nvidia.com/gpu": "1", "nvidia.com/priority": "1"}), False),
+    (container(env=[{"name": "CUDA_TASK_PRIORITY", "value": "-1"}]), True),
+    (container(env=[{"name": "CUDA_TASK_PRIORITY", "value": "1"}]), False),
+    (container({}, env=[{"name": "CUDA_TASK_PRIORITY", "value": "0"}]), False),
+], ids=["zero", "default", "variable", "default variable", "no devices"])
+def test_a_pod_of_priority_zero_needs_a_right(given, is_named):
+    assert found(workload("Job", template(given))) == [("PriorityNeedsRight", "job team/x")] * is_named
+    assert found(workload("Job", template(container({}), initContainers=[given | {"name": "i"}]))) == (
+        [("PriorityNeedsRight", "job team/x")] * is_named)
+
+
 @pytest.mark.parametrize("documents, subjects", [
     ([live("a", container())], []),
     ([live("a", visible())], ["pod team/a"]),

@@ -288,7 +288,7 @@
 {{- range $key, $object := .objects -}}
 {{- if eq $object.kind "ValidatingAdmissionPolicy" -}}
 {{- range concat $object.spec.matchConditions $object.spec.validations -}}{{- $_ := set . "expression" (include "hami.expression" (list $ctx .expression)) -}}{{- end -}}
-{{- range $object.spec.validations -}}{{- $_ := set . "message" (include "hami.expression" (list $ctx .message)) -}}{{- end -}}
+{{- range $object.spec.validations -}}{{- $_ := set . "message" (include "hami.expression" (list $ctx .message) | replace "hami-priority-user" (printf "%s-priority-user" $ctx.name)) -}}{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
