@@ -26,7 +26,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hami.codec.times import render_time
 
 CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
-BACKDATE = timedelta(minutes=5)  # allowance for clock skew: certificates are valid from this long before now
+BACKDATE = timedelta(hours=2)
+"""Certificates are valid from this long before now: an API server accepts them although our clock is so far ahead, and
+they are not replaced when it is set back."""
 MAX_AUTHORITIES = 5  # keeps the Secret small when its contents are broken again and again
 
 _Key = ec.EllipticCurvePrivateKey

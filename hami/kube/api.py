@@ -24,6 +24,7 @@ import yaml
 from kubernetes.client import Configuration
 from kubernetes.client.rest import RESTClientObject
 from kubernetes.config import ConfigException, list_kube_config_contexts, load_incluster_config, load_kube_config
+from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ProtocolError
 
@@ -262,9 +263,16 @@ def _configuration(kubeconfig: str, context: str) -> Configuration:
                 config_file=path or None, context=context or None, client_configuration=configuration)
         else:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            configuration.refresh_api_key_hook = _read_token  # type: ignore[assignment]
     except (ConfigException, OSError, yaml.YAMLError) as error:
         raise _unconfigured(path, error) from error
     return configuration
+
+
+def _read_token(configuration: Configuration) -> None:
+    """Reads the token of the pod. The client's own hook does so by the time of day: set back, that would keep a token
+    beyond its end. Raises: OSError."""
+    configuration.api_key["BearerToken"] = f"bearer {Path(SERVICE_TOKEN_FILENAME).read_text()}"
 
 
 def _path_of(kubeconfig: str) -> str:

@@ -102,6 +102,14 @@ def test_a_certificate_from_the_future_is_replaced():
     assert usable_until(revised(data).data, START)
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_time_of_day_that_jumps_by_an_hour_replaces_nothing(hours):
+    """Nor does an API server whose clock is right refuse a certificate that was made meanwhile."""
+    data, other = made(), made(START + timedelta(hours=hours))
+    assert revised(data, START + timedelta(hours=hours), published=published_since(data, START)) is None
+    assert usable_until(other, START) and revised(other, published=published_since(other, START)) is None
+
+
 def test_a_replica_with_a_slow_clock_keeps_the_other_replicas_ca():
     data = made(START + DAY)
     renewed = revised(data).data

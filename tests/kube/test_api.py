@@ -228,6 +228,22 @@ def test_credentials_that_cannot_be_renewed_are_an_error_of_ours():
         Api(configuration).request("GET", "/x")
 
 
+def test_the_token_of_the_pod_is_read_again_whatever_the_time_of_day(tmp_path, monkeypatch):
+    """The client's own hook waits for a time of day, which a clock that is set back by an hour reaches an hour late."""
+    token = tmp_path / "token"
+    token.write_text("one")
+    for name in ("SERVICE_TOKEN_FILENAME", "SERVICE_CERT_FILENAME"):
+        monkeypatch.setattr(f"kubernetes.config.incluster_config.{name}", str(token))
+    monkeypatch.setattr("hami.kube.api.SERVICE_TOKEN_FILENAME", str(token))
+    for name, value in (("SERVICE_HOST", "10.0.0.1"), ("SERVICE_PORT", "443")):
+        monkeypatch.setenv(f"KUBERNETES_{name}", value)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    configuration = Api.connect()._configuration
+    token.write_text("two")
+    assert [setting["value"] for setting in configuration.auth_settings().values()] == ["bearer two"]
+
+
 @pytest.mark.parametrize("user", [pytest.param({"token": "secret"}, id="bearer"),
                                   pytest.param({"username": "u", "password": "p"}, id="basic")])
 def test_connect_uses_the_kubeconfig_named_by_the_environment(server, user, tmp_path, monkeypatch):
