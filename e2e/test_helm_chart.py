@@ -439,6 +439,56 @@ def names_of(objects: dict[str, Object], kind: str) -> str:
     return " ".join(str(item) for key, item in objects.items() if key.startswith(f"{kind}/"))
 
 
+HOSTILE = "x\"'\n---\nkind: Secret\nmetadata: {name: evil}\n# {{ fail `x` }} $(id) ${HOME} \\"
+
+
+def open_values(text: str) -> Object:
+    """Returns values with *text* wherever a value is an object of Kubernetes, or a list of words."""
+    selector = {"matchLabels": {"a": text}, "matchExpressions": [{"key": "b", "operator": "In", "values": [text]}]}
+    notes = {"labels": {"a": text}, "annotations": {"b": text}}
+    return {
+        "global": {**notes, "imagePullSecrets": [text], "managedNodeSelectorEnable": True,
+                   "managedNodeSelector": {"a": text}},
+        "scheduler": {"nodeSelector": {"a": text}, "podAnnotations": {"a": text}, "tolerations": [{"key": text}],
+                      "extender": {"resources": {"limits": {"cpu": text}}, "extraArgs": [f"--scheduler-name={text}"]},
+                      "kubeScheduler": {"extraNewArgs": [f"--v={text}"]}, "service": notes,
+                      "admissionWebhook": {"whitelistNamespaces": [text], "namespaceSelector": selector,
+                                           "objectSelector": selector}},
+        "devicePlugin": {"podAnnotations": {"a": text}, "nvidiaNodeSelector": {"a": text}, "service": notes,
+                         "tolerations": [{"key": text}], "updateStrategy": {"type": text},
+                         "extraEnvs": [{"name": "A", "value": text}], "extraArgs": [f"--node-name={text}"],
+                         "monitor": {"extraEnvs": [{"name": "A", "value": text}], "resources": {"limits": {"a": text}},
+                                     "extraArgs": [f"--node-name={text}"]}}}
+
+
+def replaced(item: Any, old: str, new: str) -> Any:
+    """Returns *item* with *new* for *old* in all texts, and without checksums of texts."""
+    if isinstance(item, dict):
+        return {key: replaced(value, old, new) for key, value in item.items() if not key.startswith("checksum/")}
+    if isinstance(item, list):
+        return [replaced(value, old, new) for value in item]
+    return item.replace(old, new) if isinstance(item, str) else item
+
+
+def test_texts_in_objects_and_lists_stay_texts(helm: Helm) -> None:
+    hostile, plain = (helm.template(open_values(text)) for text in (HOSTILE, "plain"))
+    assert str(hostile).count("kind: Secret") > 20
+    assert replaced(hostile, HOSTILE, "plain") == replaced(plain, HOSTILE, "plain")
+
+
+@pytest.mark.parametrize(("values", "message"), [
+    ({"image": {"tag": HOSTILE}}, "at '/image/tag': .* does not match pattern"),
+    ({"fullnameOverride": "a $b"}, "at '/fullnameOverride': .* does not match pattern"),
+    ({"resourceName": "x' || true || 'x"}, "at '/resourceName': .* does not match pattern"),
+    ({"resourceName": "x:y"}, '"x:y", which is no name of a resource'),
+    ({"device-config": {"content": CONFIG.replace("nvidia.com/gpumem", "x' in []) || ('")}}, "is no name of a resource"),
+    ({"prometheus": {"docs": "javascript:alert(1)"}}, "at '/prometheus/docs': .* does not match pattern"),
+], ids=["YAML", "template", "expression", "resource", "device configuration", "address"])
+def test_texts_that_could_mean_something_else_are_refused(helm: Helm, values: Object, message: str) -> None:
+    with pytest.raises(HelmError, match=f"(?s){message}"):
+        helm.template(values)
+
+
 def test_new_names_of_resources_reach_every_object(rendered: dict[str, dict[str, Object]]) -> None:
     for old, new in (("nvidia.com/gpumem", "example.com/mem"), ("hygon.com/dcunum", "example.com/dcu"),
                      ("nvidia.com/priority", "example.com/turn")):

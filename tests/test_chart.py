@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hami import __version__
-from tools.chart import CHART, EFFECTS, ROOT, leaves, number, own_values, upstream_rows, upstream_values
+from tools.chart import CHART, DOCUMENTS, EFFECTS, ROOT, leaves, number, own_values, upstream_rows, upstream_values
 
 pytestmark = pytest.mark.files
 
@@ -67,3 +67,24 @@ def test_mock_cards_replace_real_ones_only_by_a_value_that_hamis_chart_does_not_
 def test_the_schema_is_json_that_names_every_group():
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert schema["properties"].keys() >= {name.partition(".")[0] for name in ROWS}
+
+
+def strings(schema, prefix=""):
+    """Names and schemas of the values that may be strings."""
+    for name, value in schema.get("properties", {}).items():
+        if "string" in value["type"]:
+            yield f"{prefix}{name}", value
+        yield from strings(value, f"{prefix}{name}.")
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    pytest.param(name, value, id=name)
+    for name, value in strings(json.loads((CHART / "values.schema.json").read_text())) if name not in DOCUMENTS])
+def test_no_text_can_mean_something_to_yaml_templates_expressions_or_programs(name, value):
+    for hostile in ("x\nkind: Secret", "x: y", "x # y", "'x", 'x"', "'x' || true || 'x", "{{ fail }}", "{x}", "$(id)", "${x}",
+                    "`id`", "x --flag", "x\\", "*x", "&x", "!x", "%x", "|", ">", "x\u2028", "x\u202e", "x\x07"):
+        assert "enum" in value or not re.search(value["pattern"], hostile), hostile
+    defaults = [default for item in ROWS.items() if item[0] == name for default in item[1]["defaults"].values()]
+    defaults += [default for own, default in leaves(own_values()) if own == name]
+    for text in (default for default in defaults if isinstance(default, str)):
+        assert text in value["enum"] if "enum" in value else re.search(value["pattern"], text)

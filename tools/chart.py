@@ -29,6 +29,10 @@ OPEN = re.compile(
 EITHER = {"devicePlugin.disablecorelimit", "scheduler.overwriteEnv", "metaxsGPUTopologyAware"}
 """Booleans that HAMi's chart also writes as strings."""
 DEVICE_POLICY = r"^(spread|binpack|numa|mutex|topology-aware)(,(spread|binpack|numa|mutex|topology-aware))*$"
+PLAIN = r"^[A-Za-z0-9._/:@+=,\[\]-]*$"
+"""Texts that mean nothing to YAML, to CEL, to templates, to a shell or to a program's flags."""
+DOCUMENTS = {"device-config.content", "devicePlugin.nodeConfiguration.config"}
+"""Texts that the templates parse."""
 PORT: dict[str, object] = {"minimum": 1, "maximum": 65535}
 RULES: dict[str, dict[str, object]] = {
     "scheduler.service.httpPort": PORT, "scheduler.service.httpTargetPort": PORT,
@@ -47,6 +51,7 @@ RULES: dict[str, dict[str, object]] = {
     "devicePlugin.deviceCoreScaling": {"exclusiveMinimum": 0},
     "policies.mode": {"enum": ["auto", "deny", "warn"]},
     "devices.nvidia.gpuCorePolicy": {"enum": ["default", "force", "disable"]},
+    "prometheus.docs": {"pattern": r"^(https?://[^\s\"'<>{}\\`]+)?$"},
     "devices.nvidia.computeBy": {"enum": ["events", "nvml", "off"]},
 }
 """What the schema says of a value beside its type."""
@@ -135,7 +140,7 @@ CHECKED = {"devicePlugin.libPath", "devicePlugin.monitor.ctrPath", "devicePlugin
 
 
 def render_schema() -> str:
-    """Returns ``values.schema.json``: types. The templates know the names, because they can say which one was meant."""
+    """Returns ``values.schema.json``: types, and what texts may contain. The templates know the names, because they can say which one was meant."""
     seen: dict[str, list[object]] = {}
     for name, value in leaves(own_values()):
         seen.setdefault(name, []).append(value)
@@ -155,6 +160,8 @@ def render_schema() -> str:
         types = {kind for value in values for kind in kinds(name, value)}
         place["type"] = sorted({*place.get("type", ()), *types, "null"})
         place.update(RULES.get(name, {}))
+        if "string" in place["type"] and name not in DOCUMENTS and not {"enum", "pattern"} & place.keys():
+            place["pattern"] = PLAIN
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
 
 

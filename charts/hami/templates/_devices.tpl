@@ -51,6 +51,11 @@
 {{- $served := deepCopy $config -}}
 {{- range $section, $on := $switches -}}{{- if not $on -}}{{- $_ := unset $served $section -}}{{- end -}}{{- end -}}
 {{- $now := include "hami.resources" $served | fromJsonArray -}}
+{{- range $now -}}
+{{- if not (regexMatch `^([a-z0-9.-]+/)?[A-Za-z0-9._-]+$` (toString .)) -}}
+{{- fail (printf "the device configuration has %q, which is no name of a resource such as nvidia.com/gpu" (toString .)) -}}
+{{- end -}}
+{{- end -}}
 {{- $kept := list -}}
 {{- range $before -}}{{- $kept = append $kept (get $renamed . | default .) -}}{{- end -}}
 {{- $dropped := list -}}
