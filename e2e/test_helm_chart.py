@@ -481,7 +481,7 @@ def test_texts_in_objects_and_lists_stay_texts(helm: Helm) -> None:
     ({"fullnameOverride": "a $b"}, "at '/fullnameOverride': .* does not match pattern"),
     ({"resourceName": "x' || true || 'x"}, "at '/resourceName': .* does not match pattern"),
     ({"resourceName": "x:y"}, '"x:y", which is no name of a resource'),
-    ({"device-config": {"content": CONFIG.replace("nvidia.com/gpumem", "x' in []) || ('")}}, "is no name of a resource"),
+    ({"device-config": {"content": CONFIG.replace("nvidia.com/gpumem", "x' in []) || ('")}}, "no name of a resource"),
     ({"prometheus": {"docs": "javascript:alert(1)"}}, "at '/prometheus/docs': .* does not match pattern"),
 ], ids=["YAML", "template", "expression", "resource", "device configuration", "address"])
 def test_texts_that_could_mean_something_else_are_refused(helm: Helm, values: Object, message: str) -> None:

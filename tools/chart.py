@@ -140,7 +140,8 @@ CHECKED = {"devicePlugin.libPath", "devicePlugin.monitor.ctrPath", "devicePlugin
 
 
 def render_schema() -> str:
-    """Returns ``values.schema.json``: types, and what texts may contain. The templates know the names, because they can say which one was meant."""
+    """Returns ``values.schema.json``: types, and what texts may contain. The templates know the names, because they can
+    say which one was meant."""
     seen: dict[str, list[object]] = {}
     for name, value in leaves(own_values()):
         seen.setdefault(name, []).append(value)
