@@ -66,10 +66,12 @@ class MonitorMetrics(Collector):
     """The metrics of the monitor itself, and the counters of containers, in *registry*."""
 
     def __init__(self, registry: CollectorRegistry, report: Callable[[], NodeReport],
-                 errors: Callable[[], Mapping[str, int]]) -> None:
-        """*report*: returns the last round. *errors*: how often what has failed."""
+                 errors: Callable[[], Mapping[str, int]], is_stale: Callable[[], bool] = lambda: False) -> None:
+        """*report*: returns the last round. *errors*: how often what has failed. *is_stale*: reports whether the last
+        round was long ago, as when the driver hangs."""
         self._report = report
         self._errors = errors
+        self._is_stale = is_stale
         self._rounds = Histogram("hami_monitor_round_seconds", "Duration of a round", registry=registry,
                                  buckets=SECONDS)
         registry.register(self)
@@ -82,7 +84,7 @@ class MonitorMetrics(Collector):
         """Yields the current gauges and counters."""
         report = self._report()
         yield GaugeMetricFamily("hami_monitor_nvml_up", "1 if the driver answers",
-                                value=int(report.cards is not None))
+                                value=int(report.cards is not None and not self._is_stale()))
         errors = CounterMetricFamily("hami_monitor_errors", "What could not be read or written, by round",
                                      labels=("what",))
         for step, count in self._errors().items():

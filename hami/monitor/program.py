@@ -64,7 +64,7 @@ class MonitorProgram:
         self._report = NodeReport(node=settings.node, at=-STALE_S)
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self._metrics = MonitorMetrics(registry, lambda: self._report, self._rounds.errors)
+        self._metrics = MonitorMetrics(registry, lambda: self._report, self._rounds.errors, self._is_stale)
         health = Health()
         health.follow(self.unready_reason, self.hung_reason)
         self._exporter = Exporter(registry, settings.metrics_bind_address, self._families,
@@ -107,14 +107,16 @@ class MonitorProgram:
 
     def unready_reason(self) -> str:
         """Returns why the pages cannot be believed; empty if they can."""
-        report = self._report
-        if time.monotonic() - report.at > STALE_S + self._settings.interval:
+        if self._is_stale():
             return "no round has succeeded recently"
-        return "the pods of the node are not known yet" if report.containers is None else ""
+        return "the pods of the node are not known yet" if self._report.containers is None else ""
 
     def hung_reason(self) -> str:
         """Returns which threads have died or hang; empty if none."""
         return problems(self._tasks)
+
+    def _is_stale(self) -> bool:
+        return time.monotonic() - self._report.at > STALE_S + self._settings.interval
 
     def _families(self) -> list[Family]:
         return [build_info(), *families(self._report, legacy=self._settings.legacy_metrics)]

@@ -57,6 +57,8 @@ log = logging.getLogger(__name__)
 
 COMPONENT = "hami-device-plugin"
 RESTART_S = 30.0
+START_S = 300.0
+"""Seconds after which a start hangs: calls of the driver have no deadline."""
 """Seconds until a failed start is retried."""
 CLEANUP_S = 60.0
 CLEANUP_MIG_S = 10.0
@@ -336,6 +338,8 @@ def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
 
 def _start(settings: PluginSettings, make: Callable[[PluginSettings], DevicePluginProgram],
            health: Health) -> DevicePluginProgram | None:
+    latest = time.monotonic() + START_S
+    health.follow(lambda: "starting", lambda: "the start hangs" if time.monotonic() > latest else "")
     try:
         program = make(settings)
         program.start()

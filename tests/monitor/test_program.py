@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -133,6 +134,33 @@ def test_a_round_that_fails_is_followed_by_others(server, settings, caplog):
     finally:
         program.stop()
     assert len([one for one in caplog.records if one.message == "task failed, will retry"]) == 2
+
+
+class Hangs(MonitorProgram):
+    """A round hangs until *goes_on*, as in a call of the driver, which has no deadline."""
+
+    def _round(self):
+        self.goes_on.wait(TIMEOUT_S)
+        return super()._round()
+
+
+def test_a_driver_that_hangs_is_reported_and_fails_the_liveness_probe(server, settings, monkeypatch):
+    monkeypatch.setattr("hami.monitor.program.STALE_S", 0.2)
+    program = Hangs(settings(), api=server)
+    program.goes_on = threading.Event()
+    program.goes_on.set()
+    program._round_task._limit_s = 1
+    program.start()
+    try:
+        eventually(lambda: get(program, "/readyz") == (200, "ok\n"))
+        eventually(lambda: "hami_monitor_nvml_up 1" in get(program, "/metrics")[1])
+        program.goes_on.clear()
+        eventually(lambda: get(program, "/readyz") == (503, "no round has succeeded recently\n"))
+        assert "hami_monitor_nvml_up 0" in get(program, "/metrics")[1]
+        eventually(lambda: "thread rounds hangs" in get(program, "/healthz")[1])
+    finally:
+        program.goes_on.set()
+        program.stop()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

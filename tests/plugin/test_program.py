@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import os
 import queue
 import re
 import signal
@@ -400,6 +401,41 @@ def test_a_program_that_starts_or_cannot_start_is_not_restarted():
     assert health.healthz("").status == 200
     health.follow(lambda: "start failed: no driver")
     assert health.healthz("").status == 200 and health.readyz("").status == 503
+
+
+def test_a_start_that_hangs_fails_the_liveness_probe(settings, monkeypatch):
+    """As in a call of the driver, which has no deadline."""
+    monkeypatch.setattr("hami.plugin.program.START_S", 0.05)
+    health, goes_on, signals = Health(), threading.Event(), queue.SimpleQueue()
+
+    def make(settings):
+        goes_on.wait(20)
+        raise HamiError("no driver")
+
+    thread = threading.Thread(target=serve, args=(settings(), settings), kwargs={
+        "make": make, "signals": signals, "health": health})
+    thread.start()
+    eventually(lambda: health.healthz("").status == 500, "the start hangs", interval=0.001)
+    assert (health.readyz("").status, list(health.healthz("").slices)) == (503, [b"the start hangs\n"])
+    goes_on.set()
+    signals.put(signal.SIGTERM)
+    thread.join(20)
+    assert health.healthz("").status == 200, "a failed start is tried again"
+
+
+def test_a_driver_that_hangs_fails_the_liveness_probe_and_delays_no_container(run, kubelet, cluster, directory):
+    program = run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=limiter(directory))
+    kubelet.registered.get(timeout=20)
+    cluster.put_pod(ONE)
+    cluster.put_node(replace(cluster.nodes["n1"], annotations={LOCK: lock_of(ONE)}))
+    for task in program._tasks:
+        task._limit_s = 0.1
+    os.mkfifo(directory / "fifo")
+    (directory / "fifo").rename(directory / "cards.yaml")  # nobody writes: to open it does not return
+    eventually(lambda: "thread health hangs" in program.hung_reason(), program.hung_reason)
+    with calling(directory / "nvidia-gpu.sock") as plugin:
+        assert plugin.allocate([f"{A}-0"]).container_responses
+    (directory / "cards.yaml").write_text(CARDS)  # the reader goes on
 
 
 def test_threads_that_hang_are_named():
