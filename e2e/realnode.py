@@ -189,6 +189,12 @@ class RealNode(JoinedNode):
         """Kills the kubelet; containers keep running."""
         self.kubelet.kill()
 
+    def restart_containerd(self) -> None:
+        """Kills containerd and starts it again; containers keep running."""
+        self.containerd.kill()
+        self.containerd.start()
+        self._wait(self._answers, "containerd", self.containerd)
+
     def reboot(self, start: Callable[[], object]) -> None:
         """Kills kubelet, containerd and all containers, then empties /run/cdi and starts them again.
 

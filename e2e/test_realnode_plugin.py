@@ -20,6 +20,7 @@ import pytest
 from e2e.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
 from e2e.helm_chart import Helm
 from e2e.nodes import REGISTER
+from e2e.placing import bind
 from e2e.pods import init, pod
 from e2e.realnode import RealNode
 from e2e.sandbox import Sandbox
@@ -328,3 +329,22 @@ def test_the_plugin_is_upgraded_in_place(sandbox: Sandbox, real: RealNode, plugi
         assert real.run_in(before[0], "cat", f"{HOOK}/vgpu/libvgpu.so") == "the limiter\n"
     finally:
         successor.close()
+
+
+@pytest.mark.parametrize("mode", ["start", "admission"])
+def test_a_pod_of_another_scheduler_gets_no_devices_and_leaves_its_ids(sandbox: Sandbox, real: RealNode,
+                                                                       plugin: DevicePlugin, mode: str) -> None:
+    """In start-time mode the kubelet keeps its ids until it is deleted: Allocate does not know the pod."""
+    if mode == "admission":
+        lock_nodes(real, plugin)
+    sandbox.create(pod("foreign", gpu=2 * SLOTS, scheduler="foo"))
+    bind(sandbox, real, "foreign", {})
+    assert "was not assigned to node real-0 by HAMi's scheduler" in sandbox.event(
+        "foreign", "Failed" if mode == "start" else "AllocationFailed")
+    if mode == "start":
+        sandbox.create(shower(HOOK, "early", gpu=1, gpumem=1000))
+        sandbox.event("early", "UnexpectedAdmissionError", "requested number of devices unavailable")
+        sandbox.delete("foreign")
+    sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
+    sandbox.running("a")
+    assert limits(sandbox, real, "a") == [("1000m", "0")]

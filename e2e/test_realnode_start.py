@@ -261,6 +261,21 @@ def test_the_kubelet_is_restarted_without_the_plugin(sandbox: Sandbox, real: Rea
     plugin.start().wait_offered(2 * SLOTS)
 
 
+def test_containerd_is_restarted(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+    """Containers go on; those that start later get their own limits."""
+    one(sandbox, real, "a", 1000)
+    one(sandbox, real, "b", 2000, held)
+    before = sandbox.running("a")
+    holding(sandbox, "b")
+    real.restart_containerd()
+    assert sandbox.running("a") == before
+    release(sandbox, real, "b")
+    sandbox.running("b")
+    restarted(sandbox, "a", kill_container(sandbox, real, "a"))
+    assert views(sandbox, real, "a", 2) == ["1000m"] * 2
+    assert limits(sandbox, real, "b") == [("2000m", "0")]
+
+
 def test_the_node_reboots(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
     """All processes end, and /run is empty afterwards."""
     names = ["a", "b", "c"]
