@@ -430,12 +430,15 @@ def test_a_driver_that_hangs_fails_the_liveness_probe_and_delays_no_container(ru
     cluster.put_node(replace(cluster.nodes["n1"], annotations={LOCK: lock_of(ONE)}))
     for task in program._tasks:
         task._limit_s = 0.1
-    os.mkfifo(directory / "fifo")
-    (directory / "fifo").rename(directory / "cards.yaml")  # nobody writes: to open it does not return
+    (directory / "cards.yaml").unlink()
+    os.mkfifo(directory / "cards.yaml")  # nobody writes: to open it does not return
     eventually(lambda: "thread health hangs" in program.hung_reason(), program.hung_reason)
     with calling(directory / "nvidia-gpu.sock") as plugin:
         assert plugin.allocate([f"{A}-0"]).container_responses
-    (directory / "cards.yaml").write_text(CARDS)  # the reader goes on
+    with open(directory / "cards.yaml", "w") as fifo:  # the reader goes on, and the next one finds a file
+        (directory / "cards.yaml").unlink()
+        (directory / "cards.yaml").write_text(CARDS)
+        fifo.write(CARDS)
 
 
 def test_threads_that_hang_are_named():
