@@ -57,9 +57,9 @@ log = logging.getLogger(__name__)
 
 COMPONENT = "hami-device-plugin"
 RESTART_S = 30.0
+"""Seconds until a failed start is retried."""
 START_S = 300.0
 """Seconds after which a start hangs: calls of the driver have no deadline."""
-"""Seconds until a failed start is retried."""
 CLEANUP_S = 60.0
 CLEANUP_MIG_S = 10.0
 """Seconds between cleanups; shorter with MIG, where unused instances take room from other pods."""
