@@ -160,9 +160,6 @@ WRONG: dict[str, tuple[Object, str]] = {
     "take-over": ({"takeOver": "yes"}, r'takeOver is "yes": expected auto, always or never'),
     "monitor alone": ({"monitor": {"enabled": True}, "devicePlugin": {"enabled": False}}, "needs the device plugin"),
     "mock alone": ({"devicePlugin": {"enabled": False, "mockCards": True}}, "set devicePlugin.enabled to true"),
-    "mock device plugin of HAMi": (
-        {"mockDevicePlugin": {"enabled": True}}, "mockDevicePlugin.enabled is true, which cannot be: HAMi's mock "
-        "device plugin shows .*: set mockDevicePlugin.enabled to false. .* on kind, set devicePlugin.mockCards"),
     "runtime class": ({"devicePlugin": {"createRuntimeClass": True}}, "set devicePlugin.runtimeClassName"),
     "pod security policy": ({"podSecurityPolicy": {"enabled": True}}, "Kubernetes 1.25 has removed"),
     "no kube-scheduler": ({"scheduler": {"kubeScheduler": {"enabled": False}}}, "serves only the kube-scheduler of"),
@@ -189,13 +186,13 @@ def test_wrong_values_are_refused_with_a_sentence(helm: Helm, case: str) -> None
 @pytest.mark.parametrize("version", [version for version in upstream_versions() if "mockDevicePlugin" in
                                      upstream_values(version)])
 def test_a_release_of_hami_with_its_mock_device_plugin_keeps_its_gpus(helm: Helm, version: str) -> None:
-    """HAMi recommends it on real clusters. `--reuse-values` passes all values of the release."""
+    """HAMi recommends it on real clusters: it shows memory and cores of GPUs, as our device plugin does then.
+    `--reuse-values` passes all values of the release."""
     values = upstream_values(version)
-    values["mockDevicePlugin"]["enabled"] = True
-    with pytest.raises(HelmError, match="mockDevicePlugin.enabled is true, which cannot be"):
-        helm.template(values)
-    values["mockDevicePlugin"]["enabled"] = False
-    assert "--mock-devices" not in str(helm.template(values))
+    for enabled in (True, False):
+        values["mockDevicePlugin"]["enabled"] = enabled
+        rendered = str(helm.template(values))
+        assert ("--publish-capacity=requests" in rendered) is enabled and "--mock-devices" not in rendered
 
 
 def test_an_older_kubernetes_is_refused(helm: Helm) -> None:

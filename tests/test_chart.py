@@ -58,7 +58,7 @@ def test_own_images_have_no_registry():
 def test_mock_cards_replace_real_ones_only_by_a_value_that_hamis_chart_does_not_have():
     """HAMi recommends its `mockDevicePlugin.enabled` on real clusters."""
     assert own_values()["devicePlugin"]["mockCards"] is False and "devicePlugin.mockCards" not in ROWS
-    assert ROWS["mockDevicePlugin.enabled"]["effect"] == "refused"
+    assert ROWS["mockDevicePlugin.enabled"]["effect"] == "different"
     lines = [line for path in (CHART / "templates").glob("*.tpl") for line in path.read_text().splitlines()]
     (line,) = [line for line in lines if "overlays/kind" in line]
     assert line.startswith("{{- if $v.devicePlugin.mockCards -}}")

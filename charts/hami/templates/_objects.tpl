@@ -350,6 +350,7 @@ change its role. */}}
 {{- end -}}
 {{- if ne $p.migStrategy "none" -}}{{- include "hami.flag" (list $container "mig-strategy" $p.migStrategy) -}}{{- end -}}
 {{- if eq (toString $p.disablecorelimit) "true" -}}{{- include "hami.flag" (list $container "disable-core-limit" true) -}}{{- end -}}
+{{- if ($ctx.root.Values.mockDevicePlugin | default dict).enabled -}}{{- include "hami.flag" (list $container "publish-capacity" "requests") -}}{{- end -}}
 {{- $more := list -}}
 {{- range $p.extraArgs -}}{{- if ne . "-v=false" -}}{{- $more = append $more . -}}{{- end -}}{{- end -}}
 {{- $_ := set $container "command" (concat $container.command $more) -}}
