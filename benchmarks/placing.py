@@ -39,7 +39,8 @@ DELETING = 4  # pods at once
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
     """A number of pods on a number of nodes. *extender* False: kube-scheduler alone, with *client*. *lock_free*: the
-    device plugins need no lock; otherwise they are simulated."""
+    device plugins need no lock; otherwise they are simulated. *wishes*: the pods wish to be apart, so that
+    kube-scheduler chooses the nodes."""
 
     name: str
     nodes: int
@@ -48,6 +49,7 @@ class Case:
     lock_free: bool = False
     extender: bool = True
     allocated: bool = False
+    wishes: bool = False
     client: Object = field(default_factory=dict)
 
 
@@ -55,6 +57,7 @@ SPREAD = Case("spread", 200, 500, "spread")
 BINPACK = Case("binpack", 200, 500)
 SPREAD_FREE = Case("spread, lock-free", 200, 500, "spread", lock_free=True)
 BINPACK_FREE = Case("binpack, lock-free", 200, 500, lock_free=True)
+WISHES_FREE = Case("spread, lock-free, soft wishes", 200, 500, "spread", lock_free=True, wishes=True)
 CLIENT_LIFTED = {"qps": 2000, "burst": 4000}
 SHIPPED = Case("kube-scheduler alone, as shipped", 200, 500, extender=False)
 LIFTED = Case("kube-scheduler alone, its client limit lifted", 200, 500, extender=False, client=CLIENT_LIFTED)
@@ -105,12 +108,13 @@ def placing_rows(run: Run, groups: list[str], rounds: int) -> Iterator[Row]:
         cluster.components["kube-scheduler"].kill()
         stage = Stage(run, cluster)
         if "e2e" in groups:
-            cases = [SPREAD, BINPACK, SPREAD_FREE, BINPACK_FREE, SHIPPED, LIFTED]
+            cases = [SPREAD, BINPACK, SPREAD_FREE, WISHES_FREE, BINPACK_FREE, SHIPPED, LIFTED]
             with stage.nodes(SPREAD.nodes):
                 turns = [{case.name: stage.play(case) for case in cases} for _ in range(rounds)]
             found = {case.name: [turn[case.name] for turn in turns] for case in cases}
             for case, target in TARGETS.items():
                 yield throughput_row(found, case, target)
+            yield wishes_row(found)
             yield baseline_row(found, SHIPPED)
             yield baseline_row(found, LIFTED)
         if "large" in groups:
@@ -270,6 +274,11 @@ def pod_of(case: Case) -> Object:
     pod["metadata"]["namespace"] = NAMESPACE
     if case.extender:
         del pod["spec"]["schedulerName"]
+        if case.wishes:
+            pod["metadata"]["labels"] = {"app": "bench"}
+            pod["spec"]["affinity"] = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": 1, "podAffinityTerm": {"topologyKey": "kubernetes.io/hostname",
+                                                  "labelSelector": {"matchLabels": {"app": "bench"}}}}]}}
     else:
         amounts = pod["spec"]["containers"][0]["resources"]
         for kind in amounts.values():
@@ -310,6 +319,16 @@ def throughput_row(found: dict[str, list[Outcome]], case: Case, target: float) -
                compared=remarks(ratio(rate, shipped, "kube-scheduler alone as shipped"),
                                 ratio(rate, lifted, "with its limit lifted"),
                                 f"upstream, measured elsewhere: {UPSTREAM[case.policy]}/s", disturbance(outcomes)),
+               figures=figures(outcomes))
+
+
+def wishes_row(found: dict[str, list[Outcome]]) -> Row:
+    outcomes, plain = found[WISHES_FREE.name], mean(found[SPREAD_FREE.name], "rate")
+    rate = mean(outcomes, "rate")
+    return Row(group="e2e", what=f"{WISHES_FREE.pods} pods that wish to be apart, {WISHES_FREE.nodes} × {fleet.GPUS}",
+               measured=placed(outcomes), target="≥ 0.6 × without wishes",
+               met=rate >= 0.6 * plain and not any(outcome.missing for outcome in outcomes),
+               compared=remarks(ratio(rate, plain, f"without wishes ({plain:.1f} pods/s)"), disturbance(outcomes)),
                figures=figures(outcomes))
 
 
