@@ -31,7 +31,7 @@ __all__ = ["FAKE_NODE", "MANIFESTS", "SCHEDULER", "ClusterUnavailable", "Externa
 
 MANIFESTS = Path(__file__).parents[1] / "manifests" / "base"
 SCHEDULER = "hami-scheduler"
-"""Name of the profile, of the Lease and of the account."""
+"""Name of the profile, of kube-scheduler's Lease and of its account."""
 
 Object = dict[str, Any]
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok-controller")

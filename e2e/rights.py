@@ -18,7 +18,7 @@ __all__ = ["Call", "Right", "audit_policy", "calls", "granted", "refused", "ship
 
 Object = dict[str, Any]
 BASE = Path(__file__).parents[1] / "manifests" / "base"
-ACCOUNTS = ("hami-scheduler", "hami-device-plugin")
+ACCOUNTS = ("hami-scheduler", "hami-scheduler-extender", "hami-device-plugin")
 OF_POLICIES = "hami.io"
 """The API group of the rights that no request needs, but policies ask for."""
 USER = "system:serviceaccount:kube-system:{}"

@@ -1,7 +1,7 @@
 """``hami scheduler`` as a process beside the local control plane, configured like the Deployment of ``manifests/``.
 
-Flags, permissions (a token of the shipped ServiceAccount) and webhook configuration are the same; addresses,
-certificate and files differ.
+Flags, permissions (the token in the shipped Secret) and webhook configuration are the same; addresses, certificate and
+files differ.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from e2e.kube import ApiError, Kube, path_of, write_kubeconfig
 from e2e.pods import pod
 from e2e.processes import Program, free_port
 
-__all__ = ["Certificates", "Scheduler", "install", "is_admitted", "redirect_webhook", "second_replica",
-           "wait_for_webhook"]
+__all__ = ["EXTENDER", "Certificates", "Scheduler", "account_kubeconfig", "account_token", "install", "is_admitted",
+           "kube_scheduler_kubeconfig", "redirect_webhook", "second_replica", "wait_for_webhook"]
 
 NAMESPACE = "kube-system"
+EXTENDER = f"{SCHEDULER}-extender"
+"""Name of the extender's account and of its Lease."""
 Object = dict[str, Any]
 
 
@@ -101,7 +103,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def install(cluster: LocalCluster, certificates: Certificates, *, port: int | None = None) -> Path:
-    """Applies the shipped RBAC, policies and webhook configuration; returns a kubeconfig of the shipped account."""
+    """Applies the shipped RBAC, policies and webhook configuration; returns a kubeconfig of the extender."""
     for file in ("rbac.yaml", "device-plugin-rbac.yaml", "policy-roles.yaml", "policies.yaml"):
         cluster.kube.apply_yaml((MANIFESTS / file).read_text(), NAMESPACE)
     wait_for_policies(cluster.kube)
@@ -156,8 +158,19 @@ def is_admitted(kube: Kube, name: str) -> bool:
     return bool(made["spec"]["schedulerName"] == SCHEDULER)
 
 
+def account_token(kube: Kube) -> str:
+    """Returns the token in the shipped Secret of the extender, once the control plane has written it there."""
+    secret = eventually(lambda: kube.get("Secret", f"{EXTENDER}-token", NAMESPACE).get("data"), "the Secret has a token")
+    return base64.b64decode(secret["token"]).decode()
+
+
 def account_kubeconfig(cluster: LocalCluster) -> Path:
-    """Returns a kubeconfig with a token of the shipped ServiceAccount."""
+    """Returns a kubeconfig with the token of the extender."""
+    return write_kubeconfig(cluster.kubeconfig, account_token(cluster.kube), cluster.folder / f"{EXTENDER}.kubeconfig")
+
+
+def kube_scheduler_kubeconfig(cluster: LocalCluster) -> Path:
+    """Returns a kubeconfig with a token of the account of kube-scheduler."""
     token = cluster.kube.token(SCHEDULER, NAMESPACE)
     return write_kubeconfig(cluster.kubeconfig, token, cluster.folder / f"{SCHEDULER}.kubeconfig")
 

@@ -4,11 +4,12 @@ import subprocess
 
 import pytest
 
-from e2e.cluster import MANIFESTS
+from e2e.cluster import MANIFESTS, SCHEDULER
 from e2e.kube import ApiError
 from e2e.nodes import LOCK_FREE, gpu
 from e2e.pods import container, pod
 from e2e.sandbox import Sandbox
+from e2e.scheduler import EXTENDER
 
 RESERVED = [
     "hami.io/vgpu-node", "hami.io/vgpu-time", "hami.io/bind-phase", "hami.io/bind-time", "hami.io/vgpu-mig-allocations",
@@ -147,11 +148,38 @@ def test_the_shipped_manifests_are_accepted_as_a_whole(local, tmp_path):
         assert name in applied
 
 
+@pytest.mark.parametrize("account", [SCHEDULER, EXTENDER])
 @pytest.mark.parametrize("words", [
-    "update nodes", "create pods", "get secrets -A", "update leases/kube-controller-manager -n kube-system"])
-def test_the_shipped_account_has_no_other_rights(local, replica, words):
-    with pytest.raises(subprocess.CalledProcessError):
-        local.kubectl("auth", "can-i", *words.split(), "--as=system:serviceaccount:kube-system:hami-scheduler", "-q")
+    "update nodes", "create pods", "get secrets -A", "update leases/kube-controller-manager -n kube-system",
+    "get secrets/hami-scheduler-extender-token -n kube-system", "create serviceaccounts/token -n kube-system",
+    "create pods/exec -A", "create pods/eviction -A", "patch pods/ephemeralcontainers -A", "patch pods/resize -A",
+    "patch nodes/status", "delete nodes", "impersonate serviceaccounts"])
+def test_the_shipped_accounts_have_no_other_rights(local, replica, account, words):
+    assert not may(local, account, words)
+
+
+@pytest.mark.parametrize("words", [
+    "delete pods -A", "patch pods/status -A", "update persistentvolumes", "patch persistentvolumeclaims -A",
+    "update resourceclaims.resource.k8s.io/status -A", "list persistentvolumes", "list csinodes.storage.k8s.io",
+    "list services -A", "list namespaces", "update leases/hami-scheduler -n kube-system"])
+def test_only_kube_scheduler_may_do_what_only_it_does(local, replica, words):
+    assert may(local, SCHEDULER, words) and not may(local, EXTENDER, words)
+
+
+@pytest.mark.parametrize("words", [
+    "patch pods -A", "patch nodes", "list resourcequotas -A", "patch leases/hami-scheduler-extender -n kube-system",
+    "write allocations.hami.io -A", "write registrations.hami.io"])
+def test_only_the_extender_may_do_what_only_it_does(local, replica, words):
+    assert may(local, EXTENDER, words) and not may(local, SCHEDULER, words)
+
+
+def may(local, account, words):
+    """Reports whether *account* has a right, given in words of ``kubectl auth can-i``."""
+    try:
+        local.kubectl("auth", "can-i", *words.split(), f"--as=system:serviceaccount:kube-system:{account}", "-q")
+    except subprocess.CalledProcessError:
+        return False
+    return True
 
 
 def test_a_pod_whose_gate_a_queue_lifts_goes_to_the_nodes_that_the_queue_chose(sandbox):

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from cryptography import x509
 
-from e2e.cluster import MANIFESTS, SCHEDULER, LocalCluster
+from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError, Kube
 from e2e.pods import pod
@@ -24,7 +24,8 @@ from e2e.processes import free_port
 from e2e.rights import calls, granted, refused, unused
 from e2e.sandbox import Sandbox
 from e2e.scheduler import (
-    NAMESPACE, Certificates, Scheduler, account_kubeconfig, lease_holder, redirect_webhook, webhook_configuration,
+    EXTENDER, NAMESPACE, Certificates, Scheduler, account_kubeconfig, lease_holder, redirect_webhook,
+    webhook_configuration,
 )
 
 SECRET, WEBHOOK, PREVIOUS = "hami-scheduler-self-signed", "hami-webhook", "hami-scheduler-tls"
@@ -206,9 +207,9 @@ def test_renewal_and_rotation_under_load_lose_no_admission(sandbox, self_signed,
     assert replica.program.running()
     shown = re.search(r"^hami_scheduler_certificate_expiry_timestamp_seconds (\S+)$", replica.metrics(), re.MULTILINE)
     assert shown and float(shown[1]) >= moved.serving.not_valid_after_utc.timestamp()
-    made = list(calls(local.audit_log, SCHEDULER, begun))
+    made = list(calls(local.audit_log, EXTENDER, begun))
     assert not refused(made)
-    assert not unused(granted(yaml.safe_load_all(RIGHTS.read_text()), SCHEDULER), made)
+    assert not unused(granted(yaml.safe_load_all(RIGHTS.read_text()), EXTENDER), made)
 
 
 def change_webhooks(kube: Kube, **changes: object) -> None:
@@ -228,7 +229,7 @@ def predecessor(self_signed: Callable[..., SelfSigned], scheduler: Scheduler,
     kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": PREVIOUS}, "data": data}, NAMESPACE)
     change_webhooks(kube, caBundle=data["ca"])
     scheduler.start()
-    eventually(lambda: lease_holder(kube, f"{SCHEDULER}-extender").startswith(scheduler.name), "it leads")
+    eventually(lambda: lease_holder(kube, EXTENDER).startswith(scheduler.name), "it leads")
     yield scheduler
     kube.delete("Secret", PREVIOUS, NAMESPACE)
 
@@ -239,7 +240,7 @@ def test_the_certificate_of_a_predecessor_is_served_until_ours_is_trusted(sandbo
     wait_admitted(sandbox)
     successor = self_signed(port=free_port(), **FAST)
     successor.wait_healthy(path="/readyz")
-    assert lease_holder(sandbox.kube, f"{SCHEDULER}-extender").startswith(predecessor.name)
+    assert lease_holder(sandbox.kube, EXTENDER).startswith(predecessor.name)
     with Load(sandbox, successor.port) as load:
         change_webhooks(sandbox.kube, url=f"https://127.0.0.1:{successor.port}/webhook")
         time.sleep(2)  # the API server applies it with a delay

@@ -20,7 +20,7 @@ from e2e.kube import ApiError, Kube, path_of
 from e2e.nodes import REGISTER, gpu, gpus
 from e2e.pods import pod
 from e2e.sandbox import Sandbox
-from e2e.scheduler import lease_holder
+from e2e.scheduler import EXTENDER, lease_holder
 from e2e.shown import limits, seen, shower
 
 pytestmark = [pytest.mark.kind, pytest.mark.installation, pytest.mark.timeout(600)]
@@ -63,7 +63,7 @@ def restarts(sandbox: Sandbox, *names: str) -> list[int]:
 
 def holders(kube: Any) -> set[str]:
     """Returns the holders of the Leases of kube-scheduler and extender."""
-    return {lease_holder(kube, name).partition("_")[0] for name in (SCHEDULER, f"{SCHEDULER}-extender")}
+    return {lease_holder(kube, name).partition("_")[0] for name in (SCHEDULER, EXTENDER)}
 
 
 class Arrivals:

@@ -21,6 +21,8 @@ CONTAINERS = {"extender": BASE / "deployment.yaml", "device-plugin": BASE / "dev
               "monitor": BASE / "monitor.yaml", "dashboard": DASHBOARD / "deployment.yaml"}
 RIGHTS = {"device-plugin": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]},
           "monitor": {"drop": ["ALL"], "add": ["KILL"]}}
+TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where clients look for the token of the account of their pod."""
 CATALOG = vendors(chart_config(), ascend=True, iluvatar=True)
 KEYS = "account-or-key-of-hami"
 RESOURCES = {resource for vendor in CATALOG for resource in vendor.resources.names}
@@ -125,6 +127,63 @@ def test_the_scheduler_may_change_only_the_objects_that_hold_its_certificates():
                              ("secrets", ["hami-scheduler-self-signed"], ["get", "patch"]),
                              ("secrets", ["hami-scheduler-tls"], ["get"])]
     assert not [rule for rule in rules if "*" in rule["verbs"] + rule["resources"] + rule["apiGroups"]]
+
+
+def rights(account, *folders):
+    """Returns what *account* may do, as (group, resource, name, verb), and the roles that Kubernetes ships for it."""
+    items = shipped(*folders)
+    bound = {(item["roleRef"]["kind"], item["roleRef"]["name"]) for item in items
+             for subject in item.get("subjects", ()) if subject["name"] == account}
+    return {(group, resource, name, verb)
+            for item in items if (item["kind"], item["metadata"]["name"]) in bound for rule in item["rules"]
+            for group in rule["apiGroups"] for resource in rule["resources"]
+            for name in rule.get("resourceNames", [""]) for verb in rule["verbs"]
+            }, {name for _, name in bound if name.startswith("system:")}
+
+
+def test_what_other_pods_reach_may_neither_delete_nor_create_anything_but_bindings_events_and_leases():
+    """What it may write of pods and nodes, the policies hold to keys of HAMi."""
+    found, of_kubernetes = rights("hami-scheduler-extender", "base", "components/self-signed")
+    assert of_kubernetes == set()
+    assert {(resource, name, verb) for _, resource, name, verb in found if verb not in ("get", "list", "watch")} == {
+        ("pods", "", "patch"), ("pods/binding", "", "create"), ("nodes", "", "patch"),
+        ("events", "", "create"), ("events", "", "patch"),
+        ("leases", "", "create"), ("leases", "hami-scheduler-extender", "patch"),
+        ("allocations", "", "write"), ("registrations", "", "write"),
+        ("secrets", "hami-scheduler-self-signed", "patch"), ("mutatingwebhookconfigurations", "hami-webhook", "patch")}
+    assert {(resource, name) for _, resource, name, verb in found if verb in ("get", "list", "watch")} == {
+        ("pods", ""), ("nodes", ""), ("resourcequotas", ""), ("leases", ""), ("leases", "hami-scheduler-extender"),
+        ("secrets", "hami-scheduler-self-signed"), ("secrets", "hami-scheduler-tls"),
+        ("mutatingwebhookconfigurations", "hami-webhook")}
+
+
+def test_kube_scheduler_has_its_own_roles_and_no_key_of_hami():
+    found, of_kubernetes = rights("hami-scheduler", "base", "components/self-signed")
+    assert of_kubernetes == {"system:kube-scheduler", "system:volume-scheduler"}
+    lease = "coordination.k8s.io", "leases"
+    assert found == {(*lease, "", "create"), (*lease, "hami-scheduler", "get"), (*lease, "hami-scheduler", "update")}
+
+
+def test_each_program_of_the_scheduler_has_the_token_of_its_own_account_only():
+    spec = pod_spec(CONTAINERS["extender"])
+    assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("hami-scheduler", False)
+    tokens = {volume["name"]: volume for volume in spec["volumes"] if "token" in str(volume)}
+    mounts = {container["name"]: [(mount["name"], mount["mountPath"], mount["readOnly"])
+                                  for mount in container["volumeMounts"] if mount["name"] in tokens]
+              for container in spec["containers"]}
+    assert mounts == {"kube-scheduler": [("kube-scheduler-token", TOKEN, True)],
+                      "extender": [("extender-token", TOKEN, True)]}
+    first, *_ = tokens["kube-scheduler-token"]["projected"]["sources"]
+    # with 3607, the default, API servers make it valid for a year
+    assert first == {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}}
+    (secret,) = (item for item in shipped("base") if item["kind"] == "Secret")
+    assert secret["metadata"]["annotations"] == {"kubernetes.io/service-account.name": "hami-scheduler-extender"}
+    assert secret["type"] == "kubernetes.io/service-account-token" and "data" not in secret
+    mounted = tokens["extender-token"]["secret"]
+    assert mounted["secretName"] == secret["metadata"]["name"]
+    # keys that are named must exist, so the kubelet waits for them
+    assert {item["key"] for item in mounted["items"]} == {"token", "ca.crt", "namespace"}
+    assert not mounted.get("optional")
 
 
 def test_the_secret_is_shipped_empty():

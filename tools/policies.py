@@ -42,7 +42,7 @@ WIDTH = 104
 DEVICE_PLUGIN = "request.userInfo.username.matches('^system:serviceaccount:[^:]+:[^:]*hami-device-plugin[^:]*$')"
 """CEL: the account of a device plugin, in any namespace, also with a prefix or suffix of an overlay."""
 SCHEDULER = "request.userInfo.username.matches('^system:serviceaccount:[^:]+:[^:]*hami-scheduler[^:]*$')"
-"""CEL: the account of a scheduler, likewise."""
+"""CEL: the account of an extender or of its kube-scheduler, likewise."""
 _HAMI = "k.startsWith('hami.io/')"
 _HIGH_PRIORITY = f"""\
 [object.spec.containers + object.spec.?initContainers.orValue([])].exists(all,

@@ -301,16 +301,27 @@
 {{- with $more.matchExpressions -}}{{- $_ := set $selector "matchExpressions" (concat $selector.matchExpressions .) -}}{{- end -}}
 {{- end -}}
 
-{{/* hami.rights: two bindings have other names than in HAMi's chart, whose bindings name other roles: a binding cannot
+{{/* hami.rights: one binding has another name than in HAMi's chart, whose binding names another role: a binding cannot
 change its role. */}}
 {{- define "hami.rights" -}}
 {{- $ctx := . -}}
-{{- $role := get .objects (printf "Role/%s-scheduler" .name) -}}
+{{- $role := get .objects (printf "Role/%s-scheduler-kube" .name) -}}
 {{- $_ := set (index $role.rules 1) "resourceNames" (list .v.schedulerName) -}}
-{{- $_ := set (index $role.rules 2) "resourceNames" (list (printf "%s-extender" .v.schedulerName)) -}}
-{{- range list "scheduler" "device-plugin" -}}
-{{- with get $ctx.objects (printf "ClusterRoleBinding/%s-%s" $ctx.name .) -}}
+{{- $role = get .objects (printf "Role/%s-scheduler-extender" .name) -}}
+{{- $_ := set (index $role.rules 1) "resourceNames" (list (printf "%s-extender" .v.schedulerName)) -}}
+{{- with get .objects (printf "ClusterRoleBinding/%s-device-plugin" .name) -}}
 {{- $_ := set .metadata "name" (printf "%s-rights" .metadata.name) -}}
+{{- end -}}
+{{- /* The scheduler of HAMi, and that of our releases until they had two accounts, runs with the account of kube-scheduler
+until its pods are replaced. Only such a release has the binding. */ -}}
+{{- if or .takeOver (lookup "rbac.authorization.k8s.io/v1" "ClusterRoleBinding" "" (printf "%s-scheduler-rights" .name)) -}}
+{{- range $object := .objects -}}
+{{- range $object.subjects -}}
+{{- if eq .name (printf "%s-scheduler-extender" $ctx.name) -}}
+{{- $both := list . (merge (dict "name" (printf "%s-scheduler" $ctx.name)) .) -}}
+{{- $_ := set $object "subjects" $both -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if .takeOver -}}
