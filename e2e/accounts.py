@@ -10,7 +10,7 @@ from e2e.eventually import eventually
 from e2e.kube import Kube
 from e2e.sandbox import Sandbox
 
-__all__ = ["account", "binding", "permit_priority", "permitted", "wait_permitted"]
+__all__ = ["account", "binding", "may", "permit_priority", "permitted", "wait_permitted"]
 
 Object = dict[str, Any]
 RBAC = "rbac.authorization.k8s.io"
@@ -30,6 +30,14 @@ def binding(sandbox: Sandbox, name: str, role: str, **fields: Any) -> Object:
     return {"apiVersion": f"{RBAC}/v1", "kind": "RoleBinding", "metadata": {"name": role},
             "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
             "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": sandbox.namespace}], **fields}
+
+
+def may(kube: Kube, user: str, **asked: str) -> bool:
+    """Reports whether *user* has the right *asked*, the attributes of a resource."""
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+              "spec": {"user": user, "resourceAttributes": asked}}
+    answer = kube.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    return bool(answer["status"]["allowed"])
 
 
 def wait_permitted(sandbox: Sandbox, client: Kube, verb: str, resource: str, group: str = "") -> None:

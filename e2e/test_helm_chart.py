@@ -23,9 +23,8 @@ Object = dict[str, Any]
 CONFIG = (ROOT / "manifests" / "base" / "device-config.yaml").read_text()
 STRICT = CONFIG.replace("nvidia:\n", "nvidia:\n  strict: true\n", 1)
 OF_HELM = {"helm.sh/chart", "app.kubernetes.io/version", "app.kubernetes.io/managed-by"}
-RENAMED = {"ClusterRoleBinding/hami-scheduler-rights": "ClusterRoleBinding/hami-scheduler",
-           "ClusterRoleBinding/hami-device-plugin-rights": "ClusterRoleBinding/hami-device-plugin"}
-"""Bindings of HAMi's chart have the names on the right, and other roles, which cannot change."""
+RENAMED = {"ClusterRoleBinding/hami-device-plugin-rights": "ClusterRoleBinding/hami-device-plugin"}
+"""A binding of HAMi's chart has the name on the right, and another role, which cannot change."""
 
 
 def folded(item: Any) -> Any:
@@ -133,11 +132,13 @@ def test_all_names_follow_the_release(helm: Helm, release: str, name: str, mode:
     names = {item["metadata"]["name"] for item in items}
     assert all(found.startswith(f"{name}-") for found in names)
     others = {"system:kube-scheduler", "system:volume-scheduler", f"{name}-scheduler-tls", f"{name}-dashboard-tls",
-              f"{name}-ca"}
+              f"{name}-ca", "kube-root-ca.crt"}
     assert references(items) <= names | others
     for item in items:
         if item["kind"] == "ValidatingAdmissionPolicy" and item["metadata"]["name"] == f"{name}-ca-bundle":
             assert f"[^:]*{name}-scheduler[^:]*" in str(item) and f"contains('{name}-webhook')" in str(item)
+    (token,) = (item for item in items if item.get("type") == "kubernetes.io/service-account-token")
+    assert token["metadata"]["annotations"] == {"kubernetes.io/service-account.name": f"{name}-scheduler-extender"}
     if mode == "self-signed":
         assert f"--self-signed-cert-secret={name}-scheduler-self-signed" in text
         assert f"--self-signed-webhook={name}-webhook" in text

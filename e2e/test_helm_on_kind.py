@@ -69,8 +69,13 @@ def programs(helm: Helm, version: str, values: Object) -> Object:
     scheduler = items["Deployment/hami-scheduler"]["spec"]["template"]["spec"]
     plugin = items["DaemonSet/hami-device-plugin"]["spec"]["template"]["spec"]
     for spec in (scheduler, plugin):
-        for key in ("serviceAccountName", "priorityClassName", "securityContext"):
+        for key in ("serviceAccountName", "automountServiceAccountToken", "priorityClassName", "securityContext"):
             spec.pop(key, None)
+    # HAMi's chart has one account, and mounts its token into both containers
+    scheduler["volumes"] = [volume for volume in scheduler["volumes"] if not volume["name"].endswith("-token")]
+    for container in scheduler["containers"]:
+        container["volumeMounts"] = [mount for mount in container["volumeMounts"]
+                                     if not mount["name"].endswith("-token")]
     extender = scheduler["containers"][1]
     extender.update(name="vgpu-scheduler-extender", image=THEIRS, securityContext={"runAsUser": 0})
     extender["command"] = [word.replace("--http_bind=:8443", "--http_bind=:443") for word in extender["command"]]

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from e2e.accounts import may
 from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.eventually import eventually
 from e2e.pods import pod
@@ -184,25 +185,35 @@ def test_the_upgrade_gives_the_accounts_of_the_chart_their_rights(local: LocalCl
             user = f"system:serviceaccount:hami-system:{name}"
             for resource in ("allocations", "registrations"):
                 asked = {"group": "hami.io", "resource": resource, "verb": verb}
-                eventually(lambda user=user, asked=asked: may(local, user, asked), f"{user} may {verb} {resource}")
-            assert not may(local, user, {"group": "hami.io", "resource": "webhook", "verb": "skip"})
+                eventually(lambda user=user, asked=asked: may(local.kube, user, **asked), f"{user} may {verb} {resource}")
+            assert not may(local.kube, user, group="hami.io", resource="webhook", verb="skip")
     finally:
         for item in items:
             local.kube.delete(item["kind"], item["metadata"]["name"])
 
 
-def may(local: LocalCluster, user: str, asked: Object) -> bool:
-    """Reports whether *user* has the right *asked*."""
-    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
-              "spec": {"user": user, "resourceAttributes": asked}}
-    answer = local.kube.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
-    return bool(answer["status"]["allowed"])
+@pytest.mark.parametrize("overlay", ["self-signed", "upgrade-from-hami"])
+def test_the_token_follows_the_names_of_its_account(local: LocalCluster, tmp_path: Path, overlay: str) -> None:
+    """kustomize knows neither annotation nor volume by itself. A Secret for an account that does not exist is removed."""
+    shutil.copytree(ROOT, tmp_path / "manifests")
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({
+        "namespace": "hami-system", "namePrefix": "team-", "resources": [f"manifests/overlays/{overlay}"]}))
+    built = list(yaml.safe_load_all(local.kubectl("kustomize", str(tmp_path))))
+    (secret,) = (item for item in built if item.get("type") == "kubernetes.io/service-account-token")
+    account = secret["metadata"]["annotations"]["kubernetes.io/service-account.name"]
+    assert account.startswith("team-hami-scheduler-extender") and f"ServiceAccount/{account}" in names(built)
+    (pod,) = (item["spec"]["template"]["spec"] for item in built if item["kind"] == "Deployment")
+    assert secret["metadata"]["name"] in {volume.get("secret", {}).get("secretName") for volume in pod["volumes"]}
+    bound = {item["roleRef"]["name"] for item in built for subject in item.get("subjects", ())
+             if subject["name"] == account}
+    assert {role.removeprefix("team-").removesuffix("-next") for role in bound} == {
+        "hami-scheduler-extender", "hami-scheduler-self-signed"}
 
 
 def test_the_upgrade_keeps_the_name_of_the_secret(local: LocalCluster) -> None:
     """In the Secret, the role and the flag: `nameSuffix` changes the first two. That of HAMi stays, too."""
     built = build(local, ROOT / "overlays" / "upgrade-from-hami")
-    (secret,) = (item["metadata"]["name"] for item in built if item["kind"] == "Secret")
+    (secret,) = (item["metadata"]["name"] for item in built if item["kind"] == "Secret" and "type" not in item)
     named = [rule["resourceNames"] for item in built if item["kind"] == "Role" for rule in item["rules"]
              if rule["resources"] == ["secrets"]]
     assert named == [[secret], ["hami-scheduler-tls"]]

@@ -1,4 +1,4 @@
-"""The account of the scheduler has exactly the permissions that it uses, according to the audit log."""
+"""The accounts of extender and kube-scheduler have the permissions that they use, according to the audit log."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import itertools
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
-from e2e.cluster import LocalCluster
+from e2e.cluster import SCHEDULER, LocalCluster
+from e2e.eventually import eventually
 from e2e.pods import pod
 from e2e.rights import calls, granted, refused, shipped, unused
 from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler, account_kubeconfig, redirect_webhook, second_replica
+from e2e.scheduler import (
+    EXTENDER, NAMESPACE, Certificates, Scheduler, kube_scheduler_kubeconfig, lease_holder, redirect_webhook, second_replica,
+)
 
 LOCK = "hami.io/mutex.lock"
+Object = dict[str, Any]
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -42,9 +47,10 @@ def changing(sandbox: Sandbox, node: str) -> Iterator[None]:
 @pytest.fixture
 def alone(sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster, certificates: Certificates,
           ) -> Iterator[Scheduler]:
-    """A single replica, whose kube-scheduler has the permissions of the shipped account."""
-    with second_replica(scheduler, account_kubeconfig(local)) as second:
+    """A single replica, whose kube-scheduler has the permissions of its shipped account."""
+    with second_replica(scheduler, kube_scheduler_kubeconfig(local)) as second:
         local.components["kube-scheduler"].stop()
+        sandbox.kube.delete("Lease", SCHEDULER, NAMESPACE)  # so that it creates one
         scheduler.stop()
         second.wait_healthy()
         redirect_webhook(sandbox.kube, certificates, second.port)
@@ -60,7 +66,7 @@ def itself(local: LocalCluster, alone: Scheduler) -> Iterator[str]:
     local.kube.delete("Pod", alone.name, "kube-system", grace_seconds=0)
 
 
-def test_the_scheduler_uses_every_right_that_it_has_and_misses_none(sandbox: Sandbox, local: LocalCluster,
+def test_the_extender_uses_every_right_that_it_has_and_misses_none(sandbox: Sandbox, local: LocalCluster,
                                                                     alone: Scheduler, itself: str) -> None:
     sandbox.add_gpu_node("n0")
     # earlier tests may have restarted the API server, which rejects requests until it has loaded its roles
@@ -75,5 +81,53 @@ def test_the_scheduler_uses_every_right_that_it_has_and_misses_none(sandbox: San
         assert len(sandbox.started(wait_for=9, timeout=60)) == 9
     sandbox.kube.wait("Pod", lambda pods: pods[itself]["metadata"]["labels"].get("hami.io/scheduler-role") == "leader",
                       "kube-system", what="labels the pod that leads")
-    assert not refused(calls(local.audit_log, "hami-scheduler", begun))
-    assert not unused(granted(shipped("rbac.yaml"), "hami-scheduler"), calls(local.audit_log, "hami-scheduler"))
+    for account in (EXTENDER, SCHEDULER):
+        assert not refused(calls(local.audit_log, account, begun))
+        assert not unused(granted(shipped("rbac.yaml"), account), calls(local.audit_log, account))
+
+
+def test_kube_scheduler_evicts_binds_and_provisions_with_its_own_account(sandbox: Sandbox, local: LocalCluster,
+                                                                         alone: Scheduler) -> None:
+    """A pod with devices by its extender, of which others are in the way; a pod without, whose volume it chooses."""
+    kube = sandbox.kube
+    eventually(lambda: lease_holder(kube), "kube-scheduler leads")
+    begun = local.audit_log.stat().st_size
+    sandbox.add_gpu_node("n0")
+    volume = f"v-{sandbox.namespace}"
+    priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": volume}, "value": 9}
+    for item in (priority, *storage(volume)):
+        kube.create(item, sandbox.namespace if item["kind"] == "PersistentVolumeClaim" else None)
+    try:
+        low = pod("low", cpu=900, scheduler=SCHEDULER)
+        claims = pod("claims", cpu=50, scheduler=SCHEDULER)
+        claims["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": volume}}]
+        sandbox.create(low, claims)
+        assert sandbox.bound(2) == {"low": "n0", "claims": "n0"}
+        high = pod("high", gpu=1, gpumem=1000, cpu=500)
+        high["spec"]["priorityClassName"] = volume
+        sandbox.create(high)
+        kube.wait("Pod", lambda pods: "low" not in pods and pods["high"]["spec"].get("nodeName"), sandbox.namespace,
+                  timeout=60, what="the pod that is in the way is evicted")
+    finally:
+        for kind, namespace in (("PersistentVolumeClaim", sandbox.namespace), ("PersistentVolume", None),
+                                ("StorageClass", None), ("PriorityClass", None)):
+            kube.delete(kind, volume, namespace)
+    made = list(calls(local.audit_log, SCHEDULER, begun))
+    assert not refused(made) and not refused(calls(local.audit_log, EXTENDER, begun))
+    done = {(call.right.resource, call.right.verb) for call in made}
+    assert done >= {("pods", "delete"), ("pods/status", "patch"), ("pods/binding", "create"),
+                    ("persistentvolumes", "update")}
+    assert ("pods/binding", "create") in {
+        (call.right.resource, call.right.verb) for call in calls(local.audit_log, EXTENDER, begun)}
+
+
+def storage(name: str) -> list[Object]:
+    """Returns a volume that waits for its first pod, and a claim for it."""
+    of_class = {"storageClassName": name, "accessModes": ["ReadWriteOnce"]}
+    return [
+        {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
+         "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer"},
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": {
+            **of_class, "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/tmp"}}},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": {
+            **of_class, "resources": {"requests": {"storage": "1Gi"}}}}]

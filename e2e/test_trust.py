@@ -21,7 +21,7 @@ from e2e.kube import ApiError, Kube, path_of
 from e2e.nodes import REGISTER, gpus
 from e2e.pods import container, init, pod
 from e2e.sandbox import ALLOCATED, Sandbox, served
-from e2e.scheduler import Certificates, Scheduler, redirect_webhook
+from e2e.scheduler import Certificates, Scheduler, account_token, redirect_webhook
 from e2e.vendors import MUTEX, PHASE, VENDORS
 
 Object = dict[str, Any]
@@ -392,22 +392,114 @@ def test_a_device_plugin_can_do_its_work(sandbox: Sandbox, stolen: Kube, running
         stolen.merge_patch("Pod", running, annotated(values), sandbox.namespace)
 
 
-# -- the token of the scheduler
+# -- the tokens of extender and kube-scheduler
 
 
 @pytest.fixture
-def scheduler_token(sandbox: Sandbox) -> Iterator[Kube]:
-    """The token of the account of extender and kube-scheduler, with its role and nothing else."""
+def extender_token(sandbox: Sandbox) -> Iterator[Kube]:
+    """The token of the extender, from its Secret: what is stolen from the process that other pods reach."""
+    client = sandbox.kube.with_token(account_token(sandbox.kube))
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def kube_scheduler_token(sandbox: Sandbox) -> Iterator[Kube]:
+    """A token of the account of kube-scheduler."""
     client = sandbox.kube.with_token(sandbox.kube.token("hami-scheduler", SYSTEM))
     yield client
     client.close()
 
 
+@contextlib.contextmanager
+def volume(kube: Kube, name: str) -> Iterator[Object]:
+    """Creates a PersistentVolume."""
+    yield kube.create({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": {
+        "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/tmp"}}})
+    kube.delete("PersistentVolume", name)
+
+
+def forbidden(call: Callable[[], object]) -> None:
+    """Checks that the account has no right to *call*: RBAC refuses it, before any policy."""
+    with pytest.raises(ApiError) as error:
+        call()
+    assert error.value.status == 403 and "cannot" in error.value.message and not POLICY.search(error.value.message)
+
+
 @pytest.mark.installation
-def test_a_stolen_token_of_the_scheduler_changes_no_specification(sandbox: Sandbox, scheduler_token: Kube,
+def test_a_stolen_token_of_the_extender_deletes_no_pod_and_changes_no_volume(sandbox: Sandbox, extender_token: Kube,
+                                                                             running: str) -> None:
+    """Which kube-scheduler may do; nor can it get a token of that account or of others."""
+    token, namespace = extender_token, sandbox.namespace
+    condition = {"status": {"conditions": [{"type": "Ready", "status": "False"}], "nominatedNodeName": "n1"}}
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": running}}
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    pods = path_of("Pod", namespace)
+    forbidden(lambda: token.delete("Pod", running, namespace))
+    forbidden(lambda: token.call("DELETE", pods))
+    forbidden(lambda: token.call("POST", f"{pods}/{running}/eviction", eviction))
+    forbidden(lambda: token.merge_patch("Pod", running, condition, namespace, subresource="status"))
+    forbidden(lambda: token.create(pod("more"), namespace))
+    forbidden(lambda: token.delete("Node", of(sandbox, "n0")))
+    forbidden(lambda: token.merge_patch("Node", of(sandbox, "n0"), condition, subresource="status"))
+    with volume(sandbox.kube, f"v-{namespace}") as made:
+        forbidden(lambda: token.get("PersistentVolume", made["metadata"]["name"]))
+        forbidden(lambda: token.delete("PersistentVolume", made["metadata"]["name"]))
+        forbidden(lambda: token.merge_patch("PersistentVolume", made["metadata"]["name"], annotated({"a": "b"})))
+    forbidden(lambda: token.list("PersistentVolumeClaim", namespace))
+    for account_name in ("hami-scheduler", "hami-scheduler-extender"):
+        forbidden(lambda name=account_name: token.call(
+            "POST", path_of("ServiceAccount", SYSTEM, name, "token"), request))
+    forbidden(lambda: token.get("Secret", "hami-scheduler-extender-token", SYSTEM))
+    forbidden(lambda: token.list("Secret", SYSTEM))
+    assert sandbox.pod(running)["status"]["phase"] == "Running"
+
+
+@pytest.mark.installation
+def test_a_stolen_token_of_kube_scheduler_writes_no_key_of_hami(sandbox: Sandbox, kube_scheduler_token: Kube,
+                                                                running: str) -> None:
+    """And no specification, label or taint: it may delete pods, and change their status and volumes."""
+    token, namespace = kube_scheduler_token, sandbox.namespace
+    for patch in (annotated({ALLOCATED: ";"}), {"metadata": {"labels": {NODE: "n1"}}}, annotated({PHASE: None})):
+        forbidden(lambda patch=patch: token.merge_patch("Pod", running, patch, namespace))
+        # the status is the only subresource through which it reaches metadata
+        assert refused(lambda patch=patch: token.merge_patch(
+            "Pod", running, patch, namespace, subresource="status")) == "hami-allocations"
+    sandbox.create(pod("waits", scheduler="nobody"))
+    bound = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "waits", **annotated({ALLOCATED: ";"})["metadata"]},
+             "target": {"apiVersion": "v1", "kind": "Node", "name": of(sandbox, "n0")}}
+    binding_path = path_of("Pod", namespace, "waits", "binding")
+    assert refused(lambda: token.call("POST", binding_path, bound)) == "hami-allocations"
+    for patch in (annotated({MUTEX: "x"}), {"spec": {"unschedulable": True}}, {"metadata": {"labels": {"gpu": "off"}}}):
+        forbidden(lambda patch=patch: token.merge_patch("Node", of(sandbox, "n0"), patch))
+    forbidden(lambda: token.get("Secret", "hami-scheduler-extender-token", SYSTEM))
+    forbidden(lambda: token.get("Secret", "hami-scheduler-self-signed", SYSTEM))
+    forbidden(lambda: token.create(pod("more"), namespace))
+
+
+@pytest.mark.installation
+def test_the_account_of_kube_scheduler_can_do_its_work(sandbox: Sandbox, kube_scheduler_token: Kube,
+                                                       running: str) -> None:
+    token, namespace = kube_scheduler_token, sandbox.namespace
+    condition = {"type": "PodScheduled", "status": "True", "reason": "Test"}
+    token.call("PATCH", path_of("Pod", namespace, running, "status"), {"status": {"conditions": [condition]}},
+               content_type="application/strategic-merge-patch+json")
+    sandbox.create(pod("waits", scheduler="nobody"))
+    token.call("POST", path_of("Pod", namespace, "waits", "binding"), {
+        "apiVersion": "v1", "kind": "Binding", "metadata": {"name": "waits"},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": of(sandbox, "n0")}})
+    with volume(sandbox.kube, f"v-{namespace}") as made:
+        token.call("PUT", path_of("PersistentVolume", None, made["metadata"]["name"]), {
+            **made, "metadata": {**made["metadata"], **annotated({"pv.kubernetes.io/bound-by-controller": "yes"})["metadata"],
+                                 "resourceVersion": ""}})
+    token.delete("Pod", running, namespace)
+
+
+@pytest.mark.installation
+def test_a_stolen_token_of_the_extender_changes_no_specification(sandbox: Sandbox, extender_token: Kube,
                                                                   running: str) -> None:
     """With it, images of system pods could be replaced, and nodes be tainted or made control planes."""
-    token, image = scheduler_token, {"spec": {"containers": [{"name": "main", "image": "evil:1"}]}}
+    token, image = extender_token, {"spec": {"containers": [{"name": "main", "image": "evil:1"}]}}
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "0"}
     foreign = ({"metadata": {"labels": {"app": "x"}}}, annotated({"example.com/x": "1"}),
                {"metadata": {"finalizers": ["example.com/stay"]}}, {"metadata": {"ownerReferences": [owner]}})
@@ -426,18 +518,14 @@ def test_a_stolen_token_of_the_scheduler_changes_no_specification(sandbox: Sandb
 
 
 @pytest.mark.installation
-def test_the_account_of_the_scheduler_can_do_its_work(sandbox: Sandbox, scheduler_token: Kube, running: str) -> None:
+def test_the_account_of_the_extender_can_do_its_work(sandbox: Sandbox, extender_token: Kube, running: str) -> None:
     for values in ({PHASE: "failed", TO_ALLOCATE: ""}, {"huawei.com/Ascend910A": "x"}, {TIME: "1"}):
-        scheduler_token.merge_patch("Pod", running, annotated(values), sandbox.namespace)
+        extender_token.merge_patch("Pod", running, annotated(values), sandbox.namespace)
     for labels in ({NODE: "n0"}, {"hami.io/scheduler-role": "leader"}):
-        scheduler_token.merge_patch("Pod", running, {"metadata": {"labels": labels}}, sandbox.namespace)
+        extender_token.merge_patch("Pod", running, {"metadata": {"labels": labels}}, sandbox.namespace)
     for values in ({MUTEX: "x"}, {MUTEX: None}, {"hami.io/node-handshake": "Requesting_2026.11.24 12:00:00"},
                    {"hami.io/room-for-waiting-pods": "2026-11-24T12:00:00.000000Z"}):
-        scheduler_token.merge_patch("Node", of(sandbox, "n0"), annotated(values))
-    condition = {"type": "PodScheduled", "status": "True", "reason": "Test"}  # as kube-scheduler
-    scheduler_token.call("PATCH", path_of("Pod", sandbox.namespace, running) + "/status",
-                         {"status": {"conditions": [condition]}},
-                         content_type="application/strategic-merge-patch+json")
+        extender_token.merge_patch("Node", of(sandbox, "n0"), annotated(values))
 
 
 @contextlib.contextmanager
