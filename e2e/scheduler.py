@@ -158,9 +158,9 @@ def is_admitted(kube: Kube, name: str) -> bool:
     return bool(made["spec"]["schedulerName"] == SCHEDULER)
 
 
-def account_token(kube: Kube) -> str:
+def account_token(kube: Kube, namespace: str = NAMESPACE) -> str:
     """Returns the token in the shipped Secret of the extender, once the control plane has written it there."""
-    secret = eventually(lambda: kube.get("Secret", f"{EXTENDER}-token", NAMESPACE).get("data"), "the Secret has a token")
+    secret = eventually(lambda: kube.get("Secret", f"{EXTENDER}-token", namespace).get("data"), "the Secret has a token")
     return base64.b64decode(secret["token"]).decode()
 
 

@@ -7,6 +7,7 @@ Pods run on kwok's nodes; one `hami scheduler` serves the webhook of both charts
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,21 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.cluster import LocalCluster
+from e2e.accounts import may
+from e2e.cluster import SCHEDULER, LocalCluster
 from e2e.eventually import eventually
 from e2e.helm_chart import CA, CHART, Helm, HelmError
-from e2e.kube import Kube
+from e2e.kube import ApiError, Kube
 from e2e.nodes import fake_node, gpu
 from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import pod
-from e2e.scheduler import Certificates, Scheduler
+from e2e.scheduler import EXTENDER, Certificates, Scheduler, account_token
 from e2e.takeover import ALLOCATED, NAMESPACE, SECRET, TakeOver, is_running, remains
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
 
 Object = dict[str, Any]
+OPERATIONS = (CHART.parents[1] / "docs" / "operations.md").read_text()
 NODES = ("n0", "n1")
 OURS = ("hami", CHART, "--namespace", NAMESPACE)
 
@@ -48,6 +51,14 @@ def cluster() -> Iterator[LocalCluster]:
 @pytest.fixture
 def helm(cluster: LocalCluster, tmp_path: Path) -> Helm:
     return Helm(tmp_path, cluster.kubeconfig)
+
+
+@pytest.fixture
+def release(cluster: LocalCluster, helm: Helm) -> Iterator[None]:
+    """A release of ours."""
+    helm.run("install", *OURS, values={})
+    yield
+    helm.run("uninstall", "hami", "--namespace", NAMESPACE)
 
 
 @pytest.fixture
@@ -94,6 +105,7 @@ def test_a_release_of_hami_is_replaced_and_brought_back(
         assert release.identities() == objects
         rules = kube.get("ClusterRole", "hami-device-plugin")["rules"]
         assert "update" in rules[-1]["verbs"]
+        assert bound(kube) == ["hami-scheduler-extender", "hami-scheduler"]
         config = yaml.safe_load(kube.get("ConfigMap", "hami-scheduler-device", NAMESPACE)["data"]["device-config.yaml"])
         assert config["nvidia"]["deviceSplitCount"] == 5
         monitors = eventually(lambda: [item for item in kube.list("Pod", NAMESPACE) if is_running(item)
@@ -107,6 +119,7 @@ def test_a_release_of_hami_is_replaced_and_brought_back(
         assert kept(kube) == (["limiter"], False, ["Deny"])
         assert unfinished(cluster) == []
         assert "update" not in kube.get("ClusterRole", "hami-device-plugin")["rules"][-1]["verbs"]
+        assert bound(kube) == ["hami-scheduler-extender"]
         release.roll_back()
         assert release.identities() == objects
         assert kube.get("ClusterRoleBinding", "hami-device-plugin")["roleRef"]["name"] == "hami-device-plugin-monitor"
@@ -124,6 +137,11 @@ def unfinished(cluster: LocalCluster) -> list[str]:
     """Returns what an audit finds of an upgrade."""
     items = hami(cluster.kubeconfig, "audit", "-o", "json", f"--device-config-file={DEVICE_CONFIG}").document["items"]
     return [item["problem"] for item in items if item["rule"] in ("UpgradeUnfinished", "PoliciesWarn")]
+
+
+def bound(kube: Kube) -> list[str]:
+    """Returns the accounts with the role of the extender."""
+    return [subject["name"] for subject in kube.get("ClusterRoleBinding", "hami-scheduler-extender")["subjects"]]
 
 
 def kept(kube: Kube) -> tuple[list[str], bool, list[str]]:
@@ -160,6 +178,65 @@ def test_a_ca_of_the_values_replaces_that_of_the_scheduler(cluster: LocalCluster
     helm.run("upgrade", *OURS, "--reuse-values", *force, values={"certificates": {"mode": "secret", "caBundle": CA}})
     assert trusted(cluster.kube) == {CA}
     helm.run("uninstall", "hami", "--namespace", NAMESPACE)
+
+
+@pytest.mark.parametrize("client_side", [True, False])
+def test_an_upgrade_keeps_the_token_of_the_extender(cluster: LocalCluster, helm: Helm, client_side: bool) -> None:
+    """The chart's Secret has no data. Without it, the pods would be refused by the API server."""
+    kube, name = cluster.kube, f"{EXTENDER}-token"
+    helm.run("install", *OURS, f"--server-side={str(not client_side).lower()}", values={})
+    account_token(kube, NAMESPACE)
+    before = kube.get("Secret", name, NAMESPACE)
+    assert before["data"].keys() == {"token", "ca.crt", "namespace"}
+    for more in ((), () if client_side else ("--force-conflicts",)):
+        helm.run("upgrade", *OURS, "--reuse-values", "--set", f"scheduler.replicas={3 + len(more)}", *more)
+        after = kube.get("Secret", name, NAMESPACE)
+        assert (after["metadata"]["uid"], after["data"]) == (before["metadata"]["uid"], before["data"])
+    helm.run("uninstall", "hami", "--namespace", NAMESPACE)
+    assert remains(cluster.kubectl) == set()
+
+
+def test_the_token_of_the_extender_is_replaced_as_documented(cluster: LocalCluster, helm: Helm, release: None) -> None:
+    """With its account: a new Secret of an account gets the token of the earlier one, which would be valid again."""
+    kube, (command,) = cluster.kube, re.findall(r"^kubectl (-n kube-system delete secret/.*)$", OPERATIONS, re.MULTILINE)
+    stolen = kube.with_token(account_token(kube, NAMESPACE))
+    eventually(lambda: may(kube, f"system:serviceaccount:{NAMESPACE}:{EXTENDER}", verb="list", resource="nodes"), "bound")
+    assert stolen.list("Node")
+    cluster.kubectl(*command.replace("kube-system", NAMESPACE).split())
+    helm.run("upgrade", *OURS, "--reuse-values")
+    assert kube.with_token(account_token(kube, NAMESPACE)).list("Node")
+    eventually(lambda: status(stolen) == 401, "the API server has forgotten the earlier one", timeout=60, interval=1)
+
+
+def status(client: Kube) -> int:
+    """Returns the HTTP status of a list of nodes."""
+    try:
+        client.list("Node")
+    except ApiError as error:
+        return error.status
+    return 200
+
+
+def test_the_scheduler_of_a_release_with_one_account_keeps_its_rights_until_it_is_replaced(
+        cluster: LocalCluster, helm: Helm, release: None) -> None:
+    """With the account that is now that of kube-scheduler, not with that of the process that pods reach."""
+    kube = cluster.kube
+    earlier = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+               "metadata": {"name": "hami-scheduler-rights"}, "roleRef": {
+                   "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "hami-scheduler"}}
+    kube.create(earlier)
+    extender, kube_scheduler = (f"system:serviceaccount:{NAMESPACE}:{name}" for name in (EXTENDER, SCHEDULER))
+    helm.run("upgrade", *OURS, "--reuse-values")
+    eventually(lambda: may(kube, kube_scheduler, verb="patch", resource="nodes"), "its scheduler may lock nodes")
+    assert may(kube, kube_scheduler, verb="write", group="hami.io", resource="allocations")
+    assert may(kube, extender, verb="patch", resource="nodes")
+    assert not may(kube, extender, verb="delete", resource="pods")
+    kube.delete("ClusterRoleBinding", "hami-scheduler-rights")  # Helm does it at the end of the upgrade
+    helm.run("upgrade", *OURS, "--reuse-values")
+    eventually(lambda: not may(kube, kube_scheduler, verb="patch", resource="nodes"), "it no longer may")
+    assert not may(kube, kube_scheduler, verb="write", group="hami.io", resource="allocations")
+    assert may(kube, extender, verb="patch", resource="nodes")
+    assert may(kube, kube_scheduler, verb="delete", resource="pods")
 
 
 def trusted(kube: Kube) -> set[str | None]:
