@@ -160,8 +160,9 @@ def is_admitted(kube: Kube, name: str) -> bool:
 
 def account_token(kube: Kube, namespace: str = NAMESPACE) -> str:
     """Returns the token in the shipped Secret of the extender, once the control plane has written it there."""
-    secret = eventually(lambda: kube.get("Secret", f"{EXTENDER}-token", namespace).get("data"), "the Secret has a token")
-    return base64.b64decode(secret["token"]).decode()
+    name = f"{EXTENDER}-token"
+    data = eventually(lambda: kube.get("Secret", name, namespace).get("data"), f"{name} has a token")
+    return base64.b64decode(data["token"]).decode()
 
 
 def account_kubeconfig(cluster: LocalCluster) -> Path:

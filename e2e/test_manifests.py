@@ -185,7 +185,8 @@ def test_the_upgrade_gives_the_accounts_of_the_chart_their_rights(local: LocalCl
             user = f"system:serviceaccount:hami-system:{name}"
             for resource in ("allocations", "registrations"):
                 asked = {"group": "hami.io", "resource": resource, "verb": verb}
-                eventually(lambda user=user, asked=asked: may(local.kube, user, **asked), f"{user} may {verb} {resource}")
+                eventually(lambda user=user, asked=asked: may(local.kube, user, **asked),
+                           f"{user} may {verb} {resource}")
             assert not may(local.kube, user, group="hami.io", resource="webhook", verb="skip")
     finally:
         for item in items:
@@ -194,7 +195,7 @@ def test_the_upgrade_gives_the_accounts_of_the_chart_their_rights(local: LocalCl
 
 @pytest.mark.parametrize("overlay", ["self-signed", "upgrade-from-hami"])
 def test_the_token_follows_the_names_of_its_account(local: LocalCluster, tmp_path: Path, overlay: str) -> None:
-    """kustomize knows neither annotation nor volume by itself. A Secret for an account that does not exist is removed."""
+    """kustomize does not know the annotation by itself. A Secret for an account that does not exist is removed."""
     shutil.copytree(ROOT, tmp_path / "manifests")
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({
         "namespace": "hami-system", "namePrefix": "team-", "resources": [f"manifests/overlays/{overlay}"]}))
@@ -202,8 +203,8 @@ def test_the_token_follows_the_names_of_its_account(local: LocalCluster, tmp_pat
     (secret,) = (item for item in built if item.get("type") == "kubernetes.io/service-account-token")
     account = secret["metadata"]["annotations"]["kubernetes.io/service-account.name"]
     assert account.startswith("team-hami-scheduler-extender") and f"ServiceAccount/{account}" in names(built)
-    (pod,) = (item["spec"]["template"]["spec"] for item in built if item["kind"] == "Deployment")
-    assert secret["metadata"]["name"] in {volume.get("secret", {}).get("secretName") for volume in pod["volumes"]}
+    (spec,) = (item["spec"]["template"]["spec"] for item in built if item["kind"] == "Deployment")
+    assert secret["metadata"]["name"] in {volume.get("secret", {}).get("secretName") for volume in spec["volumes"]}
     bound = {item["roleRef"]["name"] for item in built for subject in item.get("subjects", ())
              if subject["name"] == account}
     assert {role.removeprefix("team-").removesuffix("-next") for role in bound} == {

@@ -17,7 +17,8 @@ from e2e.pods import pod
 from e2e.rights import calls, granted, refused, shipped, unused
 from e2e.sandbox import Sandbox
 from e2e.scheduler import (
-    EXTENDER, NAMESPACE, Certificates, Scheduler, kube_scheduler_kubeconfig, lease_holder, redirect_webhook, second_replica,
+    EXTENDER, NAMESPACE, Certificates, Scheduler, kube_scheduler_kubeconfig, lease_holder, redirect_webhook,
+    second_replica,
 )
 
 LOCK = "hami.io/mutex.lock"
@@ -66,8 +67,9 @@ def itself(local: LocalCluster, alone: Scheduler) -> Iterator[str]:
     local.kube.delete("Pod", alone.name, "kube-system", grace_seconds=0)
 
 
-def test_the_extender_uses_every_right_that_it_has_and_misses_none(sandbox: Sandbox, local: LocalCluster,
+def test_both_programs_use_every_right_that_they_have_and_miss_none(sandbox: Sandbox, local: LocalCluster,
                                                                     alone: Scheduler, itself: str) -> None:
+    """Of kube-scheduler's account, the rights that we give it beside Kubernetes' own roles."""
     sandbox.add_gpu_node("n0")
     # earlier tests may have restarted the API server, which rejects requests until it has loaded its roles
     begun = local.audit_log.stat().st_size

@@ -466,10 +466,7 @@ def test_a_stolen_token_of_kube_scheduler_writes_no_key_of_hami(sandbox: Sandbox
         assert refused(lambda patch=patch: token.merge_patch(
             "Pod", running, patch, namespace, subresource="status")) == "hami-allocations"
     sandbox.create(pod("waits", scheduler="nobody"))
-    bound = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "waits", **annotated({ALLOCATED: ";"})["metadata"]},
-             "target": {"apiVersion": "v1", "kind": "Node", "name": of(sandbox, "n0")}}
-    binding_path = path_of("Pod", namespace, "waits", "binding")
-    assert refused(lambda: token.call("POST", binding_path, bound)) == "hami-allocations"
+    assert refused(lambda: bind(token, sandbox, {ALLOCATED: ";"})) == "hami-allocations"
     for patch in (annotated({MUTEX: "x"}), {"spec": {"unschedulable": True}}, {"metadata": {"labels": {"gpu": "off"}}}):
         forbidden(lambda patch=patch: token.merge_patch("Node", of(sandbox, "n0"), patch))
     forbidden(lambda: token.get("Secret", "hami-scheduler-extender-token", SYSTEM))
@@ -485,19 +482,23 @@ def test_the_account_of_kube_scheduler_can_do_its_work(sandbox: Sandbox, kube_sc
     token.call("PATCH", path_of("Pod", namespace, running, "status"), {"status": {"conditions": [condition]}},
                content_type="application/strategic-merge-patch+json")
     sandbox.create(pod("waits", scheduler="nobody"))
-    token.call("POST", path_of("Pod", namespace, "waits", "binding"), {
-        "apiVersion": "v1", "kind": "Binding", "metadata": {"name": "waits"},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": of(sandbox, "n0")}})
+    bind(token, sandbox, {})
     with volume(sandbox.kube, f"v-{namespace}") as made:
-        token.call("PUT", path_of("PersistentVolume", None, made["metadata"]["name"]), {
-            **made, "metadata": {**made["metadata"], **annotated({"pv.kubernetes.io/bound-by-controller": "yes"})["metadata"],
-                                 "resourceVersion": ""}})
+        changed = {**made, "metadata": {"name": made["metadata"]["name"], "annotations": {"example.com/a": "b"}}}
+        token.call("PUT", path_of("PersistentVolume", None, made["metadata"]["name"]), changed)
     token.delete("Pod", running, namespace)
+
+
+def bind(client: Kube, sandbox: Sandbox, annotations: Object) -> None:
+    """Binds the pod waits to node n0."""
+    client.call("POST", path_of("Pod", sandbox.namespace, "waits", "binding"), {
+        "apiVersion": "v1", "kind": "Binding", "metadata": {"name": "waits", "annotations": annotations},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": of(sandbox, "n0")}})
 
 
 @pytest.mark.installation
 def test_a_stolen_token_of_the_extender_changes_no_specification(sandbox: Sandbox, extender_token: Kube,
-                                                                  running: str) -> None:
+                                                                 running: str) -> None:
     """With it, images of system pods could be replaced, and nodes be tainted or made control planes."""
     token, image = extender_token, {"spec": {"containers": [{"name": "main", "image": "evil:1"}]}}
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "0"}

@@ -273,6 +273,16 @@ def test_connect_says_what_is_missing(kubeconfig, said, tmp_path, monkeypatch):
         Api.connect()
 
 
+def test_connect_says_that_a_pod_has_no_token(tmp_path, monkeypatch):
+    """As when its Secret is mounted before the control plane has filled it: the program ends, and is restarted."""
+    monkeypatch.setenv("KUBECONFIG", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    with pytest.raises(ClusterError, match="in-cluster: Service token file does not exist"):
+        Api.connect()
+
+
 def test_a_watch_yields_whole_lines_however_they_arrive(server):
     with watch(server, b"on", b"e\ntw", b"o\n\nthree\nfo", b"ur\n") as lines:
         assert list(lines) == [b"one", b"two", b"three", b"four"]
