@@ -530,6 +530,18 @@ def test_images_are_those_of_the_values(rendered: dict[str, dict[str, Object]], 
     assert container(rendered[example], workload, place)["image"] == image
 
 
+@pytest.mark.parametrize("take_over", ["never", "always"])
+def test_what_pods_reach_has_no_right_of_kube_scheduler_at_any_time(helm: Helm, take_over: str) -> None:
+    """HAMi's scheduler, which is being replaced, runs with the account that is then that of kube-scheduler alone."""
+    both = ["hami-scheduler-extender", "hami-scheduler"]
+    held = {item["roleRef"]["name"]: [subject["name"] for subject in item["subjects"]]
+            for item in helm.template({"takeOver": take_over})
+            if item["kind"].endswith("Binding") and "scheduler" in str(item.get("subjects"))}
+    of_extender = both if take_over == "always" else both[:1]
+    assert held == {"system:kube-scheduler": both[1:], "system:volume-scheduler": both[1:], "hami-scheduler-kube": both[1:],
+                    "hami-scheduler-extender": of_extender, "hami-scheduler-self-signed": of_extender}
+
+
 def test_the_transition_gives_the_device_plugins_of_hami_their_rights(helm: Helm) -> None:
     """Ours waits until HAMi's has left a node, and the scheduler counts what HAMi's has written."""
     items = normal(helm.template({"takeOver": "always"}))
