@@ -538,8 +538,8 @@ def test_what_pods_reach_has_no_right_of_kube_scheduler_at_any_time(helm: Helm, 
             for item in helm.template({"takeOver": take_over})
             if item["kind"].endswith("Binding") and "scheduler" in str(item.get("subjects"))}
     of_extender = both if take_over == "always" else both[:1]
-    assert held == {"system:kube-scheduler": both[1:], "system:volume-scheduler": both[1:], "hami-scheduler-kube": both[1:],
-                    "hami-scheduler-extender": of_extender, "hami-scheduler-self-signed": of_extender}
+    of_kube = dict.fromkeys(("system:kube-scheduler", "system:volume-scheduler", "hami-scheduler-kube"), both[1:])
+    assert held == {**of_kube, "hami-scheduler-extender": of_extender, "hami-scheduler-self-signed": of_extender}
 
 
 def test_the_transition_gives_the_device_plugins_of_hami_their_rights(helm: Helm) -> None:
