@@ -168,6 +168,17 @@ def test_the_text_says_what_was_not_looked_at():
     assert "POD    NODE  CARDS" in lines and lines[-1].startswith("Not looked at, since kube-scheduler decides it")
 
 
+def test_preferred_node_affinity_counts_and_the_text_says_so():
+    workload = source(gpumem=1000)
+    term = {"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}}
+    workload.pod["spec"]["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
+    for name in ("n1", "n2"):
+        nodes = [replace(item, labels={"zone": "a" if item.name == name else "b"}) for item in NODES]
+        report = run(workload, nodes=nodes)
+        assert placed(report)["web"][0] == name
+    assert "Preferred node affinity counts." in render_simulation(report, Style())
+
+
 @settings(max_examples=25)
 @given(chance=randoms(use_true_random=True))
 def test_a_simulation_agrees_with_the_scheduler(chance):
