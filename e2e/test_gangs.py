@@ -1,8 +1,10 @@
 """Gangs of Kubernetes itself: all of a group's pods are placed or none, and those that wait do no harm to others."""
 
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 from e2e import audit, binaries
 from e2e.cluster import LocalCluster
@@ -15,6 +17,7 @@ GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
 GATES = {"kubeFeatureGates": "GenericWorkload=true", "kubeRuntimeConfig": "scheduling.k8s.io/v1beta1=true"}
 FIRST = (1, 37)  # the version of Kubernetes with this API
 ROUNDS = 4
+EXAMPLE = Path(__file__).parent.parent / "examples" / "gang.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +78,16 @@ def wait_bound(kube, names, timeout):
 
 def test_a_gang_that_fits_is_placed(kube):
     wait_bound(kube, create_gang(kube, "fits", 7), 10)
+
+
+def test_the_gang_of_the_examples_is_placed(kube):
+    group, job = yaml.safe_load_all(EXAMPLE.read_text())
+    kube.call("POST", GROUPS, group)
+    kube.create(job, "default")
+    eventually(lambda: len(bound(kube)) == job["spec"]["parallelism"], "the pods of the Job are bound", timeout=20)
+    assert {item["spec"]["schedulingGroup"]["podGroupName"] for item in kube.list("Pod", "default")} == {
+        group["metadata"]["name"]}
+    kube.delete("Job", job["metadata"]["name"], "default")
 
 
 def test_a_gang_that_lacks_a_card_takes_none_from_others(kube):
