@@ -33,9 +33,9 @@ from hami.vendors.spec import Rule
 SHOWN_DEVICES = 3  # of each of the nearest nodes
 MAX_ADDED = 10_000  # nodes
 MAX_COUNTED = 1_000_000  # pods of capacity
-NOT_LOOKED_AT = ("Not looked at, since kube-scheduler decides it: CPU, memory, taints, required affinity and affinity to "
-                 "pods, topology spread, volumes and preemption. Preferred node affinity counts. Pods that wait in the "
-                 "cluster are left out.")
+NOT_LOOKED_AT = ("Not looked at, since kube-scheduler decides it: CPU, memory, taints, required affinity and affinity "
+                 "to pods, topology spread, volumes and preemption. Preferred node affinity counts. Pods that wait in "
+                 "the cluster are left out.")
 _ADDED = re.compile(r"like=(?P<node>[^:]+):(?P<count>[1-9][0-9]{0,4})")
 
 Admit = Callable[[View, Mapping[str, Any], str], "Pod | str"]

@@ -1,4 +1,4 @@
-"""Publishes the sums of the node's devices in the status of the node: for Kueue, autoscalers and kube-state-metrics.
+"""Publishes the sums of the node's devices in the status of the node: for autoscalers, Kueue and kube-state-metrics.
 
 No pod requests a name with ``total-``, so nobody enforces it. The names that pods request are another matter: a kubelet
 ignores those that its node lacks, and fails pods that exceed those that it has.
