@@ -107,7 +107,8 @@ def anonymize(record: ClusterRecord) -> ClusterRecord:
     """Returns *record* with other names: of nodes, pods, namespaces, containers, quotas, priority classes and
     devices.
 
-    The order of names stays, so decisions stay the same. Labels are left out unless a vendor reads them on nodes. In
+    The order of names stays, so decisions stay the same, but for preferred nodes. Labels are left out unless a vendor
+    reads them on nodes, and so are preferences for them, and the words of kube-scheduler. In
     annotations only numbers, known words and parts of device models stay: any other word may be a name. Comments of
     the device configuration are left out, and the installation.
     """
@@ -133,6 +134,7 @@ class _Anonymizer:
             *(name for quota in record.quotas for scope in quota.scopes for name in scope.values)))
         self._schedulers = _numbered("scheduler", (
             pod.scheduler_name for pod in record.pods if pod.scheduler_name not in ("", *SCHEDULERS)))
+        self._groups = {"": ""} | _numbered("group", (pod.group for pod in record.pods if pod.group))
         self._uuids = self._device_names()
         self._pattern = re.compile("|".join(
             rf"(?<![\w-]){re.escape(uuid)}(?![\w-])" for uuid in sorted(self._uuids, key=len, reverse=True)) or "(?!)")
@@ -186,7 +188,8 @@ class _Anonymizer:
         labels = {ASSIGNED_NODE: self._place(pod.labels[ASSIGNED_NODE])} if ASSIGNED_NODE in pod.labels else {}
         scope = replace(pod.scope, priority_class=self._priority_classes[pod.scope.priority_class])
         return replace(pod, ref=ref, labels=labels, containers=containers, node_name=self._place(pod.node_name),
-                       scope=scope,
+                       scope=scope, group=self._groups[pod.group], nominated_node=self._place(pod.nominated_node),
+                       scheduling_failure="", preferences=(),
                        scheduler_name=self._schedulers.get(pod.scheduler_name, pod.scheduler_name),
                        annotations={key: self._place(text) if key == ASSIGNED_NODE else self._text(text)
                                     for key, text in pod.annotations.items()})

@@ -14,7 +14,7 @@ from hami.inspect.explain import explain_pod
 from hami.inspect.simulate import render_replay, replay
 from hami.inspect.snapshot import anonymize, parse_snapshot, render_snapshot
 from hami.inspect.tables import Style
-from hami.model import PodScope, ScopeRequirement
+from hami.model import NodePreference, NodeRequirement, PodScope, ScopeRequirement
 from hami.scheduling.refusal import Choice
 from tests.builders import gpu, gpus, node, pod, quota
 from tests.inspect.records import PENDING, held, record, some_record
@@ -73,13 +73,15 @@ def test_an_anonymous_snapshot_answers_the_same(rng):
 def test_an_anonymous_snapshot_contains_no_name():
     """Neither of objects nor of devices, wherever they stand: in annotations, locks, labels or lists."""
     secrets = ["secretnode", "secretteam", "secretpod", "secretcontainer", "secretlabel", "secretuuid", "secretgone",
-               "secretevent", "secretquota", "secretproblem", "secretclass", "secretother"]
+               "secretevent", "secretquota", "secretproblem", "secretclass", "secretother", "secretgroup", "secretzone"]
     secret_node = node("secretnode", gpu("GPU-secretuuid", **T4), labels={"secretlabel": "secretlabel"}, annotations={
         "hami.io/device-cordon": "GPU-secretuuid", "hami.io/mutex.lock": "2026-01-01T00:00:00Z,secretteam,secretpod"})
     holder = held("secretpod", "secretnode", ("GPU-secretuuid", 1, 1), ("GPU-secretgone", 1, 1), namespace="secretteam",
                   labels={"hami.io/vgpu-node": "secretnode", "app": "secretlabel"})
     waiting = pod(replace(gpus(), name="secretcontainer"), name=PENDING, uid="secretpod-uid", annotations={
-        "nvidia.com/use-gpuuuid": "GPU-secretuuid,GPU-secretgone"}, scope=PodScope("secretclass"))
+        "nvidia.com/use-gpuuuid": "GPU-secretuuid,GPU-secretgone"}, scope=PodScope("secretclass"), group="secretgroup",
+        nominated_node="secretnode", scheduling_failure="0/1 nodes are available: secretnode", preferences=(
+            NodePreference(1, (NodeRequirement("secretzone", "In", frozenset({"secretzone"})),)),))
     limits = quota("secretquota", "secretteam", scopes=[
         ScopeRequirement("PriorityClass", "In", ("secretclass", "secretother"))], gpumem=1)
     events = {"secretpod-uid": (replace(EVENT, message="secretevent"),)}
@@ -89,6 +91,7 @@ def test_an_anonymous_snapshot_contains_no_name():
     text = gzip.decompress(render_snapshot(hidden)).decode()
     assert [secret for secret in secrets if secret in text] == []
     assert "node-1" in text and '"2026-01-01T00:00:00Z,namespace-2,pod-1"' in text
+    assert hidden.pods[1].nominated_node == hidden.nodes[0].name and hidden.pods[1].group == "group-1"
     assert [quota.matches(pod.scope) for quota in hidden.quotas for pod in hidden.pods] == [False, True]
 
 
