@@ -10,6 +10,7 @@ from e2e import audit, binaries
 from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, fake_node, gpus
+from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import pod
 from e2e.scheduler import Certificates, Scheduler, install, wait_for_webhook
 
@@ -21,7 +22,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "gang.yaml"
 
 
 @pytest.fixture(scope="module")
-def kube(tmp_path_factory):
+def cluster(tmp_path_factory):
     """A control plane that knows gangs, with a node of seven cards."""
     if (programs := binaries.find()).minor < FIRST:
         pytest.skip(f"gangs need Kubernetes 1.37, this is {programs.kube_version}")
@@ -31,9 +32,14 @@ def kube(tmp_path_factory):
         wait_for_webhook(cluster.kube)
         cluster.kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}, "default")
         cluster.kube.create(fake_node("seven", gpus(7), annotations=LOCK_FREE))
-        yield cluster.kube
+        yield cluster
         scheduler.close()
         cluster.kube.close()
+
+
+@pytest.fixture(scope="module")
+def kube(cluster):
+    return cluster.kube
 
 
 @pytest.fixture(autouse=True)
@@ -90,10 +96,14 @@ def test_the_gang_of_the_examples_is_placed(kube):
     kube.delete("Job", job["metadata"]["name"], "default")
 
 
-def test_a_gang_that_lacks_a_card_takes_none_from_others(kube):
+def test_a_gang_that_lacks_a_card_takes_none_from_others(cluster, kube):
     gang = create_gang(kube, "big", 8)
     time.sleep(1)
     assert bound(kube) == set()
+    answer = hami(cluster.kubeconfig, "explain", "pod", "big-0", "-n", "default", "-o", "json",
+                  f"--device-config-file={DEVICE_CONFIG}")
+    gang_report = answer.document["gang"]
+    assert [gang_report[key] for key in ("required", "tried", "fitting", "lacking")] == [8, 8, 7, 1]
     kube.create(whole_card("single"), "default")
     wait_bound(kube, {"single"}, 10)
     assert bound(kube) == {"single"}

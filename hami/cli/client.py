@@ -92,6 +92,10 @@ class Client:
         """Returns why a pod of *record* could not be scheduled, in the words of kube-scheduler."""
         return record.events.get(ref.uid, ()) if self.snapshot else self.reader().events(ref)
 
+    def gang_size(self, pod: Pod) -> int | None:
+        """Returns how many pods of the group of *pod* are placed together; ``None`` if that is not known."""
+        return None if self.snapshot or not pod.group else self.reader().gang_size(pod)
+
     def single_namespace(self, reason: str) -> str:
         """Returns the chosen namespace. Raises: HamiError with *reason* if it is not a single one."""
         if self.all_namespaces:

@@ -78,7 +78,7 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
 
     For each node and card: what is short and by how much, nearest first; what kube-scheduler said; and the smallest
     changes with which the pod would fit, each tried with the scheduler's own decision. Needs the right to list nodes
-    and pods of the cluster, and events of the namespace.
+    and pods of the cluster, and events of the namespace; for a pod of a gang, also the right to get podgroups there.
     """
     from hami.inspect.cluster import unknown_name
     from hami.inspect.explain import explain_pod, render_report
@@ -89,7 +89,10 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
     if pod is None:
         raise unknown_name(f"pod in namespace {namespace}:", name, {
             other.ref.name for other in cluster.pods.values() if other.ref.namespace == namespace})
-    report = explain_pod(cluster, pod, () if pod.node_name else client.events(cluster.record, pod.ref))
+    if pod.node_name:
+        report = explain_pod(cluster, pod, ())
+    else:
+        report = explain_pod(cluster, pod, client.events(cluster.record, pod.ref), required=client.gang_size(pod))
     return Answer(document=report, text=lambda: render_report(report, wide=style.form == "wide"))
 
 

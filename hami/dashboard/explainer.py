@@ -18,6 +18,7 @@ from hami.dashboard.caches import Poller, PollLimits
 from hami.dashboard.live import LiveCluster
 from hami.errors import HamiError
 from hami.inspect.explain import NodeShortage, Suggestion, WaitingReport, explain_pod
+from hami.inspect.gang import GangReport
 from hami.model import Pod
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class Explanation(msgspec.Struct, rename="camel", frozen=True):
     """Why a pod waits. *fits*: the node that it would get now. *reasons*: each with the number of nodes.
 
     *unfit*: the number of nodes that it does not fit; the nearest of them are *nodes*. *suggestions*: what would help.
-    *problem*: why there is no answer.
+    *gang*: the group with which the pod is placed. *problem*: why there is no answer.
     """
 
     fits: str = ""
@@ -41,6 +42,7 @@ class Explanation(msgspec.Struct, rename="camel", frozen=True):
     cordoned: int = 0
     without_devices: int = 0
     suggestions: tuple[Suggestion, ...] = ()
+    gang: GangReport | None = None
     problem: str = ""
 
 
@@ -55,7 +57,7 @@ class Question:
     @classmethod
     def of(cls, pod: Pod, scope: Scope) -> Question:
         """Returns the question about *pod*."""
-        requests = (pod.ref.namespace, pod.scheduler_name, dict(pod.annotations), pod.containers)
+        requests = (pod.ref.namespace, pod.scheduler_name, pod.group, dict(pod.annotations), pod.containers)
         return cls(msgspec.msgpack.encode(requests), scope, pod)
 
 
@@ -66,8 +68,10 @@ def explainer(live: LiveCluster, *, clock: Callable[[], float]) -> Poller[Questi
 
 def _answer(live: LiveCluster, question: Question) -> Explanation:
     pod = question.pod
+    others = [other for other in live.store.pods.waiting()
+              if (other.ref.namespace, other.group) == (pod.ref.namespace, pod.group)] if pod.group else []
     try:
-        report = explain_pod(live.cluster(live.store.nodes.names(), question.scope, [pod]), pod, ())
+        report = explain_pod(live.cluster(live.store.nodes.names(), question.scope, [pod, *others]), pod, ())
     except HamiError as error:
         return Explanation(problem=str(error))
     except Exception:
@@ -82,4 +86,4 @@ def _bounded(report: WaitingReport) -> Explanation:
     return Explanation(
         fits=report.fits, reasons={reason: len(names) for reason, names in report.reasons.items()},
         unfit=len(report.nodes), nodes=nodes, cordoned=len(report.cordoned),
-        without_devices=report.without_devices, suggestions=report.suggestions)
+        without_devices=report.without_devices, suggestions=report.suggestions, gang=report.gang)

@@ -86,7 +86,8 @@ class LiveCluster:
         for booking in holders:
             if booking.uid not in by_uid and (ref := view.ref(booking.uid)) is not None:
                 record = view.facts.pods.get(booking.uid)
-                by_uid[ref.uid] = (Pod(ref=ref, node_name=record.node, phase=record.phase) if record and record.node
+                by_uid[ref.uid] = (Pod(ref=ref, node_name=record.node, phase=record.phase, group=record.group)
+                                   if record and record.node
                                    else Pod(ref=ref, annotations={ASSIGNED_NODE: booking.node}))
         nodes = tuple(node for name in names if (node := self.store.nodes.get(name)) is not None)
         return InspectedCluster(ClusterRecord(taken=self.now(), nodes=nodes, pods=tuple(by_uid.values()),

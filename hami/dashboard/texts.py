@@ -10,6 +10,7 @@ from typing import Any
 from hami.codec.times import render_time
 from hami.dashboard.use import Use
 from hami.inspect.explain import lacks
+from hami.inspect.gang import gang_sentences
 from hami.inspect.top import age_text
 
 HUES = 6  # colors of namespaces in the style sheet
@@ -55,6 +56,6 @@ def in_words(use: Use) -> str:
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "percent": percent, "width": width, "hue": hue, "number": number, "mib": mib, "age": age_text,
-    "timestamp": timestamp, "lacks": lacks, "in_words": in_words,
+    "timestamp": timestamp, "lacks": lacks, "in_words": in_words, "gang_sentences": gang_sentences,
 }
 """Filters of templates by name."""

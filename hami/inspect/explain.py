@@ -14,6 +14,7 @@ from hami.codec.allocation import parse_shares
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.changes import KINDS, find_changes
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, selection_keys
+from hami.inspect.gang import GangReport, gang_of, gang_sentences
 from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_of, age_text
 from hami.model import Pod
@@ -69,6 +70,7 @@ class WaitingReport(_Record, frozen=True):
     """A pod that waits. *fits*: the node that it would get now. *nodes*: those that do not fit, nearest first.
 
     *without_devices*: the number of nodes without any. *suggestions*: what would help; empty if no known change does.
+    *gang*: the group with which it is placed.
     """
 
     namespace: str
@@ -84,6 +86,7 @@ class WaitingReport(_Record, frozen=True):
     without_devices: int
     events: tuple[SchedulingEvent, ...]
     suggestions: tuple[Suggestion, ...]
+    gang: GangReport | None = None
 
 
 class HeldDevice(_Record, frozen=True):
@@ -110,8 +113,10 @@ class BoundReport(_Record, frozen=True):
     problems: tuple[str, ...]
 
 
-def explain_pod(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent]) -> WaitingReport | BoundReport:
-    """Returns the report on *pod*. *events*: those about it.
+def explain_pod(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent], *,
+                required: int | None = None) -> WaitingReport | BoundReport:
+    """Returns the report on *pod*. *events*: those about it. *required*: how many pods of its gang are placed together,
+    if that is known.
 
     Raises: HamiError if it requests no devices or has finished.
     """
@@ -119,7 +124,7 @@ def explain_pod(cluster: InspectedCluster, pod: Pod, events: Sequence[Scheduling
         raise HamiError(f"pod {pod.ref} requests no devices that HAMi manages; hami vendors lists their resources")
     if pod.is_terminated:
         raise HamiError(f"pod {pod.ref} has finished ({pod.phase}) and holds no devices")
-    return _bound(cluster, pod) if pod.node_name else _waiting(cluster, pod, events)
+    return _bound(cluster, pod) if pod.node_name else _waiting(cluster, pod, events, required)
 
 
 def render_report(report: WaitingReport | BoundReport, *, wide: bool) -> str:
@@ -131,7 +136,8 @@ def render_report(report: WaitingReport | BoundReport, *, wide: bool) -> str:
 # A pod that waits
 
 
-def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent]) -> WaitingReport:
+def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent],
+             required: int | None) -> WaitingReport:
     view = cluster.view.what_if(without=[pod.ref.uid])  # another scheduler's reservation for it is not in its way
     offered = cluster.offered()
     choice = view.choose(pod, offered)
@@ -148,7 +154,8 @@ def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEve
         cordoned=tuple(sorted(name for name, node in cluster.nodes.items()
                               if node.unschedulable and name in cluster.view.nodes)),
         without_devices=len(refusal.unknown) if refusal is not None else 0, events=tuple(events),
-        suggestions=tuple(Suggestion(change.texts, change.node) for change in changes))
+        suggestions=tuple(Suggestion(change.texts, change.node) for change in changes),
+        gang=gang_of(cluster, pod, required))
 
 
 def node_shortage(pod: Pod, refusal: NodeRefusal) -> NodeShortage:
@@ -188,6 +195,9 @@ def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
         yield "It waits for kube-scheduler, which also looks at CPU, memory, taints, affinity and volumes."
     else:
         yield from _refusal_lines(report, wide=wide)
+    if report.gang is not None:
+        yield ""
+        yield from gang_sentences(report.gang)
     yield from _event_lines(report.events)
     if not report.fits:
         yield ""

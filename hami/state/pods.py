@@ -43,7 +43,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     the pod shows these. *most_shares*: how many devices it requests, by vendor. *seen_at*: on the monotonic clock.
     *vendors*: vendors whose allocation an unbound pod carries. *problems*: why its annotations cannot be read.
     *allocation*: a hash of the annotations from which the devices of a bound pod are read. *awaits_allocation*: it is
-    bound without a lock, and its devices have not been allocated yet.
+    bound without a lock, and its devices have not been allocated yet. *group*: of pods that are placed together.
     """
 
     ref: PodRef
@@ -66,6 +66,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     problems: tuple[str, ...] = ()
     allocation: int = 0
     awaits_allocation: bool = False
+    group: str = ""
 
     @property
     def requests_devices(self) -> bool:
@@ -279,7 +280,7 @@ class PodCache:
             assigned_at=assigned_time, assigned=assigned, bound_at=bound_time, bound=bound,
             most_shares=limits, terminated=is_terminated, seen_at=self._clock(), vendors=vendors,
             problems=problems, allocation=allocation,
-            awaits_allocation=awaits_allocation(pod, self._vendors))
+            awaits_allocation=awaits_allocation(pod, self._vendors), group=sys.intern(pod.group))
         if earlier is None or _shown(earlier) != _shown(record):
             self.changes += 1
         if limits and not pod.node_name and not is_terminated:

@@ -94,6 +94,21 @@ def test_a_pod_that_waits_is_explained_as_hami_explain_does(stage):
     assert "lacks 500 MiB" in stage.ask("/pending").text
 
 
+def test_a_pod_of_a_gang_shows_what_the_gang_lacks(stage):
+    members = [bound("ring-0", "n1", (1, 1000, 10)),
+               *(pending(f"ring-{number}", gpu=1, gpumem=9000) for number in "123")]
+    for member in (*members, other := pending("other", gpu=1, gpumem=9000)):
+        member["spec"]["schedulingGroup"] = {"podGroupName": "ring" if member is not other else "others"}
+        stage.add(member)
+    stage.json("/pods/default/ring-1")
+    stage.explain()
+    gang = stage.json("/pods/default/ring-1")["waits"]["explanation"]["gang"]
+    assert (gang["bound"], gang["waiting"], gang["required"]) == (1, 3, None)
+    text = html.unescape(stage.ask("/pods/default/ring-1").text)
+    assert "It belongs to the gang ring, which needs a number of pods together that could not be read." in text
+    assert f"HAMi would place {gang['fitting']} of the 3 that are not bound now" in text
+
+
 def test_an_answer_follows_the_cluster(stage):
     stage.json("/pending")
     stage.explain()

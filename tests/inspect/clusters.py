@@ -46,7 +46,7 @@ def quota(namespace, name="quota", **limits):
 class FakeApi:
     """An API server for reading. *others*: objects by resource, such as ``deployments``. *errors*: by path.
 
-    *expired*: continue tokens that have expired, once.
+    *groups*: specifications of PodGroups of Kubernetes. *expired*: continue tokens that have expired, once.
     """
 
     nodes: list = field(default_factory=list)
@@ -54,6 +54,7 @@ class FakeApi:
     quotas: list = field(default_factory=list)
     events: list = field(default_factory=list)
     others: dict = field(default_factory=dict)
+    groups: dict = field(default_factory=dict)
     config: str | None = ""
     errors: dict = field(default_factory=dict)
     expired: set = field(default_factory=set)
@@ -75,6 +76,8 @@ class FakeApi:
                 return self._page(self.events, query)
             case ["namespaces", "kube-system", "configmaps", "hami-scheduler-device"] if self.config is not None:
                 return json.dumps({"data": {"device-config.yaml": self.config}}).encode()
+            case ["v1beta1", "namespaces", _, "podgroups", name] if name in self.groups:
+                return json.dumps({"spec": self.groups[name]}).encode()
             case ["namespaces", namespace, "pods", name]:
                 for pod_object in self.pods:
                     if (pod_object["metadata"]["namespace"], pod_object["metadata"]["name"]) == (namespace, name):

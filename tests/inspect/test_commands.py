@@ -50,6 +50,16 @@ def test_explain_pod():
     assert hami("explain", "pod", "a", "-n", "default").stdout.startswith("pod default/a is bound to n1")
 
 
+def test_explain_a_pod_of_a_gang():
+    members = [pending(f"ring-{number}", "team", gpu=1, gpucores=100) for number in range(3)]
+    for member in members:
+        member["spec"]["schedulingGroup"] = {"podGroupName": "ring"}
+    of = FakeApi([node("n1")], members, groups={"ring": {"schedulingPolicy": {"gang": {"minCount": 3}}}})
+    said = hami("explain", "pod", "ring-0", "-n", "team", of=of).stdout
+    assert "It belongs to the gang ring, which needs 3 pods together." in said
+    assert "HAMi would place 1 of the 3 that are not bound now: the gang lacks devices for 2 pods." in said
+
+
 def test_events_that_may_not_be_listed_are_left_out():
     of = api()
     of.errors["/api/v1/namespaces/team/events"] = refused()

@@ -1,0 +1,123 @@
+"""The gang of a waiting pod, as ``hami explain`` and the page show it."""
+
+from dataclasses import replace
+
+import pytest
+
+from hami.errors import ClusterError, NotFound
+from hami.inspect.cluster import InspectedCluster
+from hami.inspect.explain import explain_pod, render_report
+from hami.inspect.gang import MAX_TRIED, gang_of, gang_sentences
+from hami.inspect.read import Reader
+from tests.builders import gpu, gpus, node, pod
+from tests.inspect.records import held, record
+
+CARDS = node("n1", gpu("a", index=0), gpu("b", index=1))
+NATIVE = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups/ring"
+PLUGIN = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups/ring"
+
+
+def member(number, *containers, **fields):
+    return pod(*(containers or (gpus(1, cores=100),)), name=f"ring-{number}", **{"group": "ring"} | fields)
+
+
+def gang(*pods, required=None, nodes=(CARDS,), of=None):
+    cluster = InspectedCluster(record(nodes, pods))
+    return gang_of(cluster, of or next(item for item in pods if not item.node_name), required)
+
+
+def test_a_gang_that_lacks_devices():
+    report = gang(*(member(number) for number in range(4)), required=4)
+    assert (report.bound, report.chosen, report.waiting, report.fitting, report.lacking) == (0, 0, 4, 2, 2)
+    assert list(gang_sentences(report)) == [
+        "It belongs to the gang ring, which needs 4 pods together. Of its pods with devices, 0 are bound, 0 have a "
+        "node that kube-scheduler has chosen, and 4 wait.",
+        "HAMi would place 2 of the 4 that are not bound now: the gang lacks devices for 2 pods."]
+
+
+def test_bound_pods_and_those_with_a_node_count():
+    report = gang(held("first", "n1", ("a", 46_068, 100), group="ring"), member(1, nominated_node="n1"), member(2),
+                  required=3)
+    assert (report.bound, report.chosen, report.waiting, report.fitting, report.lacking) == (1, 1, 1, 1, 1)
+    assert list(gang_sentences(report))[0].endswith(
+        "1 is bound, 1 has a node that kube-scheduler has chosen, and 1 waits.")
+
+
+def test_a_gang_that_needs_fewer_than_it_has_lacks_only_those():
+    assert gang(*(member(number) for number in range(4)), required=3).lacking == 1
+    assert gang(*(member(number) for number in range(4)), required=2).lacking == 0
+
+
+def test_a_gang_whose_size_is_not_known_lacks_devices_for_all_that_do_not_fit():
+    report = gang(*(member(number) for number in range(3)))
+    assert report.lacking == 1 and "could not be read" in next(gang_sentences(report))
+
+
+def test_a_gang_that_fits_lacks_no_devices():
+    report = gang(member(0), member(1), required=2)
+    assert list(gang_sentences(report))[1] == "HAMi would place 2 of the 2 that are not bound now: it lacks no devices."
+
+
+def test_pods_of_other_groups_and_namespaces_and_pods_that_have_ended_do_not_count():
+    report = gang(member(0), member(1, group="other"), member(2, namespace="b"), member(3, phase="Failed"))
+    assert report.bound + report.chosen + report.waiting == 1
+    assert gang(member(0, group="")) is None
+
+
+def test_a_pod_with_another_request_is_tried_after_one_that_does_not_fit():
+    report = gang(member(0, gpus(1, 50_000)), member(1, gpus(1, 50_000)), member(2, gpus(1, 1000)))
+    assert (report.fitting, report.lacking) == (1, 2)
+
+
+def test_not_all_pods_of_a_huge_gang_are_tried():
+    pods = [member(number, gpus(1, 1)) for number in range(MAX_TRIED + 10)]
+    report = gang(*pods, nodes=[node("n1", gpu("a", slots=1000))])
+    assert report.tried == report.fitting == MAX_TRIED and report.waiting == MAX_TRIED + 10
+
+
+def test_the_report_on_a_pod_says_what_its_gang_lacks():
+    pods = [member(number) for number in range(3)]
+    cluster = InspectedCluster(record([CARDS], pods))
+    report = explain_pod(cluster, pods[0], (), required=3)
+    lines = render_report(report, wide=False).splitlines()
+    assert "It fits: HAMi would place it on n1 now." in lines
+    assert lines[-1] == "HAMi would place 2 of the 3 that are not bound now: the gang lacks devices for 1 pod."
+    assert explain_pod(cluster, replace(pods[0], group=""), ()).gang is None
+
+
+def answers(**objects):
+    """Returns the calls of an API server that has *objects* (bytes or errors) by path, and the paths asked for."""
+    asked = []
+
+    def request(method, path, *args, **kwargs):
+        asked.append(path)
+        answer = objects.get(path, NotFound("none", 404))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+    return request, asked
+
+
+@pytest.mark.parametrize(("objects", "labels", "size", "asked"), [
+    ({NATIVE: b'{"spec": {"schedulingPolicy": {"gang": {"minCount": 8}}}}'}, {}, 8, [NATIVE]),
+    ({NATIVE: b'{"spec": {"schedulingPolicy": {"basic": {}}}}'}, {}, None, [NATIVE]),
+    ({PLUGIN: b'{"spec": {"minMember": 3}}'}, {}, 3, [NATIVE, PLUGIN]),
+    ({PLUGIN: b'{"spec": {"minMember": 3}}'}, {"scheduling.x-k8s.io/pod-group": "ring"}, 3, [PLUGIN]),
+    ({}, {}, None, [NATIVE, PLUGIN]),
+], ids=["native", "no gang", "plugin", "plugin by label", "none"])
+def test_the_size_of_a_gang(objects, labels, size, asked):
+    request, paths = answers(**objects)
+    assert Reader(request).gang_size(member(0, labels=labels)) == size
+    assert paths == asked
+
+
+def test_a_size_that_may_not_be_read_is_noted():
+    request, _ = answers(**{NATIVE: ClusterError("forbidden", 403)})
+    notes = []
+    assert Reader(request, note=notes.append).gang_size(member(0)) is None
+    assert notes == ["you may not get podgroups in namespace default: ask for the verb get on podgroups there"]
+
+
+def test_a_pod_without_a_gang_asks_for_none():
+    request, paths = answers()
+    assert Reader(request).gang_size(member(0, group="")) is None and paths == []
