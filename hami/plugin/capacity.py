@@ -7,7 +7,7 @@ ignores those that its node lacks, and fails pods that exceed those that it has.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from hami.codec.keys import CAPACITY
 from hami.codec.policies import parse_list
@@ -24,28 +24,40 @@ from hami.vendors.spec import Vendor
 log = logging.getLogger(__name__)
 
 
-def publish_capacity(cluster: Cluster, node: Node, vendor: Vendor, mode: str) -> None:
+def publish_capacity(cluster: Cluster, node: Node, vendor: Vendor, mode: str,
+                     watched: Callable[[], Collection[Pod] | None] = lambda: None) -> None:
     """Makes the status of *node* show the sums of the devices that it registers, unless it does.
 
     *mode*: ``off``, ``totals`` or ``requests``. Names that were published and no longer are to be, are removed; those
-    of others stay. Raises: ClusterError, MalformedInput.
+    of others stay. *watched*: returns the pods of the node as a watch shows them, ``None`` if it does not yet. They may
+    be late, so they only tell that nothing is to be written: what is written is decided with a list.
+    Raises: ClusterError, MalformedInput.
     """
+    pods = watched() if mode == REQUESTS else ()
+    if pods is None or (mode == REQUESTS and _changes(node, vendor, mode, pods)[0]):
+        pods = cluster.pods_on(node.name)
+    texts, edits = _changes(node, vendor, mode, pods)
+    if texts or edits:
+        cluster.publish_capacity(node.name, texts, edits)
+        log.info("node capacity published", extra={"node": node.name, "capacity": texts})
+
+
+def _changes(node: Node, vendor: Vendor, mode: str, pods: Collection[Pod]) -> tuple[
+        dict[str, str | None], dict[str, str | None]]:
+    """Returns the amounts and annotations of *node* that are to be written, if *pods* are bound to it."""
     devices, _ = devices_on(vendor, node)
     wanted: dict[str, int] = {}
     if devices and mode != OFF:
         sums = device_sums(vendor.resources, devices)
         wanted = {total_name(name): amount for name, amount in sums.items()}
         if mode == REQUESTS:
-            wanted |= with_bound(sums, vendor, offered_devices(devices), cluster.pods_on(node.name))
+            wanted |= with_bound(sums, vendor, offered_devices(devices), pods)
     earlier = set(parse_list(node.annotations.get(CAPACITY)) or ())
     texts: dict[str, str | None] = dict.fromkeys(sorted((earlier - wanted.keys()) & node.capacity.keys()))
     texts |= {name: str(amount) for name, amount in wanted.items()
               if not all(_shows(status, name, amount) for status in (node.capacity, node.allocatable))}
     names = ",".join(sorted(wanted)) or None
-    edits = {CAPACITY: names} if node.annotations.get(CAPACITY) != names else {}
-    if texts or edits:
-        cluster.publish_capacity(node.name, texts, edits)
-        log.info("node capacity published", extra={"node": node.name, "capacity": texts})
+    return texts, {CAPACITY: names} if node.annotations.get(CAPACITY) != names else {}
 
 
 def with_bound(sums: Mapping[str, int], vendor: Vendor, offered: Sequence[Device],

@@ -115,9 +115,9 @@ class DevicePluginProgram:
         self._sweep_node = partial(sweep_node, settings.node, cluster, host, self._start_time.sweep)
         self._guard = RegionGuard(settings.node, cluster, host, self._events)
         self._registrar = NodeRegistrar(
-            cluster, source.cards if source is not None else tuple, self._inventory, settings, vendor,
-            now=partial(datetime.now, UTC), on_cards=self._on_cards,
-            is_lock_free=self._is_lock_free if self._is_start_time else None)
+            cluster, self._read_cards, self._inventory, settings, vendor, now=partial(datetime.now, UTC),
+            is_lock_free=self._is_lock_free if self._is_start_time else None,
+            watched_pods=self._node_pods.pods if self._node_pods is not None else lambda: None)
         self._static_mig = None
         if settings.mig_strategy != "none" and settings.operating_mode != MIG and source is not None:
             self._static_mig = StaticMig(settings, settings.mig_strategy, source.instances, host,
@@ -224,13 +224,15 @@ class DevicePluginProgram:
         except HamiError as error:
             log.warning("changed cards cannot be read", extra={"error": error})
 
-    def _on_cards(self, cards: Sequence[Card]) -> None:
-        """Writes specifications of *cards*, and serves their MIG instances, before the cards are offered."""
+    def _read_cards(self) -> Sequence[Card]:
+        """Returns the cards. Writes their specifications, and serves their MIG instances, before they are offered."""
+        cards = self._source.cards() if self._source is not None else ()
         if self._cdi is not None:
             self._cdi.update_cards(cards)
         if self._static_mig is not None:
             for resource in self._static_mig.update_cards(cards):
                 self._serve_instances(resource)
+        return cards
 
     def _may_serve_cards(self, seconds: float) -> bool:
         """Reports whether there is a card, after at most so many seconds: otherwise the kubelet would list the resource

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
 from hami.devices.cards import Card
@@ -15,7 +15,7 @@ from hami.devices.inventory import DeviceInventory, InventorySnapshot
 from hami.devices.registration import annotation_changes, lock_free_changes, node_annotations
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.kube.cluster import Cluster
-from hami.model import Node
+from hami.model import Node, Pod
 from hami.plugin.capacity import publish_capacity
 from hami.plugin.flags import OFF, REQUESTS
 from hami.runtime.once import OncePerKey
@@ -41,11 +41,11 @@ class NodeRegistrar(Task):
 
     def __init__(self, cluster: Cluster, read_cards: Callable[[], Sequence[Card]], inventory: DeviceInventory,
                  config: PluginConfig, vendor: Vendor, *, now: Callable[[], datetime],
-                 on_cards: Callable[[Sequence[Card]], None] = lambda cards: None,
-                 is_lock_free: Callable[[], bool] | None = None) -> None:
-        """*read_cards*: reads the cards of the node. *on_cards*: called with them before they are offered to anybody.
-        Both may raise HamiError. *is_lock_free*: reports whether the kubelet allocates without a node lock by now;
-        ``None`` if it never will."""
+                 is_lock_free: Callable[[], bool] | None = None,
+                 watched_pods: Callable[[], Collection[Pod] | None] = lambda: None) -> None:
+        """*read_cards*: reads the cards of the node, and prepares what has to be ready before they are offered to
+        anybody. It may raise HamiError. *is_lock_free*: reports whether the kubelet allocates without a node lock by
+        now; ``None`` if it never will. *watched_pods*: as for `publish_capacity`."""
         super().__init__("node")
         self._cluster = cluster
         self._read_cards = read_cards
@@ -53,8 +53,8 @@ class NodeRegistrar(Task):
         self._config = config
         self._vendor = vendor
         self._now = now
-        self._on_cards = on_cards
         self._is_lock_free = is_lock_free
+        self._watched_pods = watched_pods
         self._has_registered = threading.Event()
         self._recheck_until = -math.inf
         self._read_lock = threading.Lock()  # one read of the cards at a time, driver and file I/O included
@@ -91,7 +91,6 @@ class NodeRegistrar(Task):
         """
         with self._read_lock:
             cards = self._read_cards()
-            self._on_cards(cards)
             self._inventory.update(cards)
             snapshot = self._inventory.snapshot()
             for card in snapshot.cards:
@@ -149,7 +148,7 @@ class NodeRegistrar(Task):
         """Publishes the sums of the devices that *node* registers. A failure, such as a right that is missing, is only
         logged: nobody needs them to place or start a pod."""
         try:
-            publish_capacity(self._cluster, node, self._vendor, self._config.publish_capacity)
+            publish_capacity(self._cluster, node, self._vendor, self._config.publish_capacity, self._watched_pods)
         except HamiError as error:
             if self._reported.is_new("capacity", str(error)):
                 log.warning("node capacity cannot be published", extra={"node": node.name, "error": error})

@@ -121,6 +121,27 @@ def test_cores_of_mig_instances_are_rounded_up():
     assert int(after[CORES]) >= 7 * 15 and after[TOTAL_CORES] == "100"
 
 
+@pytest.mark.parametrize("watched, is_listed", [
+    param([bound(memory=800)], False, id="nothing to write"), param([], True, id="the watch is late"),
+    param(None, True, id="there is no watch yet"),
+])
+def test_only_a_list_of_pods_lowers_the_capacity(watched, is_listed):
+    """A pod that the watch does not show yet counts."""
+    devices = replace(CARDS[0], healthy=False), CARDS[1]
+    cluster = FakeCluster(nodes=[node("n1", *devices)], pods=[bound(memory=800)])
+    for number in range(2):
+        publish_capacity(cluster, cluster.node("n1"), NVIDIA, "requests", lambda: watched)
+        assert cluster.nodes["n1"].capacity[MEMORY] == "3800"
+        assert len(cluster.calls_of("pods_on")) == 1 + number * is_listed  # the first round has something to write
+    assert len(cluster.calls_of("publish_capacity")) == 1
+
+
+def test_without_requests_nobody_asks_for_pods():
+    cluster = FakeCluster(nodes=[node("n1", *CARDS)])
+    publish_capacity(cluster, cluster.node("n1"), NVIDIA, "totals", lambda: 1 / 0)
+    assert not cluster.calls_of("pods_on")
+
+
 def test_a_failure_is_an_error():
     cluster = FakeCluster(nodes=[node("n1", *CARDS)])
     cluster.fail("publish_capacity", ClusterError("no right", 403))

@@ -33,12 +33,12 @@ class Source:
 class Scene:
     """A node and its registrar."""
 
-    def __init__(self, source=None, is_lock_free=None, **fields):
+    def __init__(self, source=None, is_lock_free=None, watched_pods=lambda: None, **fields):
         self.cluster = FakeCluster(nodes=[Node(name="n1")])
         self.source = source or Source(*cards("GPU-a", "GPU-b"))
         self.inventory = DeviceInventory()
         self.registrar = NodeRegistrar(self.cluster, self.source.cards, self.inventory, config(**fields), NVIDIA,
-                                       now=lambda: NOW, is_lock_free=is_lock_free)
+                                       now=lambda: NOW, is_lock_free=is_lock_free, watched_pods=watched_pods)
 
     def round(self):
         self.registrar.read()
@@ -207,6 +207,14 @@ def test_a_node_is_registered_without_the_right_to_publish(scene, caplog):
     assert NVIDIA.annotations.register in scene.annotations
     assert scene.registrar.wait_registered(0)
     assert caplog.text.count("node capacity cannot be published") == 1
+
+
+def test_pods_are_not_listed_again_while_the_watch_shows_that_the_capacity_is_right():
+    scene = Scene(publish_capacity="requests", watched_pods=list)
+    for _ in range(5):
+        scene.round()
+    assert len(scene.cluster.calls_of("pods_on")) == 1
+    assert "nvidia.com/gpumem" in scene.capacity
 
 
 @pytest.mark.parametrize("unregister", [True, False])
