@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
+from hami.codec.selector import parse_selector
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs
 from hami.scheduler.bind import Binder
@@ -191,7 +192,8 @@ class Replica:
                              is_watching=lambda: self.is_watching, clock=clock, sleep=sleep)
         if not waits_for_locks:
             self.binder.lock_timeout_s = 0.0
-        self.node_filter = NodeFilter(self.cache, self.events, self.leadership, self.metrics)
+        self.node_filter = NodeFilter(self.cache, self.events, self.leadership, self.metrics,
+                                      is_selected=parse_selector(settings.node_selector))
         self.preemption_filter = PreemptionFilter(self.cache, self.leadership, clock=clock, sleep=sleep)
         self.verbs = Verbs(Admitter(self.cache, settings), self.node_filter, self.preemption_filter, self.binder,
                            self.cache.reservations.get)

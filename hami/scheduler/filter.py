@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hami.errors import MalformedInput, NodeLocked
@@ -42,8 +42,11 @@ class Filtered:
 class NodeFilter:
     """Chooses nodes for pods. It makes no calls to the API server; events are written in the background."""
 
-    def __init__(self, cache: Store, events: EventRecorder, leadership: Leadership, metrics: Metrics) -> None:
+    def __init__(self, cache: Store, events: EventRecorder, leadership: Leadership, metrics: Metrics, *,
+                 is_selected: Callable[[Mapping[str, str]], bool] = lambda labels: True) -> None:
+        """*is_selected*: reports whether the node watch shows nodes with these labels."""
         self._cache = cache
+        self._is_selected = is_selected
         self._events = events
         self._leadership = leadership
         self._metrics = metrics
@@ -87,7 +90,8 @@ class NodeFilter:
         """Returns all of the *nodes* that *pod* fits now. Nothing is reserved or written.
 
         Nodes that are known are as they are; others are idle, with the devices that they register or that the label of
-        their group tells. What is reserved for *pod* counts as free.
+        their group tells, unless the node watch does not show such nodes: no pod is ever placed on these. What is
+        reserved for *pod* counts as free.
         Raises: HamiError; MalformedInput for more than MAX_SIMULATED nodes.
         """
         if len(nodes) > MAX_SIMULATED:
@@ -95,7 +99,7 @@ class NodeFilter:
         names = [node.name for node in nodes]
         with self._simulation:
             known_names, view = set(self._cache.nodes.names()), self._cache.view()
-            fresh = [made for node in nodes if not view.usages(node.name) and (
+            fresh = [made for node in nodes if not view.usages(node.name) and self._is_selected(node.labels) and (
                 (made := with_template(view.vendors, node)) is not node or node.name not in known_names)]
             refusal = view.what_if(without=[pod.ref.uid], nodes=fresh).refuse(pod, names)
         failed = _failed(refusal) if refusal is not None else {}

@@ -9,6 +9,8 @@ from wsgiref.types import WSGIApplication
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from hami.codec.selector import Matches, parse_selector
+from hami.errors import MalformedInput
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventLimits, EventRecorder
@@ -78,7 +80,9 @@ class SchedulerProgram:
         self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership,
                               is_watching=self._watches.is_watching_pods, clock=clock)
         self._verbs = Verbs(
-            Admitter(self._cache, settings), NodeFilter(self._cache, self._events, self._leadership, self._metrics),
+            Admitter(self._cache, settings),
+            NodeFilter(self._cache, self._events, self._leadership, self._metrics,
+                       is_selected=selection(settings.node_selector)),
             PreemptionFilter(self._cache, self._leadership, clock=clock), self._binder, self._cache.reservations.get)
         self._controller = Controller(self._cluster, self._cache, locks, self._events, self._leadership, settings,
                                       clock=clock, now=utc_now)
@@ -156,6 +160,16 @@ class SchedulerProgram:
         if self._certificates is not None and not self._certificates.is_trusted:
             return f"the API server does not trust the certificate of {self._settings.self_signed_webhook} yet"
         return None
+
+
+def selection(selector: str) -> Matches:
+    """Reports of labels whether a node watch with the label selector *selector* shows nodes with them. If *selector* is
+    beyond what is read here, all count as shown: the API server evaluates it."""
+    try:
+        return parse_selector(selector)
+    except MalformedInput as error:
+        log.warning("simulations ignore the selector of nodes", extra={"error": error})
+        return lambda labels: True
 
 
 def _candidate(settings: Settings, cache: Store) -> Participant:

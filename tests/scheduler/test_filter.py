@@ -13,6 +13,7 @@ from hami.state.reservations import Rejected
 from hami.state.view import Policies
 from tests.builders import NVIDIA, content, gpu, gpus, node, pod, quota
 from tests.scheduler.replicas import cards, holding, replica
+from tests.world import SETTINGS
 
 
 def two_nodes(**policies):
@@ -219,6 +220,17 @@ def test_a_real_node_that_has_registered_counts_as_it_is_though_an_older_state_o
 def test_a_label_that_cannot_be_read_tells_no_devices(label):
     found = replica().node_filter.simulate(pod(gpus()), [replace(TEMPLATE, labels={NODE_TEMPLATE: label})])
     assert found.failed == {"new": "node unregistered"}
+
+
+def test_a_simulation_leaves_out_nodes_that_the_selector_excludes():
+    """Real ones, which the watch does not show, and new ones of such a group alike: no pod is ever placed there."""
+    scheduler = replica(replace(cards("real", {}), labels={"gpu": "on"}),
+                        settings=replace(SETTINGS, node_selector="gpu=on,zone!=b"))
+    sent = [cards("real", {}), cards("excluded", {}), replace(cards("made", {}), labels={"gpu": "on"}),
+            replace(cards("other", {}), labels={"gpu": "on", "zone": "b"}), TEMPLATE]
+    found = scheduler.node_filter.simulate(pod(gpus(1, memory=40_000, cores=0)), sent)
+    assert found.names == ["real", "made"]
+    assert found.failed == dict.fromkeys(("excluded", "other", TEMPLATE.name), "node unregistered")
 
 
 def test_a_simulation_counts_quotas_and_frees_what_the_pod_itself_has_reserved():

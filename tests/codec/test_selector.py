@@ -2,8 +2,8 @@
 
 import pytest
 
+from hami.codec.selector import parse_selector
 from hami.errors import MalformedInput
-from hami.inspect.selector import parse_selector
 
 LABELS = {"app": "web", "example.com/tier": "a1", "empty": ""}
 
