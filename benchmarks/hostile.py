@@ -47,7 +47,6 @@ def hostile_rows(run: Run) -> Iterator[Row]:
         quiet = Filters.measured(replica, body)
         yield from refusals(replica, body, quiet)
         yield flood(replica, body, quiet)
-        yield widest_node(replica, port)
         texts = map(evil_text, itertools.count(1))
         with repeated(lambda: register(port, next(texts)), 1 / PATCHES):
             beside = Filters.measured(replica, body)
@@ -60,6 +59,7 @@ def hostile_rows(run: Run) -> Iterator[Row]:
         yield Row(group="hostile", what="memory for that node", measured=f"{grown:+.0f} MiB", target="≤ 5 MiB",
                   met=grown <= 5, compared=remarks(f"{before:.0f} MiB before", BESIDE),
                   figures={"before_mib": before, "grown_mib": grown})
+        yield widest_node(replica, port)  # last: the filters before it would choose this node, of many devices
 
 
 @dataclass(frozen=True, slots=True)
