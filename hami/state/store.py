@@ -121,7 +121,7 @@ class Store:
                     continue
                 request = make_pod_request(pending.pod, self.vendors, self.policies.device)
                 quotas = (ref.namespace, pending.pod.scope) if ref.namespace in self.quotas else None
-                question = request, pending.nodes, quotas
+                question = request, pending.nodes, quotas, pending.pod.group and (ref.namespace, pending.pod.group)
                 if request is not None and question not in tried:
                     if len(tried) == PENDING_REQUESTS:
                         return None

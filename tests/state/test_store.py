@@ -202,6 +202,14 @@ def test_a_pod_is_reminded_when_a_group_only_waits():
     assert cache.node_for_pending_pod() == "n1" and cache.free()
 
 
+def test_a_pod_is_reminded_although_a_member_of_the_group_asks_for_the_same():
+    cache = SmallStore()
+    cache.place(member("a")), cache.place(member("b"))
+    assert cache.place(member("c")) is None and cache.place(member("single", "")) is None
+    cache.time.seconds += YIELD_S
+    assert cache.node_for_pending_pod() == "n1"
+
+
 @pytest.mark.parametrize(("news", "stands"), [
     ([{"scheduling_failure": "now: a volume"}], False),
     ([{"scheduling_failure": "before"}], True),  # nothing new: another part of the pod has changed
