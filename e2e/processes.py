@@ -14,6 +14,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from e2e.eventually import eventually
 __all__ = ["Program", "free_port"]
 
 SERVER_PORTS = (20_000, 30_000)
+MAX_CLAIMS = 256
+_claims: deque[int] = deque()  # sockets with abstract names, of which each can be bound once on this machine
 
 
 def free_port() -> int:
@@ -29,11 +32,20 @@ def free_port() -> int:
 
     The port is outside of the kernel's range for clients. A client that repeatedly connects to a stopped server could
     otherwise get the port of the server, connect to itself, and prevent the restart of the server.
+
+    Nobody else gets it from this function before this process has ended, or has asked for MAX_CLAIMS more: servers
+    begin to listen later.
     """
+    if len(_claims) == MAX_CLAIMS:
+        os.close(_claims.popleft())
     for port in random.sample(range(*SERVER_PORTS), 100):
+        claim = socket.socket(socket.AF_UNIX)
         with socket.socket() as listener, contextlib.suppress(OSError):
+            claim.bind(f"\0hami-port-{port}")
             listener.bind(("127.0.0.1", port))
+            _claims.append(claim.detach())
             return port
+        claim.close()
     raise OSError(f"no free port from {SERVER_PORTS[0]} to {SERVER_PORTS[1]}")
 
 
