@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from e2e.eventually import eventually
@@ -32,10 +32,10 @@ def binding(sandbox: Sandbox, name: str, role: str, **fields: Any) -> Object:
             "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": sandbox.namespace}], **fields}
 
 
-def may(kube: Kube, user: str, **asked: str) -> bool:
-    """Reports whether *user* has the right *asked*, the attributes of a resource."""
+def may(kube: Kube, user: str, *, groups: Sequence[str] = (), **asked: str) -> bool:
+    """Reports whether *user*, of these groups, has the right *asked*, the attributes of a resource."""
     review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
-              "spec": {"user": user, "resourceAttributes": asked}}
+              "spec": {"user": user, "groups": list(groups), "resourceAttributes": asked}}
     answer = kube.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
     return bool(answer["status"]["allowed"])
 
@@ -56,16 +56,10 @@ def permit_priority(sandbox: Sandbox, *accounts: str) -> None:
         {"kind": "Group", "apiGroup": RBAC, "name": "system:serviceaccounts"}]
     sandbox.kube.create(binding(sandbox, "", PRIORITY_USER, subjects=users), sandbox.namespace)
     for name in accounts or ("default",):
-        eventually(lambda name=name: _may_use_priority(sandbox, name), f"{name} may use priorities")
-
-
-def _may_use_priority(sandbox: Sandbox, account: str) -> bool:
-    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {
-        "user": f"system:serviceaccount:{sandbox.namespace}:{account}", "groups": ["system:serviceaccounts"],
-        "resourceAttributes": {"namespace": sandbox.namespace, "group": "hami.io", "resource": "priorities",
-                               "verb": "use"}}}
-    answer = sandbox.kube.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
-    return bool(answer["status"]["allowed"])
+        user = f"system:serviceaccount:{sandbox.namespace}:{name}"
+        eventually(lambda user=user: may(
+            sandbox.kube, user, groups=["system:serviceaccounts"], verb="use", group="hami.io", resource="priorities",
+            namespace=sandbox.namespace), f"{name} may use priorities")
 
 
 @contextlib.contextmanager

@@ -5,16 +5,13 @@ import time
 import pytest
 
 from e2e.eventually import eventually
-from e2e.kube import ApiError
 from e2e.nodes import LOCK_FREE, gpu
 from e2e.pods import pod
 
-CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
-VOLUMES = "/api/v1/persistentvolumes"
 WHOLE = {"gpu": 1, "gpucores": 100}
 SIZE = {"storage": "1Gi"}
 SELECTED = "volume.kubernetes.io/selected-node"
-PAUSE_S = 90  # longer than any lifetime of a reservation that kube-scheduler has shown no wish for
+PAUSE_S = 90  # longer than the minute after which a reservation without a bind once ended
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -23,26 +20,23 @@ pytestmark = pytest.mark.timeout(240)
 def slow_volume(sandbox):
     """A claim that is provisioned for the node of its first pod, by nobody but this test."""
     name = f"slow-{sandbox.namespace}"
-    claims = f"/api/v1/namespaces/{sandbox.namespace}/persistentvolumeclaims"
-    sandbox.kube.call("POST", CLASSES, {
+    sandbox.kube.create({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
         "provisioner": "example.com/slow", "volumeBindingMode": "WaitForFirstConsumer"})
-    sandbox.kube.call("POST", claims, {
+    sandbox.kube.create({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "slow"},
-        "spec": {"storageClassName": name, "accessModes": ["ReadWriteOnce"], "resources": {"requests": SIZE}}})
-    yield SlowVolume(sandbox, name, f"{claims}/slow")
-    for path in (f"{VOLUMES}/{name}", f"{CLASSES}/{name}"):
-        try:
-            sandbox.kube.call("DELETE", path)
-        except ApiError as error:
-            assert error.status == 404
+        "spec": {"storageClassName": name, "accessModes": ["ReadWriteOnce"], "resources": {"requests": SIZE}}},
+        sandbox.namespace)
+    yield SlowVolume(sandbox, name)
+    for kind in ("PersistentVolume", "StorageClass"):
+        sandbox.kube.delete(kind, name)
 
 
 class SlowVolume:
-    """The claim at *path*."""
+    """The claim *slow* of the sandbox. *name*: of its class, and of its volume."""
 
-    def __init__(self, sandbox, name, path):
-        self.sandbox, self.name, self.path = sandbox, name, path
+    def __init__(self, sandbox, name):
+        self.sandbox, self.name = sandbox, name
 
     def pod(self, name):
         item = pod(name, scheduler="hami-scheduler", **WHOLE)
@@ -54,11 +48,11 @@ class SlowVolume:
         eventually(lambda: SELECTED in self.claim()["metadata"].get("annotations", {}), "a node is chosen")
 
     def claim(self):
-        return self.sandbox.kube.call("GET", self.path)
+        return self.sandbox.kube.get("PersistentVolumeClaim", "slow", self.sandbox.namespace)
 
     def provision(self):
         claim = self.claim()
-        self.sandbox.kube.call("POST", VOLUMES, {
+        self.sandbox.kube.create({
             "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": self.name}, "spec": {
                 "storageClassName": self.name, "accessModes": ["ReadWriteOnce"], "capacity": SIZE,
                 "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": "/tmp/slow"},

@@ -163,8 +163,8 @@ class SchedulerProgram:
 
 
 def selection(selector: str) -> Matches:
-    """Reports of labels whether a node watch with the label selector *selector* shows nodes with them. If *selector* is
-    beyond what is read here, all count as shown: the API server evaluates it."""
+    """Returns a function that reports whether a watch with the label selector *selector* shows nodes with such labels.
+    A selector that cannot be parsed here counts as one that selects all nodes."""
     try:
         return parse_selector(selector)
     except MalformedInput as error:
