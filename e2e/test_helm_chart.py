@@ -204,6 +204,16 @@ def test_an_older_kubernetes_is_refused(helm: Helm) -> None:
         helm.template(kubernetes="v1.30.9")
 
 
+@pytest.mark.parametrize("version, seconds", [("v1.32.9", None), ("v1.33.0", 60)])
+def test_pods_that_no_node_fits_wait_longer_where_they_are_also_tried_earlier(helm: Helm, version: str,
+                                                                              seconds: int | None) -> None:
+    """kube-scheduler 1.33 tries them before their time if it has nothing else to do."""
+    items = {item["metadata"]["name"]: item for item in helm.template(kubernetes=version)
+             if item["kind"] == "ConfigMap"}
+    config = yaml.safe_load(items["hami-kube-scheduler"]["data"]["config.yaml"])
+    assert config.get("podMaxBackoffSeconds") == seconds
+
+
 @pytest.mark.parametrize("version", upstream_versions())
 def test_the_defaults_of_a_version_of_hami_are_taken(helm: Helm, version: str) -> None:
     """As with `--reuse-values`, which passes them all. They name HAMi's image and its version; ours has neither."""

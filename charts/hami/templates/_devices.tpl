@@ -171,6 +171,7 @@
 {{- $_ := set $config.leaderElection "resourceName" .v.schedulerName -}}
 {{- $_ := set $config.leaderElection "leaderElect" .v.scheduler.leaderElect -}}
 {{- $_ := set (first $config.profiles) "schedulerName" .v.schedulerName -}}
+{{- if semverCompare "<1.33-0" .root.Capabilities.KubeVersion.Version -}}{{- $_ := unset $config "podMaxBackoffSeconds" -}}{{- end -}}
 {{- $extender := first $config.extenders -}}
 {{- $managed := list -}}
 {{- range $extender.managedResources -}}
