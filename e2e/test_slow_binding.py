@@ -1,8 +1,11 @@
-"""Pods whose binding takes long since kube-scheduler waits for a volume: their devices are kept for them meanwhile."""
+"""Pods whose binding takes long since kube-scheduler waits for a volume or for other pods: their devices are kept for
+them meanwhile."""
 
+import json
 import time
 
 import pytest
+import urllib3
 
 from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, gpu
@@ -12,6 +15,7 @@ WHOLE = {"gpu": 1, "gpucores": 100}
 SIZE = {"storage": "1Gi"}
 SELECTED = "volume.kubernetes.io/selected-node"
 PAUSE_S = 90  # longer than the minute after which a reservation without a bind once ended
+WAITS_S = 15  # longer than the devices of a group's pod are kept without a sign of kube-scheduler
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -60,17 +64,21 @@ class SlowVolume:
                              "namespace": self.sandbox.namespace, "uid": claim["metadata"]["uid"]}}})
 
 
+def rivals_are_refused(sandbox, seconds, pause_s):
+    """Creates a pod every *pause_s* seconds: each is tried when it is new."""
+    end, number = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        sandbox.create(pod(f"rival-{number}", **WHOLE))
+        sandbox.refusal(f"rival-{number}")
+        number += 1
+        time.sleep(pause_s)
+
+
 def test_a_card_is_kept_while_a_volume_is_made(sandbox, slow_volume):
     sandbox.add_gpu_node("n0", gpu(), annotations=LOCK_FREE)
     sandbox.create(slow_volume.pod("slow"))
     slow_volume.wait_wanted()
-    begun = time.monotonic()
-    number = 0
-    while time.monotonic() - begun < PAUSE_S:  # each of them is tried when it is new
-        sandbox.create(pod(f"rival-{number}", **WHOLE))
-        sandbox.refusal(f"rival-{number}")
-        number += 1
-        time.sleep(10)
+    rivals_are_refused(sandbox, PAUSE_S, 10)
     slow_volume.provision()
     assert sandbox.started(wait_for=1) == {"slow": "n0"}
     sandbox.delete("slow")
@@ -87,3 +95,27 @@ def test_a_card_is_kept_for_a_volume_while_the_scheduler_is_restarted(sandbox, s
     sandbox.refusal("rival")
     slow_volume.provision()
     assert sandbox.started(wait_for=1) == {"slow": "n0"}
+
+
+def verb(scheduler, name, arguments):
+    """Calls a verb of the extender, as kube-scheduler does."""
+    answer = urllib3.request("POST", f"http://127.0.0.1:{scheduler.extender_port}/{name}", json=arguments, timeout=30)
+    assert answer.status == 200, answer.data
+    return json.loads(answer.data)
+
+
+def test_a_card_is_kept_while_other_pods_of_a_group_are_awaited(sandbox, scheduler):
+    """This test does what kube-scheduler does with the plugin Coscheduling, whose Permit waits for the whole group."""
+    sandbox.add_gpu_node("n0", gpu(), annotations=LOCK_FREE)
+    node = sandbox.node("n0")["metadata"]["name"]
+    sandbox.create(pod("member", scheduler="coscheduler", labels={"scheduling.x-k8s.io/pod-group": "g"}, **WHOLE))
+    member = sandbox.pod("member")
+    assert verb(scheduler, "filter", {"Pod": member, "NodeNames": [node]})["NodeNames"] == [node]
+    sandbox.kube.merge_patch("Pod", "member", {"status": {"nominatedNodeName": node}}, sandbox.namespace,
+                             subresource="status")
+    rivals_are_refused(sandbox, WAITS_S, 3)
+    meta = member["metadata"]
+    bound = verb(scheduler, "bind", {"PodName": "member", "PodNamespace": meta["namespace"], "PodUID": meta["uid"],
+                                     "Node": node})
+    assert not bound["Error"]
+    assert sandbox.bound(1) == {"member": "n0"}
