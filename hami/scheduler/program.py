@@ -18,7 +18,7 @@ from hami.kube.identity import has_ended, make_identity
 from hami.kube.lease import AlwaysLeader, Election, Participant
 from hami.kube.watches import Watches
 from hami.runtime.clock import utc_now
-from hami.runtime.interpreter import FreezeGc, collect_rarely, set_switch_interval
+from hami.runtime.interpreter import FILLING_OBJECTS, FreezeGc, collect_rarely, set_switch_interval
 from hami.runtime.tasks import Task, problems
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs, create_app
@@ -109,7 +109,7 @@ class SchedulerProgram:
     def start(self) -> None:
         """Starts everything that runs beside the requests, once there is a certificate. Raises: HamiError."""
         set_switch_interval()
-        collect_rarely()
+        collect_rarely(FILLING_OBJECTS)
         if self._certificates is not None:
             self._certificates.prepare(time.sleep)
         self._exporter.start()

@@ -6,7 +6,9 @@ import weakref
 
 import pytest
 
-from hami.runtime.interpreter import YOUNG_OBJECTS, collect_rarely, freeze_gc, set_switch_interval
+from hami.runtime.interpreter import (
+    FILLING_OBJECTS, YOUNG_OBJECTS, FreezeGc, collect_rarely, freeze_gc, set_switch_interval,
+)
 
 
 class Cycle:
@@ -47,4 +49,17 @@ def test_collections_are_rare_and_old_objects_are_still_looked_at():
         collect_rarely(7)
         assert gc.get_threshold() == (7, *before[1:])
     finally:
+        gc.set_threshold(*before)
+
+
+def test_collections_are_rarer_still_until_the_caches_have_been_filled():
+    gc.unfreeze()
+    before, answers = gc.get_threshold(), iter([False, True])
+    freeze = FreezeGc(lambda seconds: next(answers))
+    try:
+        collect_rarely(FILLING_OBJECTS)
+        assert freeze.step() == 0 and gc.get_threshold()[0] == FILLING_OBJECTS and gc.get_freeze_count() == 0
+        assert freeze.step() is None and gc.get_threshold()[0] == YOUNG_OBJECTS and gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
         gc.set_threshold(*before)
