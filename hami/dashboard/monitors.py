@@ -10,15 +10,13 @@ from datetime import datetime
 from http.client import HTTPException, HTTPResponse
 from typing import cast
 
-import msgspec
-
-from hami.codec.documents import decode
 from hami.codec.pods import parse_observed_pod
 from hami.codec.times import render_time
 from hami.dashboard.caches import Answers, Poller, PollLimits
 from hami.dashboard.use import Uses, parse_use
 from hami.errors import HamiError
 from hami.kube.api import Api
+from hami.kube.pages import parse_page
 from hami.runtime.options import Address
 from hami.web.connections import Connection
 
@@ -28,13 +26,6 @@ USE_LIMITS = PollLimits(interval=15.0, shown=60.0, viewed=90.0, values=512)
 ADDRESS_S = 60.0  # for which the address of a monitor is believed
 
 _REQUEST = "GET /metrics HTTP/1.1\r\nHost: {host}\r\nAccept: text/plain\r\nConnection: close\r\n\r\n"
-
-
-class _MonitorPods(msgspec.Struct):
-    items: list[msgspec.Raw] | None = None
-
-
-_PODS = msgspec.json.Decoder(_MonitorPods)
 
 
 class NoMonitor(HamiError):
@@ -69,7 +60,7 @@ class Monitors:
             raise NoMonitor("no monitor is polled")
         query = {"labelSelector": self._selector, "fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"}
         path = f"/api/v1/namespaces/{self._namespace}/pods"
-        items = decode("pods of the monitor", _PODS, self._api.request("GET", path, query=query)).items
+        items = parse_page("pods of the monitor", self._api.request("GET", path, query=query)).items
         pods = map(parse_observed_pod, items or ())
         ready = [pod.ip for pod in pods if (state := pod.condition("Ready")) is not None and state.status == "True"]
         address = next(filter(is_host, ready), "")

@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from hami.codec.documents import decode
 from hami.codec.objects import parse_node
 from hami.codec.pods import parse_node_pod, parse_pod
 from hami.codec.trust import (
@@ -22,6 +21,7 @@ from hami.codec.trust import (
 )
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
 from hami.kube.api import JSON, MERGE_PATCH, STRATEGIC_MERGE_PATCH, Api, is_disconnect, is_unsent
+from hami.kube.pages import parse_page
 from hami.kube.retry import brief_retry
 from hami.model import Node, Pod, PodRef
 
@@ -53,13 +53,6 @@ class LeaseRecord:
     transitions: int = 0
     annotations: Edits = field(default_factory=dict)
     resource_version: str = ""
-
-
-class _Items(msgspec.Struct):
-    items: list[msgspec.Raw]
-
-
-_PODS = msgspec.json.Decoder(_Items)
 
 
 class Cluster:
@@ -199,8 +192,7 @@ class Cluster:
             body=_json(render_bundle(configuration, bundle)), content_type=STRATEGIC_MERGE_PATCH))
 
     def _pods(self, path: str, query: Mapping[str, str]) -> list[Pod]:
-        pods = decode("pod list", _PODS, self._read("GET", path, query=query))
-        return [parse_pod(item) for item in pods.items]
+        return [parse_pod(item) for item in parse_page("pods", self._read("GET", path, query=query)).items or ()]
 
     def _get(self, path: str, parse: Callable[[bytes], T]) -> T | None:
         try:

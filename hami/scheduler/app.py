@@ -11,8 +11,9 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import flask
 import msgspec
@@ -45,6 +46,10 @@ JSON = "application/json"
 
 Observe = Callable[[str, str, float], None]
 IsStarted = Callable[[float], bool]
+Act = Callable[[bytes], tuple[bytes, str]]
+"""Returns the answer to a body, and the outcome. Raises: HamiError."""
+Refuse = Callable[[str, int], bytes]
+"""Returns the answer to a body that cannot be read or acted on, given a text and an HTTP status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,34 +119,15 @@ def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds:
         return _json(extender.render_bind("extender verbs are served on --extender-bind-address, elsewhere to clients "
                                           "with a certificate of --client-ca-file"), 403)
 
-    @blueprint.post("/filter")
-    def filter_nodes() -> flask.Response:
-        """Scheduler extender: names the one node that should run the pod, or why none can."""
-        return _verb("filter", FILTER_LIMIT, lambda body: _filter(verbs.node_filter, is_started, body),
-                     lambda text, code: extender.render_filter(None, error=text), observe)
-
-    @blueprint.post("/prioritize")
-    def prioritize() -> flask.Response:
-        """Scheduler extender: scores the nodes that remain, if there are several."""
-        return _verb("prioritize", FILTER_LIMIT, lambda body: _prioritize(verbs.node_filter, body),
-                     _abstain, observe)
-
-    @blueprint.post("/simulate")
-    def simulate() -> flask.Response:
-        """Scheduler extender of an autoscaler: names all nodes that the pod fits. Nothing is reserved."""
-        return _verb("simulate", FILTER_LIMIT, lambda body: _simulate(verbs.node_filter, is_started, body),
-                     lambda text, code: extender.render_filter(None, error=text), observe)
-
-    @blueprint.post("/preempt")
-    def preempt() -> flask.Response:
-        """Scheduler extender: names the nodes where evictions would make room for the pod's devices, too."""
-        return _verb("preempt", PREEMPT_LIMIT, lambda body: _preempt(verbs.preemption_filter, body), _veto, observe)
-
-    @blueprint.post("/bind")
-    def bind() -> flask.Response:
-        """Scheduler extender: binds the pod with the devices reserved for it."""
-        return _verb("bind", BIND_LIMIT, lambda body: _bind(verbs.binder, binds, body),
-                     lambda text, code: extender.render_bind(text), observe)
+    endpoints: Mapping[str, tuple[int, Act, Refuse]] = {
+        "filter": (FILTER_LIMIT, partial(_filter, verbs.node_filter, is_started), _refuse_filter),
+        "prioritize": (FILTER_LIMIT, partial(_prioritize, verbs.node_filter), _abstain),
+        "simulate": (FILTER_LIMIT, partial(_simulate, verbs.node_filter, is_started), _refuse_filter),
+        "preempt": (PREEMPT_LIMIT, partial(_preempt, verbs.preemption_filter), _veto),
+        "bind": (BIND_LIMIT, partial(_bind, verbs.binder, binds), lambda text, code: extender.render_bind(text)),
+    }
+    for name, endpoint in endpoints.items():
+        blueprint.add_url_rule(f"/{name}", name, partial(_verb, name, *endpoint, observe), methods=["POST"])
 
     @blueprint.get("/reservations/<uid>")
     def reserved(uid: str) -> flask.Response:
@@ -155,8 +141,7 @@ def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds:
     return blueprint
 
 
-def _verb(name: str, limit: int, act: Callable[[bytes], tuple[bytes, str]], refuse: Callable[[str, int], bytes],
-          observe: Observe) -> flask.Response:
+def _verb(name: str, limit: int, act: Act, refuse: Refuse, observe: Observe) -> flask.Response:
     """Answers with what *act* makes of the body, or with *refuse* of an error's text and HTTP status.
 
     The status of the response is 200 unless the body could not be read.
@@ -180,6 +165,7 @@ def _verb(name: str, limit: int, act: Callable[[bytes], tuple[bytes, str]], refu
 
 
 def _filter(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tuple[bytes, str]:
+    """Names the one node that should run the pod, or why none can."""
     args = extender.parse_filter(body)
     if not is_started(START_TIMEOUT_S):
         return extender.render_filter(None, error="the scheduler's caches are not filled yet"), "error"
@@ -191,12 +177,14 @@ def _filter(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tupl
 
 
 def _prioritize(node_filter: NodeFilter, body: bytes) -> tuple[bytes, str]:
+    """Scores the nodes that remain, if there are several."""
     args = extender.parse_filter(body)
     names = [node.name for node, _ in args.nodes] if args.nodes is not None else args.names
     return extender.render_priorities(node_filter.prioritize(args.pod, names or ())), "ok"
 
 
 def _simulate(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tuple[bytes, str]:
+    """Names all nodes that the pod fits, for an autoscaler. Nothing is reserved."""
     args = extender.parse_filter(body)
     if args.nodes is None:
         raise MalformedInput("Nodes", "", "missing: the extender needs nodeCacheCapable: false")
@@ -212,10 +200,16 @@ def _simulate_on(node_filter: NodeFilter, pod: Pod, nodes: Sequence[tuple[Node, 
 
 
 def _preempt(preemption_filter: PreemptionFilter, body: bytes) -> tuple[bytes, str]:
+    """Names the nodes where evictions would make room for the pod's devices, too."""
     args = extender.parse_preemption(body)
     kept = preemption_filter.filter(args.pod, {node: victims.uids for node, victims in args.victims.items()})
     answer = extender.render_preemption({node: args.victims[node] for node in kept})
     return answer, "ok" if kept or not args.victims else "refused"
+
+
+def _refuse_filter(text: str, code: int) -> bytes:
+    """Returns the answer that names no node and says why."""
+    return extender.render_filter(None, error=text)
 
 
 def _abstain(text: str, code: int) -> bytes:
@@ -231,6 +225,7 @@ def _veto(text: str, code: int) -> bytes:
 
 
 def _bind(binder: Binder, binds: threading.BoundedSemaphore, body: bytes) -> tuple[bytes, str]:
+    """Binds the pod with the devices reserved for it."""
     args = extender.parse_bind(body)
     if not binds.acquire(blocking=False):
         raise NodeLocked(f"pod {args.ref}: too many pods are being bound already, it must be tried again")

@@ -214,7 +214,7 @@ class Pods:
         name = query["fieldSelector"].removeprefix("spec.nodeName=")
         items = [{"status": {"podIP": address, "conditions": [{"type": "Ready", "status": self.is_ready}]}}
                  for address in self.addresses.get(name, ())]
-        return msgspec.json.encode({"items": items})
+        return msgspec.json.encode({"metadata": {}, "items": items})
 
 
 def test_a_monitor_is_looked_for_once_in_a_while_and_again_when_it_does_not_answer():

@@ -240,13 +240,13 @@ def test_a_name_stays_one_segment():
     (lambda c: c.pods_on("gpu-0"), "/api/v1/pods", {"fieldSelector": "spec.nodeName=gpu-0"}),
     (lambda c: c.pods_labeled("team", "a=b"), "/api/v1/namespaces/team/pods", {"labelSelector": "a=b"})])
 def test_pods_are_selected_by_the_server(read, path, query):
-    api, cluster = talk({"items": [POD]})
+    api, cluster = talk({"metadata": {}, "items": [POD]})
     assert [pod.ref for pod in read(cluster)] == [REF]
     assert api.calls[0][1] == path and api.queries == [query]
 
 
 def test_a_malformed_list_is_named():
-    with pytest.raises(MalformedInput, match="pod list"):
+    with pytest.raises(MalformedInput, match="list of pods"):
         talk(b"<html>")[1].pods_on("gpu-0")
 
 
