@@ -34,8 +34,7 @@ _KINDS: Mapping[Any, str] = MappingProxyType({
 
 def decode_yaml(text: str, type: type[T], source: str, *, unique_keys: bool = False) -> T:
     """The record that *text* describes; *source* is the file's name, for errors. Raises: MalformedInput."""
-    return convert(parse_yaml(text, source, unique_keys=unique_keys), type,
-                   lambda path: f"{source}: {path}" if path else source)
+    return convert(parse_yaml(text, source, unique_keys=unique_keys), type, places_in(source))
 
 
 def parse_yaml(text: str, source: str, *, unique_keys: bool = False) -> Any:
@@ -133,6 +132,11 @@ def convert(value: object, type: type[T], place: Callable[[str], str]) -> T:
     except (msgspec.ValidationError, RecursionError) as error:
         path, wrong, problem = _fault(value, type, str(error))
         raise MalformedInput(place(path), wrong, problem) from None
+
+
+def places_in(source: str, field: str = "") -> Callable[[str], str]:
+    """Returns the function that names a path in *field* of *source*, such as a file, for `convert`."""
+    return lambda path: ": ".join(filter(None, (source, ".".join(filter(None, (field, path))))))
 
 
 def unknown_keys(value: object, type: Any, path: str = "") -> Iterator[str]:

@@ -11,11 +11,12 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from hami.quantity import MIB
+
 CARD_MEMORY, CARD_COMPUTE = "hami_host_gpu_memory_used_bytes", "hami_host_gpu_utilization_ratio"
 POD_MEMORY, POD_COMPUTE = "hami_vgpu_memory_used_bytes", "hami_container_device_utilization_ratio"
 MAX_SAMPLES = 4096  # of a page: two for each card, and for each device of a container
 LINE_LIMIT = 1024  # characters; that of the longest names of Kubernetes is shorter
-MIB = 1 << 20
 MAX_MIB = 1 << 24
 GREATEST = 2.0 ** 62
 

@@ -22,7 +22,7 @@ LOCK_TIMEOUT_S = 300.0  # as the scheduler's --node-lock-timeout
 _MAX_UNIX = 1 << 36  # seconds; later times are no dates
 
 
-class Finding(msgspec.Struct, rename="camel", frozen=True):
+class Finding(msgspec.Struct, rename="camel", frozen=True, order=True):
     """One inconsistency. *rule*: its kind, for scripts. *subject*: such as ``node n1``. *remedy*: what to do."""
 
     rule: str
@@ -33,8 +33,7 @@ class Finding(msgspec.Struct, rename="camel", frozen=True):
 
 def audit(cluster: InspectedCluster) -> list[Finding]:
     """Returns every inconsistency, sorted by rule and subject."""
-    findings = [finding for check in _CHECKS for finding in check(cluster)]
-    return sorted(findings, key=lambda finding: (finding.rule, finding.subject, finding.problem))
+    return sorted(finding for check in _CHECKS for finding in check(cluster))
 
 
 def render_audit(cluster: InspectedCluster, findings: Sequence[Finding]) -> str:

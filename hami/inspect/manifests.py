@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from hami.codec.documents import convert, parse_yaml_documents
+from hami.codec.documents import convert, parse_yaml_documents, places_in
 from hami.codec.pods import convert_pod
 from hami.errors import HamiError, MalformedInput
 
@@ -156,7 +156,7 @@ def read_manifests(text: str, source: str) -> tuple[list[PodSource], list[str]]:
     sources: list[PodSource] = []
     others: list[str] = []
     for place, document in read_documents(text, source):
-        manifest = convert(document, _Manifest, _namer(place))
+        manifest = convert(document, _Manifest, places_in(place))
         if manifest.kind in _SINGLE:
             sources.append(pod_source(document, place))
         elif manifest.kind in KINDS:
@@ -175,7 +175,7 @@ def read_documents(text: str, source: str) -> Iterator[tuple[str, Any]]:
         if document is None:
             continue
         if isinstance(document, dict) and document.get("kind") == "List":
-            items = convert(document, _ListManifest, _namer(place)).items
+            items = convert(document, _ListManifest, places_in(place)).items
             yield from ((f"{place}: items[{index}]", item) for index, item in enumerate(items))
         else:
             yield place, document
@@ -186,7 +186,7 @@ def pod_source(document: Any, place: str) -> PodSource:
 
     Raises: MalformedInput, which names *place* and field.
     """
-    name = _namer(place)
+    name = places_in(place)
     manifest = convert(document, _Manifest, name)
     match manifest.kind:
         case "Pod":
@@ -203,44 +203,40 @@ def pod_source(document: Any, place: str) -> PodSource:
 
 def _grouped(document: Any, manifest: _Manifest, place: str) -> list[PodSource]:
     """Returns each group of pods of a workload that has several. Raises: MalformedInput."""
-    name, groups = _namer(place), list[tuple[str, _Template, int]]()
+    groups = list[tuple[str, _Template, int]]()
     match manifest.kind:
         case "JobSet":
-            for job in _spec_of(document, _JobSetSpec, name).replicated_jobs:
+            for job in _spec_of(document, _JobSetSpec, place).replicated_jobs:
                 template, count = _running(job.template.spec)
                 groups.append((job.name, template, count * _or_one(job.replicas)))
         case "LeaderWorkerSet":
-            lws = _spec_of(document, _LeaderWorkerSpec, name)
+            lws = _spec_of(document, _LeaderWorkerSpec, place)
             templates, replicas = lws.leader_worker_template, _or_one(lws.replicas)
             groups = [("leader", templates.leader_template or templates.worker_template, replicas),
                       ("worker", templates.worker_template, replicas * max(0, _or_one(templates.size) - 1))]
         case "RayCluster" | "RayJob" | "RayService":
             ray: _RaySpec | None
             if manifest.kind == "RayCluster":
-                ray = _spec_of(document, _RaySpec, name)
+                ray = _spec_of(document, _RaySpec, place)
             else:
-                owner = _spec_of(document, _RayOwnerSpec, name)
+                owner = _spec_of(document, _RayOwnerSpec, place)
                 ray = owner.ray_cluster_spec or owner.ray_cluster_config
             if ray is not None:  # else the job runs in a cluster that exists
                 groups = [("head", ray.head_group_spec.template, 1),
                           *((group.group_name, group.template, group.pods) for group in ray.worker_group_specs)]
         case "Workload":
-            sets = _spec_of(document, _KueueSpec, name).pod_sets
+            sets = _spec_of(document, _KueueSpec, place).pod_sets
             groups = [(group.name or "main", group.template, _or_one(group.count)) for group in sets]
         case _:
-            for key, specs in convert(document, _Spec, name).spec.items():
+            for key, specs in convert(document, _Spec, places_in(place)).spec.items():
                 if key.endswith("ReplicaSpecs"):
-                    roles = convert(specs, dict[str, _PodGroup], _below(name, f"spec.{key}"))
+                    roles = convert(specs, dict[str, _PodGroup], places_in(place, f"spec.{key}"))
                     groups += [(role.lower(), group.template, group.pods) for role, group in roles.items()]
     return [_source(manifest, group, template, count, place) for group, template, count in groups if count]
 
 
-def _spec_of(document: Any, type: type[T], name: Any) -> T:
-    return convert(convert(document, _Spec, name).spec, type, _below(name, "spec"))
-
-
-def _below(name: Any, field: str) -> Any:
-    return lambda path: name(f"{field}.{path}" if path else field)
+def _spec_of(document: Any, type: type[T], place: str) -> T:
+    return convert(convert(document, _Spec, places_in(place)).spec, type, places_in(place, "spec"))
 
 
 def _or_one(count: int | None) -> int:
@@ -266,7 +262,3 @@ def _running(job: _WorkloadSpec) -> tuple[_Template, int]:
     """Returns the pod of a Job, and how many run at a time."""
     parallelism = _or_one(job.parallelism)
     return job.template, parallelism if job.completions is None else min(parallelism, job.completions)
-
-
-def _namer(place: str) -> Any:
-    return lambda path: f"{place}: {path}" if path else place

@@ -204,8 +204,7 @@ class Reader:
         wanted = {"reason": "FailedScheduling", **fields}
         selector = ",".join(f"{key}={value}" for key, value in wanted.items() if value)
         try:
-            with _in_words("list", "events", scope):
-                read_list(self.request, "events", path, {"fieldSelector": selector}, take, lambda count, total: None)
+            self._each("events", path, {"fieldSelector": selector}, take, scope=scope)
         except HamiError as error:
             self.note(str(error))
         return events
@@ -230,9 +229,7 @@ class Reader:
                 parsed[parse_meta(raw).path] = parse(raw)
 
         try:
-            with _in_words("list", resource, "the whole cluster"):
-                read_list(self.request, resource, f"{group}/{resource}", {"labelSelector": label} if label else {},
-                          take, lambda count, total: None)
+            self._each(resource, f"{group}/{resource}", {"labelSelector": label} if label else {}, take)
         except NotFound:  # an API server without this resource
             return []
         except MissingRight as error:
@@ -257,9 +254,8 @@ class Reader:
                 take(document | {"kind": kind}, f"{kind.lower()} {parse_meta(raw).path}")
 
             try:
-                with _in_words("list", resource, scope):
-                    read_list(self.request, resource, f"{_GROUPS.get(kind, _APPS)}{infix}/{resource}",
-                              _LIVE_PODS if kind == "Pod" else {}, pass_on, partial(self.progress, resource))
+                self._each(resource, f"{_GROUPS.get(kind, _APPS)}{infix}/{resource}",
+                           _LIVE_PODS if kind == "Pod" else {}, pass_on, scope=scope, progress=self.progress)
             except MissingRight as error:
                 missing.append(error)
         if len(missing) == len(TEMPLATE_KINDS):
@@ -272,9 +268,8 @@ class Reader:
         listed."""
         names: set[str] = set()
         try:
-            with _in_words("list", "namespaces", "the whole cluster"):
-                read_list(self.request, "namespaces", "/api/v1/namespaces", {"labelSelector": label},
-                          lambda raw: names.add(parse_meta(raw).name), lambda count, total: None)
+            self._each("namespaces", "/api/v1/namespaces", {"labelSelector": label},
+                       lambda raw: names.add(parse_meta(raw).name))
         except MissingRight as error:
             self.note(f"{error}; those with the label {label} are not left out")
         return frozenset(names)
@@ -313,9 +308,15 @@ class Reader:
             except MalformedInput as error:
                 unreadable.append(UnreadableObject(resource.removesuffix("s"), parse_meta(raw).path, str(error)))
 
-        with _in_words("list", resource, "the whole cluster"):
-            read_list(self.request, resource, f"/api/v1/{resource}", query, take, partial(self.progress, resource))
+        self._each(resource, f"/api/v1/{resource}", query, take, progress=self.progress)
         return tuple(objects.values())
+
+    def _each(self, resource: str, path: str, query: dict[str, str], take: Callable[[msgspec.Raw], None], *,
+              scope: str = "the whole cluster",
+              progress: Progress = lambda resource, count, total: None) -> None:
+        """Passes each object of a list to *take*. Raises: HamiError in the words of a user."""
+        with _in_words("list", resource, scope):
+            read_list(self.request, resource, path, query, take, partial(progress, resource))
 
     def _get(self, resource: str, path: str, namespace: str) -> bytes:
         with _in_words("get", resource, f"namespace {namespace}"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from hami.codec.documents import convert
+from hami.codec.documents import convert, places_in
 from hami.codec.keys import is_scheduler_owned
 from hami.codec.pods import convert_pod, parse_node_pod
 from hami.errors import MalformedInput
@@ -129,7 +129,7 @@ class UpgradeCheck:
 
         Raises: MalformedInput if it is no object of the API server.
         """
-        item = convert(document, _Object, lambda path: f"{place}: {path}" if path else place)
+        item = convert(document, _Object, places_in(place))
         if not item.has_template:
             return False
         meta, owner = item.metadata, item.owner
@@ -153,7 +153,7 @@ class UpgradeCheck:
     @property
     def findings(self) -> list[Finding]:
         """The findings so far, sorted by rule and subject."""
-        return sorted(self._findings, key=lambda finding: (finding.rule, finding.subject, finding.problem))
+        return sorted(self._findings)
 
     def _finding(self, item: _Object, document: Any, place: str, namespace: str, subject: str) -> Finding | None:
         try:

@@ -17,7 +17,7 @@ from msgspec import Meta
 from msgspec.structs import asdict
 
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
-from hami.codec.documents import convert, parse_json
+from hami.codec.documents import convert, parse_json, places_in
 from hami.devices.config import PluginConfig
 from hami.devices.health import XidRules, parse_xid_rules
 from hami.errors import HamiError, MalformedInput
@@ -189,7 +189,7 @@ def _from_node_config(path: str, node: str) -> dict[str, object]:
         document = _normalized(parse_json(read_text("--node-config-file", file), str(file)))
     except RecursionError as error:
         raise MalformedInput(str(file), "", "expected less nesting") from error
-    config = convert(document, _NodeConfig, lambda place: f"{file}: {place}" if place else str(file))
+    config = convert(document, _NodeConfig, places_in(str(file)))
     values: dict[str, object] = {}
     for entry in config.nodeconfig:
         if entry.name == node:

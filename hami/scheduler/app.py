@@ -24,6 +24,7 @@ from hami.codec import admission, extender
 from hami.codec.admission import Review
 from hami.errors import HamiError, MalformedInput, NodeLocked
 from hami.model import Node, Pod
+from hami.quantity import MIB
 from hami.scheduler.admit import Admitter, Denied
 from hami.scheduler.bind import Binder
 from hami.scheduler.filter import NodeFilter
@@ -33,7 +34,6 @@ from hami.web.connections import client_is_trusted
 
 log = logging.getLogger(__name__)
 
-MIB = 1 << 20
 WEBHOOK_LIMIT = 7 * MIB
 FILTER_LIMIT = 64 * MIB  # a simulation sends whole nodes
 PREEMPT_LIMIT = 16 * MIB  # 1,000 nodes with 300 victims each

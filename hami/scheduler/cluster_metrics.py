@@ -14,13 +14,12 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from hami.model import Device, DeviceUsage, Partition, QuotaLimits
+from hami.quantity import MIB
 from hami.scheduling.quota import allowed_budget, lowest_limit, without_scopes
 from hami.state.table import Booking
 from hami.state.view import View
 from hami.vendors.spec import Catalog, CoreUnit
 from hami.web.exposition import Family, Gauge, escape_label, gauge_families
-
-MIB = 1 << 20
 
 
 def families(view: View, vendors: Catalog, *, legacy: bool = False) -> list[Family]:

@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hami.model import Container, Request
-from hami.quantity import INT32_MAX, strict_integer
-
-MEBIBYTE = 1 << 20
+from hami.quantity import INT32_MAX, MIB, strict_integer
 
 
 class CoreUnit(enum.Enum):
@@ -91,4 +89,4 @@ class Resources:
 
     def to_mib(self, memory: int, *, is_binary: bool) -> int:
         """Returns *memory* in MiB. *is_binary*: it has a binary suffix."""
-        return memory // MEBIBYTE if is_binary and self.memory_units else memory * max(self.memory_factor, 1)
+        return memory // MIB if is_binary and self.memory_units else memory * max(self.memory_factor, 1)
