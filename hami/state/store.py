@@ -19,7 +19,7 @@ from hami.model import Budget, NodePolicy, Pod, PodRef, PodScope
 from hami.scheduling.node_order import NodeOrder, node_order_of
 from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota, quota_allows
-from hami.scheduling.refusal import Choice, NodeRefusal, Refusal, explain_node
+from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.state.bookings import PodBookings
 from hami.state.nodes import NodeCache
 from hami.state.pending import PendingPod, PendingPods
@@ -102,9 +102,7 @@ class Store:
     def closest(self, refusal: Refusal, count: int) -> list[NodeRefusal]:
         """Returns the *count* refused nodes that are closest to serving, nearest first, as they are now."""
         with self._lock:
-            explained = [explain_node(name, self._table.usages(name), refusal)
-                         for name in self._verdicts.closest(refusal, count)]
-        return [node for node in explained if node is not None]
+            return self._verdicts.closest(refusal, count)
 
     def node_for_pending_pod(self) -> str | None:
         """Returns a node that a pod which was refused earlier fits by now; ``None`` if there is none.

@@ -22,7 +22,7 @@ from hami.scheduling.node_order import NodeOrder, weights
 from hami.scheduling.placement import NodeUsage, place_pod
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.quota import QuotaCheck
-from hami.scheduling.refusal import Choice, Refusal
+from hami.scheduling.refusal import Choice, NodeRefusal, Refusal, explain_node
 from hami.scheduling.usage import shares_of
 from hami.state.table import Table
 
@@ -107,15 +107,16 @@ class Verdicts:
         names = {pod.nominated_node, *(self._table.names.get(row, "") for row in lower)}
         return frozenset().union(*(names.intersection(group) for _, group in refusal.groups))
 
-    def closest(self, refusal: Refusal, count: int | None = None) -> list[str]:
-        """Returns the refused nodes that are closest to serving, at most *count*, nearest first."""
+    def closest(self, refusal: Refusal, count: int | None = None) -> list[NodeRefusal]:
+        """Returns the refused nodes that are closest to serving, at most *count*, nearest first, as they are now."""
         table = self._table
         table.refresh()
         rows = self.rows([name for _, group in refusal.groups for name in group])
         rows = rows[rows >= 0]
         distances = self._of(refusal.pod_request, ()).distances(rows)
-        return [table.names[int(rows[place])]
-                for place in itertools.islice(_lowest_first(distances, table.rank()[rows]), count)]
+        nearest = itertools.islice(_lowest_first(distances, table.rank()[rows]), count)
+        names = [table.names[int(rows[place])] for place in nearest]
+        return [node for name in names if (node := explain_node(name, table.usages(name), refusal)) is not None]
 
 
 class _RequestVerdicts:

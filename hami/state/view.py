@@ -15,7 +15,7 @@ from hami.scheduling.node_order import NodeOrder, node_order_of, weights
 from hami.scheduling.placement import NodeUsage, place_pod
 from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.quota import QuotaCheck, ScopedUsage, budgets_of, check_quota, quota_allows
-from hami.scheduling.refusal import Choice, NodeRefusal, Refusal, explain_node
+from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.scheduling.score import node_score
 from hami.scheduling.usage import peak_charges, shares_of, total_charge
 from hami.state.inventories import devices_on, excess_of
@@ -147,10 +147,7 @@ class View:
 
     def closest(self, refusal: Refusal, count: int | None = None) -> list[NodeRefusal]:
         """Returns the refused nodes that are closest to serving, at most *count*, nearest first."""
-        merged = self._merged
-        explained = (explain_node(name, merged.usages(name), refusal)
-                     for name in merged._verdicts.closest(refusal, count))
-        return [node for node in explained if node is not None]
+        return self._merged._verdicts.closest(refusal, count)
 
     def assume(self, pod: Pod, names: Sequence[str]) -> tuple[Choice | Refusal | None, View]:
         """Returns the decision on *pod*, ``None`` if it requests no device, and the view in which it is carried out.

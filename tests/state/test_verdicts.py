@@ -15,7 +15,7 @@ from hami.scheduling.fit import Unfit
 from hami.scheduling.node_order import NodeOrder, weights
 from hami.scheduling.placement import place_pod
 from hami.scheduling.quota import check_quota
-from hami.scheduling.refusal import NO_DEVICE, Choice, Refusal, explain_node
+from hami.scheduling.refusal import NO_DEVICE, Choice, Refusal
 from hami.scheduling.score import node_score
 from hami.scheduling.usage import peak_charges, total_charge
 from hami.state.table import Table
@@ -219,8 +219,7 @@ def test_the_closest_nodes_lack_the_least(rng):
         mirror.change(rng)
     refusal = verdicts.refuse(asked, mirror.names, verdicts.rows(mirror.names))
     distances = []
-    for name in verdicts.closest(refusal):
-        node = explain_node(name, mirror.table.usages(name), refusal)
+    for node in verdicts.closest(refusal):
         nearest = [device.distance for device in node.closest_devices][:node.request.count]
         distances.append(round(sum(nearest) + NO_DEVICE * (node.request.count - len(nearest)), 6))
     selector = asked.vendor_request("NVIDIA").selector
