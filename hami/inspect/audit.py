@@ -59,20 +59,14 @@ def _overcommitted(cluster: InspectedCluster) -> Iterator[Finding]:
                 f"delete one of its pods: {', '.join(pods)}; check that only one scheduler places pods")
 
 
-def _unreadable_allocations(cluster: InspectedCluster) -> Iterator[Finding]:
+def _unreadable(cluster: InspectedCluster) -> Iterator[Finding]:
     for record in cluster.view.facts.pods.values():
         for problem in record.problems:
             yield Finding("UnreadableAllocation", f"pod {record.ref}", problem,
                           "recreate the pod: until then all devices that it names count as taken")
-
-
-def _unreadable_inventories(cluster: InspectedCluster) -> Iterator[Finding]:
     for (name, vendor), problem in cluster.view.facts.problems.items():
         yield Finding("UnreadableInventory", f"node {name}", f"{vendor}: {problem}",
                       "restart the device plugin of the node: until then it offers no such devices")
-
-
-def _unreadable_objects(cluster: InspectedCluster) -> Iterator[Finding]:
     for item in cluster.record.unreadable:
         yield Finding("UnreadableObject", f"{item.kind} {item.name}", item.problem, "repair or recreate the object")
 
@@ -197,5 +191,4 @@ def _age(cluster: InspectedCluster, unix: int) -> float:
 
 
 _CHECKS: tuple[Callable[[InspectedCluster], Iterator[Finding]], ...] = (
-    _overcommitted, _unreadable_allocations, _unreadable_inventories, _unreadable_objects, _missing_devices, _locks,
-    _reservations, _allocations, _upgrade, _device_classes)
+    _overcommitted, _unreadable, _missing_devices, _locks, _reservations, _allocations, _upgrade, _device_classes)

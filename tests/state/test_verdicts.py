@@ -219,9 +219,9 @@ def test_the_closest_nodes_lack_the_least(rng):
         mirror.change(rng)
     refusal = verdicts.refuse(asked, mirror.names, verdicts.rows(mirror.names))
     distances = []
-    for node in verdicts.closest(refusal):
-        nearest = [device.distance for device in node.closest_devices][:node.request.count]
-        distances.append(round(sum(nearest) + NO_DEVICE * (node.request.count - len(nearest)), 6))
+    for refused in verdicts.closest(refusal):
+        nearest = [device.distance for device in refused.closest_devices][:refused.request.count]
+        distances.append(round(sum(nearest) + NO_DEVICE * (refused.request.count - len(nearest)), 6))
     selector = asked.vendor_request("NVIDIA").selector
     assume((selector.use_uuids, selector.nouse_uuids) == (None, None))  # which columns do not tell
     assert distances == sorted(distances)
