@@ -112,7 +112,7 @@ class Sandbox:
                                      labels={LABEL: self.namespace, **(labels or {})}))
         self.wait_schedulable([name])
 
-    def wait_schedulable(self, names: Iterable[str], timeout: float = 30) -> None:
+    def wait_schedulable(self, names: Iterable[str], timeout: float = 90) -> None:
         wanted = {self._prefix + name for name in names}
         self.kube.wait("Node", lambda nodes: all(name in nodes and schedulable(nodes[name]) for name in wanted),
                        timeout=timeout, what=f"nodes {sorted(wanted)} are Ready and without taints",
