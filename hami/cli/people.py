@@ -157,7 +157,8 @@ def audit_command(*, client: Client, style: Style, before_upgrade: bool, files: 
     """Find where annotations, inventories and specifications contradict each other, and say what to do.
 
     Over-committed cards, allocations and inventories that cannot be read, cards and nodes that are gone, stale locks,
-    ghost reservations, pods without the devices that they request, and upgrades from HAMi that have not been finished.
+    ghost reservations, pods without the devices that they request, upgrades from HAMi that have not been finished, and
+    rights that are left of an upgrade.
     Exit status 1 if there is any.
 
     With --before-upgrade: workloads whose pods the webhook would refuse, and why. Nothing needs to be installed for it.

@@ -170,6 +170,18 @@ def _upgrade(cluster: InspectedCluster) -> Iterator[Finding]:
                       "set policies.mode=deny when nobody needs a role any more")
 
 
+def _excess_bindings(cluster: InspectedCluster) -> Iterator[Finding]:
+    """Yields the rights that kube-scheduler's account has kept from the time when it was that of the extender, too."""
+    for binding in cluster.record.installation.excess_bindings:
+        namespace, _, name = binding.name.rpartition("/")
+        command = f"kubectl delete {binding.kind}/{name} {binding.role}" + (f" -n {namespace}" if namespace else "")
+        yield Finding(
+            "LeftoverRights", f"{binding.kind} {binding.name}", f"it gives kube-scheduler's account {binding.account} "
+            f"{binding.role}, which only the extender needs now that it has an account of its own",
+            "when the rollout of the scheduler has ended, " + (
+                "run helm upgrade again, without takeOver=always" if binding.has_extender else command))
+
+
 def _device_classes(cluster: InspectedCluster) -> Iterator[Finding]:
     """Yields DeviceClasses for which kube-scheduler, from Kubernetes 1.36 on, looks for resources that nodes lack."""
     for name, resource in sorted(cluster.record.installation.device_classes.items()):
@@ -191,4 +203,5 @@ def _age(cluster: InspectedCluster, unix: int) -> float:
 
 
 _CHECKS: tuple[Callable[[InspectedCluster], Iterator[Finding]], ...] = (
-    _overcommitted, _unreadable, _missing_devices, _locks, _reservations, _allocations, _upgrade, _device_classes)
+    _overcommitted, _unreadable, _missing_devices, _locks, _reservations, _allocations, _upgrade, _excess_bindings,
+    _device_classes)

@@ -18,6 +18,7 @@ SCHEDULERS = "app.kubernetes.io/component=hami-scheduler"  # label of Deployment
 DEVICE_PLUGINS = "app.kubernetes.io/component=hami-device-plugin"  # of DaemonSets
 POLICY_PREFIX = "hami-"
 _FLAG = "--foreign-reservations"
+_TOKEN_VOLUME = "extender-token"
 _HAMIS = frozenset({"vgpu-scheduler-extender", "vgpu-monitor"})  # containers that only HAMi's chart has
 
 
@@ -25,25 +26,48 @@ _HAMIS = frozenset({"vgpu-scheduler-extender", "vgpu-monitor"})  # containers th
 class SchedulerDeployment:
     """A Deployment of schedulers. *name*: ``namespace/name``. *is_hamis*: of HAMi's chart, not of this project.
 
-    *counts_others*: it counts what other schedulers write on pods that are not bound.
+    *counts_others*: it counts what other schedulers write on pods that are not bound. *account*: of kube-scheduler.
+    *extender*: the account of the extender, empty where it is the same.
     """
 
     name: str
     is_hamis: bool = False
     counts_others: bool = False
+    account: str = ""
+    extender: str = ""
+
+    @property
+    def namespace(self) -> str:
+        return self.name.partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExcessBinding:
+    """A binding that gives kube-scheduler's account rights that only the extender needs. *kind*: as in commands.
+
+    *name*: ``namespace/name``, or the name of a ClusterRoleBinding. *account*: ``namespace/name``. *has_extender*: it
+    names the account of the extender, too.
+    """
+
+    kind: str
+    name: str
+    role: str  # as ``clusterrole/name``
+    account: str
+    has_extender: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
     """The state of an upgrade. *plugins*: nodes that have or get a device plugin. *outdated_plugins*: those of them
     whose plugin has not been replaced. *warning_policies*: those that do not refuse. *device_classes*: the extended
-    resources that DeviceClasses stand for, by their names."""
+    resources that DeviceClasses stand for, by their names. *excess_bindings*: of the time with one account."""
 
     schedulers: tuple[SchedulerDeployment, ...] = ()
     plugins: int = 0
     outdated_plugins: int = 0
     warning_policies: tuple[str, ...] = ()
     device_classes: Mapping[str, str] = field(default_factory=dict)
+    excess_bindings: tuple[ExcessBinding, ...] = ()
 
 
 class _DeviceClassSpec(msgspec.Struct, rename="camel"):
@@ -61,8 +85,19 @@ class _Container(msgspec.Struct):
     args: list[str] | None = None
 
 
-class _PodSpec(msgspec.Struct):
+class _Secret(msgspec.Struct, rename="camel"):
+    secret_name: str = ""
+
+
+class _Volume(msgspec.Struct):
+    name: str = ""
+    secret: _Secret | None = None
+
+
+class _PodSpec(msgspec.Struct, rename="camel"):
     containers: list[_Container] | None = None
+    volumes: list[_Volume] | None = None
+    service_account_name: str = ""
 
 
 class _Template(msgspec.Struct):
@@ -97,6 +132,13 @@ class _Workload(msgspec.Struct):
     def is_hamis(self) -> bool:
         return any(container.name in _HAMIS for container in self.containers)
 
+    @property
+    def extender(self) -> str:
+        """The account whose token is in a Secret of its own: both have one name, but for ``-token``."""
+        volumes = self.spec.template.spec.volumes or ()
+        return next(("".join(volume.secret.secret_name.rsplit("-token", 1)) for volume in volumes
+                     if volume.name == _TOKEN_VOLUME and volume.secret is not None), "")
+
 
 class _BindingSpec(msgspec.Struct, rename="camel"):
     policy_name: str = ""
@@ -107,6 +149,19 @@ class _PolicyBinding(msgspec.Struct):
     spec: _BindingSpec = msgspec.field(default_factory=_BindingSpec)
 
 
+class _Reference(msgspec.Struct):
+    kind: str = ""
+    name: str = ""
+    namespace: str = ""
+
+
+class _RoleBinding(msgspec.Struct, rename="camel"):
+    metadata: ObjectMeta = ObjectMeta()
+    role_ref: _Reference = msgspec.field(default_factory=_Reference)
+    subjects: list[_Reference] | None = None
+
+
+_ROLE_BINDING = msgspec.json.Decoder(_RoleBinding)
 _WORKLOAD = msgspec.json.Decoder(_Workload)
 _DEVICE_CLASS = msgspec.json.Decoder(_DeviceClass)
 _POLICY_BINDING = msgspec.json.Decoder(_PolicyBinding)
@@ -120,7 +175,8 @@ def parse_scheduler(raw: msgspec.Raw) -> SchedulerDeployment | None:
     words = (word for container in workload.containers for part in (container.command, container.args)
              for word in part or ())
     return SchedulerDeployment(name=workload.metadata.path, is_hamis=workload.is_hamis,
-                               counts_others=any(map(_is_flag, words)))
+                               counts_others=any(map(_is_flag, words)), extender=workload.extender,
+                               account=workload.spec.template.spec.service_account_name)
 
 
 def parse_plugins(raw: msgspec.Raw) -> tuple[int, int]:
@@ -143,6 +199,25 @@ def parse_warning_policy(raw: msgspec.Raw) -> str | None:
     spec = decode("policy binding", _POLICY_BINDING, raw).spec
     is_warning = spec.policy_name.startswith(POLICY_PREFIX) and "Deny" not in (spec.validation_actions or ())
     return spec.policy_name if is_warning else None
+
+
+def parse_excess_binding(raw: msgspec.Raw, schedulers: Sequence[SchedulerDeployment]) -> ExcessBinding | None:
+    """Returns a binding through which one of *schedulers*, whose extender has an account of its own, gives its
+    kube-scheduler the role of the extender or of the former single account; else ``None``. Both roles have the names of
+    the accounts. Raises: MalformedInput.
+    """
+    binding = decode("role binding", _ROLE_BINDING, raw)
+    role, meta = binding.role_ref, binding.metadata
+    subjects = {(subject.namespace, subject.name) for subject in binding.subjects or ()
+                if subject.kind == "ServiceAccount"}
+    in_use = {(scheduler.namespace, scheduler.account) for scheduler in schedulers if not scheduler.extender}
+    for scheduler in schedulers:
+        account = scheduler.namespace, scheduler.account
+        if scheduler.extender and account in subjects - in_use and role.name in (scheduler.account, scheduler.extender):
+            return ExcessBinding(kind="rolebinding" if meta.namespace else "clusterrolebinding", name=meta.path,
+                                 role=f"{role.kind.lower()}/{role.name}", account="/".join(account),
+                                 has_extender=(scheduler.namespace, scheduler.extender) in subjects)
+    return None
 
 
 def parse_device_class(raw: msgspec.Raw) -> tuple[str, str] | None:

@@ -18,7 +18,8 @@ from hami.codec.pods import GROUP_LABEL, parse_pod
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
 from hami.inspect.cluster import ClusterRecord, SchedulingEvent, UnreadableObject, catalog_of, selection_keys
 from hami.inspect.installation import (
-    DEVICE_PLUGINS, SCHEDULERS, Installation, parse_device_class, parse_plugins, parse_scheduler, parse_warning_policy,
+    DEVICE_PLUGINS, SCHEDULERS, ExcessBinding, Installation, parse_device_class, parse_excess_binding, parse_plugins,
+    parse_scheduler, parse_warning_policy,
 )
 from hami.inspect.manifests import TEMPLATE_KINDS
 from hami.kube.pages import ObjectMeta, Requester, parse_meta, read_list
@@ -216,9 +217,15 @@ class Reader:
         policies = self._few("validatingadmissionpolicybindings", "/apis/admissionregistration.k8s.io/v1", "",
                              parse_warning_policy)
         classes = self._few("deviceclasses", "/apis/resource.k8s.io/v1", "", parse_device_class)
+        excess: list[ExcessBinding] = []
+        if any(scheduler.extender for scheduler in schedulers):
+            for resource in ("clusterrolebindings", "rolebindings"):
+                excess += self._few(resource, "/apis/rbac.authorization.k8s.io/v1", "",
+                                    partial(parse_excess_binding, schedulers=schedulers))
         return Installation(
             device_classes=dict(classes), schedulers=tuple(schedulers), plugins=sum(nodes for nodes, _ in plugins),
-            outdated_plugins=sum(outdated for _, outdated in plugins), warning_policies=tuple(sorted(set(policies))))
+            outdated_plugins=sum(outdated for _, outdated in plugins), warning_policies=tuple(sorted(set(policies))),
+            excess_bindings=tuple(excess))
 
     def _few(self, resource: str, group: str, label: str, parse: Callable[[msgspec.Raw], T | None]) -> list[T]:
         """Returns the objects with *label* for which *parse* returns something."""

@@ -3,14 +3,17 @@
 import gzip
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
 from hami.inspect.audit import audit
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.installation import (
-    Installation, SchedulerDeployment, parse_device_class, parse_plugins, parse_scheduler, parse_warning_policy,
+    Installation, SchedulerDeployment, parse_device_class, parse_excess_binding, parse_plugins, parse_scheduler,
+    parse_warning_policy,
 )
 from hami.inspect.read import Reader
 from hami.inspect.snapshot import parse_snapshot, render_snapshot
@@ -21,6 +24,7 @@ from tests.inspect.test_commands import hami
 OURS = SchedulerDeployment(name="a/ours")
 COUNTING = replace(OURS, counts_others=True)
 HAMIS = SchedulerDeployment(name="a/hamis", is_hamis=True)
+BASE = Path(__file__).parent.parent.parent / "manifests" / "base"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
 
 
@@ -102,6 +106,72 @@ def test_what_is_left_is_found(state, rule, texts, remedy):
 ], ids=["nothing", "ours in a rollout", "HAMi's alone"])
 def test_what_is_finished(state):
     assert audit(InspectedCluster(replace(record([]), installation=state))) == []
+
+
+APART = replace(OURS, name="kube-system/hami-scheduler", account="hami-scheduler", extender="hami-scheduler-extender")
+
+
+def of_manifests(kind, name):
+    """Returns an object of manifests/base."""
+    (found,) = [item for path in BASE.glob("*.yaml") for item in yaml.safe_load_all(path.read_text())
+                if item and item.get("kind") == kind and item["metadata"]["name"] == name]
+    return found
+
+
+def binding(role, *accounts, kind="ClusterRole", namespace="kube-system"):
+    return {"metadata": {"name": "b"} | ({"namespace": namespace} if kind == "Role" else {}),
+            "roleRef": {"kind": kind, "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace} for name in accounts]}
+
+
+def test_the_accounts_of_the_shipped_deployment():
+    assert parse_scheduler(raw(of_manifests("Deployment", "hami-scheduler"))) == APART
+
+
+@pytest.mark.parametrize(("item", "found"), [
+    (binding("hami-scheduler", "hami-scheduler"), ("clusterrolebinding", "b", "clusterrole/hami-scheduler", False)),
+    (binding("hami-scheduler", "hami-scheduler", kind="Role"),
+     ("rolebinding", "kube-system/b", "role/hami-scheduler", False)),
+    (binding("hami-scheduler-extender", "hami-scheduler-extender", "hami-scheduler"),
+     ("clusterrolebinding", "b", "clusterrole/hami-scheduler-extender", True)),
+    (binding("hami-scheduler-extender", "hami-scheduler-extender"), None),
+    (binding("system:kube-scheduler", "hami-scheduler"), None),
+    (binding("hami-scheduler", "hami-scheduler", namespace="elsewhere"), None),
+    ({"metadata": {"name": "b"}, "roleRef": {"kind": "ClusterRole", "name": "hami-scheduler"}}, None),
+], ids=["cluster", "namespace", "both accounts", "extender", "kube-scheduler", "another namespace", "nobody"])
+def test_rights_of_the_former_account(item, found):
+    parsed = parse_excess_binding(raw(item), [OURS, APART])
+    assert (parsed and (parsed.kind, parsed.name, parsed.role, parsed.has_extender)) == found
+    assert parsed is None or parsed.account == "kube-system/hami-scheduler"
+
+
+@pytest.mark.parametrize("schedulers", [
+    [], [replace(APART, extender="")], [APART, replace(APART, name="kube-system/hamis", extender="", is_hamis=True)],
+], ids=["no scheduler", "one account", "HAMi's beside it"])
+def test_rights_that_a_scheduler_needs(schedulers):
+    assert parse_excess_binding(raw(binding("hami-scheduler", "hami-scheduler")), schedulers) is None
+
+
+@pytest.mark.parametrize(("item", "remedy"), [
+    (binding("hami-scheduler", "hami-scheduler"), "kubectl delete clusterrolebinding/b clusterrole/hami-scheduler\n"),
+    (binding("hami-scheduler", "hami-scheduler", kind="Role"),
+     "kubectl delete rolebinding/b role/hami-scheduler -n kube-system\n"),
+    (binding("hami-scheduler-extender", "hami-scheduler-extender", "hami-scheduler"), "run helm upgrade again"),
+], ids=["cluster", "namespace", "both accounts"])
+def test_an_audit_says_how_to_take_them_back(item, remedy):
+    of = FakeApi([node("n1")], others={"deployments": [of_manifests("Deployment", "hami-scheduler")],
+                                       ("rolebindings" if "namespace" in item["metadata"] else "clusterrolebindings"): [
+                                           item, of_manifests("ClusterRoleBinding", "hami-scheduler-extender")]})
+    shown = hami("audit", of=of).stdout
+    assert shown.count("LeftoverRights: ") == 1 and "account kube-system/hami-scheduler " in shown and remedy in shown
+
+
+def test_nothing_is_found_in_the_shipped_manifests():
+    bindings = [of_manifests("ClusterRoleBinding", f"hami-scheduler-{name}") for name in ("kube", "volume", "extender")]
+    of = FakeApi([node("n1")], others={"clusterrolebindings": bindings, "deployments": [
+        of_manifests("Deployment", "hami-scheduler")], "rolebindings": [
+        of_manifests("RoleBinding", f"hami-scheduler-{name}") for name in ("kube", "extender")]})
+    assert hami("audit", of=of).exit_code == 0
 
 
 CLASS = {"metadata": {"name": "gpu.nvidia.com"}, "spec": {"extendedResourceName": "nvidia.com/gpu"}}
