@@ -21,6 +21,7 @@ from e2e.eventually import eventually
 from e2e.kube import write_kubeconfig
 from e2e.processes import free_port
 from e2e.realnode import NodeProgram, RealNode
+from e2e.revision import THIS, Revision
 from e2e.scheduler import shipped_flags
 
 __all__ = ["HOOK", "RESOURCE", "SLOTS", "Card", "DevicePlugin", "cards"]
@@ -56,15 +57,16 @@ def cards(count: int, **fields: Any) -> tuple[Card, ...]:
 class DevicePlugin:
     """The plugin of one node. Flags are keyword arguments with underscores."""
 
-    def __init__(self, node: RealNode, *, name: str = "device-plugin", **flags: str) -> None:
+    def __init__(self, node: RealNode, *, name: str = "device-plugin", revision: Revision = THIS, **flags: str) -> None:
         self.node = node
         self.name = name
         self.cards: tuple[Card, ...] = ()
         self._file = node.folder / "cards.yaml"
-        self._defaults = shipped_flags("device-plugin.yaml", CONTAINER) | {
+        self._revision = revision
+        self._defaults = shipped_flags("device-plugin.yaml", CONTAINER, revision) | {
             "node_name": node.name, "mock_devices": str(self._file), "hook_path": HOOK,
-            "config_file": str(MANIFESTS / "device-config.yaml"),
-            "node_config_file": str(MANIFESTS / "node-config.json"),
+            "config_file": str(revision.manifests / "device-config.yaml"),
+            "node_config_file": str(revision.manifests / "node-config.json"),
             "library_source": "",  # `install_limiter` installs the limiter
             "health_bind_address": f"127.0.0.1:{free_port()}",  # all plugins share the addresses of the machine
         } | flags
@@ -100,7 +102,7 @@ class DevicePlugin:
         words = [f"--{name.replace('_', '-')}={value}" for name, value in (self._defaults | flags).items()]
         self.program = self.node.program(self.name, [sys.executable, "-m", "hami.cli", "device-plugin", *words], env={
             **{key: value for key, value in os.environ.items() if key not in ("NODE_NAME", "HOOK_PATH")},
-            "KUBECONFIG": str(account_kubeconfig(self.node)), "PYTHONUNBUFFERED": "1"})
+            **self._revision.environment, "KUBECONFIG": str(account_kubeconfig(self.node)), "PYTHONUNBUFFERED": "1"})
         self._begun = self.program.log.stat().st_size if self.program.log.exists() else 0
         self.program.start()
         return self

@@ -24,11 +24,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from e2e.cluster import MANIFESTS, SCHEDULER, LocalCluster
+from e2e.cluster import SCHEDULER, LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError, Kube, path_of, write_kubeconfig
 from e2e.pods import pod
 from e2e.processes import Program, free_port
+from e2e.revision import THIS, Revision
 
 __all__ = ["EXTENDER", "Certificates", "Scheduler", "account_kubeconfig", "account_token", "install", "is_admitted",
            "kube_scheduler_kubeconfig", "redirect_webhook", "second_replica", "wait_for_webhook"]
@@ -102,13 +103,15 @@ def replace_file(path: Path, content: bytes) -> None:
     fresh.rename(path)
 
 
-def install(cluster: LocalCluster, certificates: Certificates, *, port: int | None = None) -> Path:
-    """Applies the shipped RBAC, policies and webhook configuration; returns a kubeconfig of the extender."""
+def install(cluster: LocalCluster, certificates: Certificates, *, port: int | None = None,
+            revision: Revision = THIS) -> Path:
+    """Applies the RBAC, policies and webhook configuration of *revision*; returns a kubeconfig of its extender."""
     for file in ("rbac.yaml", "device-plugin-rbac.yaml", "policy-roles.yaml", "policies.yaml"):
-        cluster.kube.apply_yaml((MANIFESTS / file).read_text(), NAMESPACE)
+        cluster.kube.apply_yaml((revision.manifests / file).read_text(), NAMESPACE)
     wait_for_policies(cluster.kube)
-    cluster.kube.apply(webhook_configuration(certificates, port or cluster.webhook_port))
-    return account_kubeconfig(cluster)
+    cluster.kube.apply(webhook_configuration(certificates, port or cluster.webhook_port, revision))
+    has_own_account = f"{EXTENDER}-token" in (revision.manifests / "rbac.yaml").read_text()
+    return account_kubeconfig(cluster) if has_own_account else kube_scheduler_kubeconfig(cluster)
 
 
 def wait_for_policies(kube: Kube, timeout: float = 30) -> None:
@@ -126,9 +129,9 @@ def wait_for_policies(kube: Kube, timeout: float = 30) -> None:
     eventually(enforced, "the API server enforces the policies", timeout=timeout)
 
 
-def webhook_configuration(certificates: Certificates, port: int) -> Object:
+def webhook_configuration(certificates: Certificates, port: int, revision: Revision = THIS) -> Object:
     """Returns the shipped configuration with the address of a process on this machine."""
-    configuration: Object = yaml.safe_load((MANIFESTS / "webhook.yaml").read_text())
+    configuration: Object = yaml.safe_load((revision.manifests / "webhook.yaml").read_text())
     for webhook in configuration["webhooks"]:
         path = webhook["clientConfig"]["service"]["path"]
         bundle = base64.b64encode(certificates.ca_file.read_bytes()).decode()
@@ -176,9 +179,10 @@ def kube_scheduler_kubeconfig(cluster: LocalCluster) -> Path:
     return write_kubeconfig(cluster.kubeconfig, token, cluster.folder / f"{SCHEDULER}.kubeconfig")
 
 
-def shipped_flags(file: str = "deployment.yaml", container: str = "extender") -> dict[str, str]:
+def shipped_flags(file: str = "deployment.yaml", container: str = "extender", revision: Revision = THIS,
+                  ) -> dict[str, str]:
     """Returns the flags of a container of the manifests, with underscores; default: the extender."""
-    workload = yaml.safe_load((MANIFESTS / file).read_text())
+    workload = yaml.safe_load((revision.manifests / file).read_text())
     containers = {item["name"]: item for item in workload["spec"]["template"]["spec"]["containers"]}
     command = containers[container]["command"]
     words = (word.removeprefix("--").split("=", 1) for word in command if word.startswith("--"))
@@ -190,24 +194,24 @@ class Scheduler:
 
     def __init__(self, cluster: LocalCluster, certificates: Certificates, kubeconfig: Path, *,
                  name: str = "hami-scheduler-0", port: int | None = None,
-                 environment: Mapping[str, str] | None = None, **flags: str) -> None:
+                 environment: Mapping[str, str] | None = None, revision: Revision = THIS, **flags: str) -> None:
         self.cluster = cluster
         self.certificates = certificates
         self.name = name
         self.port = port or cluster.webhook_port
         self.extender_port = free_port() if port else cluster.extender_port
         self.metrics_port = free_port()
-        self.defaults = shipped_flags() | {
+        self.defaults = shipped_flags(revision=revision) | {
             "http_bind": f"127.0.0.1:{self.port}",
             "extender_bind_address": f"127.0.0.1:{self.extender_port}",
             "metrics_bind_address": f"127.0.0.1:{self.metrics_port}",
             "cert_file": str(certificates.cert_file),
             "key_file": str(certificates.key_file),
-            "device_config_file": str(MANIFESTS / "device-config.yaml"),
+            "device_config_file": str(revision.manifests / "device-config.yaml"),
             "leader_elect_resource_namespace": NAMESPACE,
         } | flags
         self._flags: dict[str, str] = {}
-        self._environment = os.environ | {
+        self._environment = os.environ | revision.environment | {
             "KUBECONFIG": str(kubeconfig), "POD_NAME": name, "POD_NAMESPACE": NAMESPACE, "PYTHONUNBUFFERED": "1",
             **(environment or {})}
         self.program = Program(name, [], cluster.folder / f"{name}.log", env=self._environment)

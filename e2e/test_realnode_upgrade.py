@@ -1,0 +1,91 @@
+"""Device plugins and schedulers of two revisions on one real node: each serves what the other one has begun."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from e2e import audit
+from e2e.cluster import LocalCluster
+from e2e.device_plugin import HOOK, SLOTS, DevicePlugin, cards
+from e2e.realnode import RealNode
+from e2e.realnode import missing as missing_for_node
+from e2e.restarts import held, holding, kill_container, release, restarted, views
+from e2e.revision import THIS, Revision, missing, unpack
+from e2e.sandbox import Sandbox
+from e2e.scheduler import Certificates, Scheduler, install, redirect_webhook
+from e2e.shown import limits, shower
+
+pytestmark = pytest.mark.kind
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Revision:
+    if reason := missing():
+        pytest.skip(reason)
+    return unpack(tmp_path_factory.mktemp("earlier"))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster.started(durable=False) as started:
+        yield started
+        started.kube.close()
+
+
+@pytest.fixture(scope="module")
+def node(cluster: LocalCluster) -> Iterator[RealNode]:
+    if reason := missing_for_node():
+        pytest.skip(reason)
+    with RealNode.joined(cluster) as joined:
+        yield joined
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("is_rollback", [False, True], ids=["upgrade", "rollback"])
+def test_each_serves_what_the_other_has_begun(cluster: LocalCluster, node: RealNode, earlier: Revision,
+                                              is_rollback: bool) -> None:
+    """The device plugin is replaced under running pods, then the scheduler is."""
+    before, after = (THIS, earlier) if is_rollback else (earlier, THIS)
+    certificates = Certificates(cluster.folder / "tls")
+    with contextlib.ExitStack() as stack:
+        def start(revision: Revision) -> Scheduler:
+            scheduler = Scheduler(cluster, certificates, install(cluster, certificates, revision=revision),
+                                  revision=revision)
+            redirect = stack.enter_context(contextlib.closing(scheduler)).start()
+            redirect_webhook(cluster.kube, certificates, scheduler.port)
+            return redirect
+
+        def insert(revision: Revision, name: str) -> DevicePlugin:
+            plugin = stack.enter_context(contextlib.closing(DevicePlugin(node, name=name, revision=revision)))
+            plugin.insert(*cards(2))
+            return plugin.start()
+
+        scheduler, plugin = start(before), insert(before, "plugin-before")
+        plugin.install_limiter(b"the limiter\n")
+        plugin.wait_offered(2 * SLOTS)
+        sandbox = stack.enter_context(Sandbox.opened(cluster.kube))
+        stack.enter_context(node.lent(sandbox))
+        sandbox.create(shower(HOOK, "runs", gpu=1, gpumem=1000), held("waits", gpumem=2000))
+        (container,) = sandbox.running("runs")
+        holding(sandbox, "waits")
+
+        successor = insert(after, "plugin-after")
+        successor.wait_registered()
+        assert plugin.stop() < 10
+        release(sandbox, node, "waits")
+        sandbox.create(shower(HOOK, "mixed", gpu=1, gpumem=3000, gpucores=30))
+        assert sandbox.running("runs", "waits", "mixed")[0] == container
+        restarted(sandbox, "runs", kill_container(sandbox, node, "runs"))
+        assert views(sandbox, node, "runs", 2) == ["1000m"] * 2
+        assert limits(sandbox, node, "waits", "mixed") == [("2000m", "0"), ("3000m", "30")]
+
+        scheduler.stop()
+        start(after)
+        sandbox.create(shower(HOOK, "next", gpu=2, gpumem=4000))
+        sandbox.running("next")
+        sandbox.create(shower(HOOK, "too-large", gpu=2, gpumem=81_000))
+        sandbox.refusal("too-large")
+        assert audit.audit(cluster.kube) == []
