@@ -43,6 +43,7 @@ KINDS = {
     "Job": ("/apis/batch/v1", "jobs", True),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases", True),
     "StorageClass": ("/apis/storage.k8s.io/v1", "storageclasses", False),
+    "RuntimeClass": ("/apis/node.k8s.io/v1", "runtimeclasses", False),
     "PriorityClass": ("/apis/scheduling.k8s.io/v1", "priorityclasses", False),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies", True),
     "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles", True),

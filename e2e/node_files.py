@@ -77,8 +77,16 @@ runtime_type = "io.containerd.runc.v2"
 
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
 SystemdCgroup = false
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia.options]
+BinaryName = "{folder}/nvidia-container-runtime"
+SystemdCgroup = false
 """
-"""Of containerd 2, which reads CDI specifications in /etc/cdi and /var/run/cdi by default."""
+"""Of containerd 2, which reads CDI specifications in /etc/cdi and /var/run/cdi by default. The program of the runtime
+``nvidia`` comes with e2e/gpu_operator.py."""
 
 
 def plugin_folder() -> Path | None:

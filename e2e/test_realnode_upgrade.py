@@ -22,13 +22,6 @@ pytestmark = pytest.mark.kind
 
 
 @pytest.fixture(scope="module")
-def earlier(tmp_path_factory: pytest.TempPathFactory) -> Revision:
-    if reason := missing():
-        pytest.skip(reason)
-    return unpack(tmp_path_factory.mktemp("earlier"))
-
-
-@pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster.started(durable=False) as started:
         yield started
@@ -36,16 +29,24 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="module")
-def node(cluster: LocalCluster) -> Iterator[RealNode]:
+def real_node(cluster: LocalCluster) -> Iterator[RealNode]:
     if reason := missing_for_node():
         pytest.skip(reason)
     with RealNode.joined(cluster) as joined:
         yield joined
 
 
+@pytest.fixture(scope="module")
+def earlier(cluster: LocalCluster) -> Revision:
+    """In the cluster's folder, which the node sees, too."""
+    if reason := missing():
+        pytest.skip(reason)
+    return unpack(cluster.folder / "earlier")
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("is_rollback", [False, True], ids=["upgrade", "rollback"])
-def test_each_serves_what_the_other_has_begun(cluster: LocalCluster, node: RealNode, earlier: Revision,
+def test_each_serves_what_the_other_has_begun(cluster: LocalCluster, real_node: RealNode, earlier: Revision,
                                               is_rollback: bool) -> None:
     """The device plugin is replaced under running pods, then the scheduler is."""
     before, after = (THIS, earlier) if is_rollback else (earlier, THIS)
@@ -54,12 +55,12 @@ def test_each_serves_what_the_other_has_begun(cluster: LocalCluster, node: RealN
         def start(revision: Revision) -> Scheduler:
             scheduler = Scheduler(cluster, certificates, install(cluster, certificates, revision=revision),
                                   revision=revision)
-            redirect = stack.enter_context(contextlib.closing(scheduler)).start()
+            stack.enter_context(contextlib.closing(scheduler)).start()
             redirect_webhook(cluster.kube, certificates, scheduler.port)
-            return redirect
+            return scheduler
 
         def insert(revision: Revision, name: str) -> DevicePlugin:
-            plugin = stack.enter_context(contextlib.closing(DevicePlugin(node, name=name, revision=revision)))
+            plugin = stack.enter_context(contextlib.closing(DevicePlugin(real_node, name=name, revision=revision)))
             plugin.insert(*cards(2))
             return plugin.start()
 
@@ -67,7 +68,7 @@ def test_each_serves_what_the_other_has_begun(cluster: LocalCluster, node: RealN
         plugin.install_limiter(b"the limiter\n")
         plugin.wait_offered(2 * SLOTS)
         sandbox = stack.enter_context(Sandbox.opened(cluster.kube))
-        stack.enter_context(node.lent(sandbox))
+        stack.enter_context(real_node.lent(sandbox))
         sandbox.create(shower(HOOK, "runs", gpu=1, gpumem=1000), held("waits", gpumem=2000))
         (container,) = sandbox.running("runs")
         holding(sandbox, "waits")
@@ -75,12 +76,12 @@ def test_each_serves_what_the_other_has_begun(cluster: LocalCluster, node: RealN
         successor = insert(after, "plugin-after")
         successor.wait_registered()
         assert plugin.stop() < 10
-        release(sandbox, node, "waits")
+        release(sandbox, real_node, "waits")
         sandbox.create(shower(HOOK, "mixed", gpu=1, gpumem=3000, gpucores=30))
         assert sandbox.running("runs", "waits", "mixed")[0] == container
-        restarted(sandbox, "runs", kill_container(sandbox, node, "runs"))
-        assert views(sandbox, node, "runs", 2) == ["1000m"] * 2
-        assert limits(sandbox, node, "waits", "mixed") == [("2000m", "0"), ("3000m", "30")]
+        restarted(sandbox, "runs", kill_container(sandbox, real_node, "runs"))
+        assert views(sandbox, real_node, "runs", 2) == ["1000m"] * 2
+        assert limits(sandbox, real_node, "waits", "mixed") == [("2000m", "0"), ("3000m", "30")]
 
         scheduler.stop()
         start(after)

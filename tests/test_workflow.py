@@ -10,6 +10,7 @@ from hypothesis import settings
 
 from e2e.binaries import DEFAULT, MINOR_VARIABLE, minor_of, minors
 from e2e.browser import PROGRAM
+from e2e.revision import earlier_commit
 from hami import __version__
 
 ROOT = Path(__file__).parent.parent
@@ -171,6 +172,22 @@ def test_each_end_to_end_test_that_a_runner_can_run_is_in_a_job():
     assert {name for name in files if f"e2e/{name}" in runs["real-node"]} == files and "sudo" in runs["real-node"]
     assert re.findall(r"--ignore-glob='([^']+)'", runs["e2e"]) == ["*/test_realnode*", "*/test_*kind.py"]
     assert "tox -qq run -e kind" in [step.get("run") for step in NIGHTLY_JOBS["kind"]["steps"]]
+
+
+def test_jobs_that_test_upgrades_have_the_history_with_the_earlier_commit():
+    assert len(earlier_commit()) == 40
+    for job in ("e2e", "real-node"):
+        (checkout,) = [step for step in JOBS[job]["steps"] if "actions/checkout" in step.get("uses", "")]
+        assert checkout["with"] == {"fetch-depth": 0}
+
+
+def test_the_quickstart_on_kind_is_carried_out_every_night():
+    """With the kind of the other tests, on which the version of kube-scheduler depends."""
+    runs = [step.get("run", "") for step in NIGHTLY_JOBS["kind"]["steps"]]
+    (installs,) = [run for run in runs if "sigs.k8s.io/kind@" in run]
+    (version,) = re.findall(r"sigs\.k8s\.io/kind@(v[\d.]+) ", installs)
+    assert f"{{env:KIND_VERSION:{version}}}" in TOX["testenv:kind"]["set_env"]
+    assert runs.index(installs) < runs.index("python -m e2e.quickstart docs/quickstart.md")
 
 
 def test_each_commit_of_main_has_a_run_that_ends():
