@@ -1,0 +1,69 @@
+"""The manifest with which krew installs ``kubectl hami`` from a release.
+
+``python -m tools.krew --repository OWNER/NAME ARCHIVE…`` prints it. An archive is called
+``kubectl-hami-OS-ARCHITECTURE.tar.gz``; it contains the program and the license, and is a file of the release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from hami import __version__
+
+__all__ = ["FILES", "main", "manifest"]
+
+FILES = ("kubectl-hami", "LICENSE")
+"""What an archive contains; the first one is the program."""
+DESCRIPTION = """\
+Shows which devices are free, who holds the others, and why a pod waits, in clusters with HAMi: of this project, or of
+the upstream project from v2.4 on. Nothing is written to the cluster.
+"""
+CAVEATS = """\
+Python 3.11 or later has to be installed. The first call unpacks the program into the folder of your caches.
+"""
+
+
+def manifest(repository: str, archives: Sequence[Path]) -> dict[str, Any]:
+    """Returns the manifest of the present version. *repository*: ``OWNER/NAME``, whose releases have *archives*."""
+    return {
+        "apiVersion": "krew.googlecontainertools.github.com/v1alpha2",
+        "kind": "Plugin",
+        "metadata": {"name": "hami"},
+        "spec": {
+            "version": f"v{__version__}",
+            "homepage": f"https://github.com/{repository}",
+            "shortDescription": "Show shared GPUs and why pods wait for them",
+            "description": DESCRIPTION,
+            "caveats": CAVEATS,
+            "platforms": [_platform(repository, archive) for archive in archives],
+        },
+    }
+
+
+def _platform(repository: str, archive: Path) -> dict[str, Any]:
+    os, architecture = archive.name.removeprefix(f"{FILES[0]}-").removesuffix(".tar.gz").split("-")
+    return {
+        "selector": {"matchLabels": {"os": os, "arch": architecture}},
+        "uri": f"https://github.com/{repository}/releases/download/v{__version__}/{archive.name}",
+        "sha256": hashlib.sha256(archive.read_bytes()).hexdigest(),
+        "bin": FILES[0],
+        "files": [{"from": name, "to": "."} for name in FILES],
+    }
+
+
+@click.command()
+@click.option("--repository", required=True, metavar="OWNER/NAME")
+@click.argument("archives", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def main(repository: str, archives: tuple[Path, ...]) -> None:
+    """Print the manifest."""
+    click.echo(yaml.safe_dump(manifest(repository, archives), sort_keys=False), nl=False)
+
+
+if __name__ == "__main__":
+    main()
