@@ -1,5 +1,6 @@
 """Each example is applied as a user would apply it, on a node with two fake GPUs, and does what its comment says."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import yaml
 from e2e.accounts import permit_priority
 from e2e.eventually import WaitTimeout
 from e2e.nodes import gpus, mig_gpu
+from e2e.quickstart import DOCS, script
 
 FOLDER = Path(__file__).parent.parent / "examples"
 CARDS = gpus(2, memory_mib=40_960, model="NVIDIA A100-SXM4-40GB")
@@ -59,6 +61,17 @@ def test_the_pods_of_an_example_hold_what_they_request(sandbox, example, name, s
 def test_these_pods_share_one_card(sandbox, example, name):
     sandbox.add_gpu_node("gpu-0", *CARDS)
     assert len({share.card for share in example(name, 2).values()}) == 1
+
+
+def test_the_pods_of_the_quickstart_share_one_card(sandbox):
+    """On a node with the mock GPUs of the overlay kind."""
+    (manifest,) = re.findall(r"<<YAML\n(.*?)^YAML$", script(DOCS / "quickstart.md"), re.MULTILINE | re.DOTALL)
+    sandbox.add_gpu_node("gpu-0", *gpus(2))
+    for item in yaml.safe_load_all(manifest):
+        sandbox.create(item)
+        sandbox.started()
+    assert len(sandbox.cards("a") | sandbox.cards("b")) == 1
+    assert sandbox.shares("a")[0][0].memory_mib == 20_000
 
 
 def test_two_of_the_three_pods_of_the_quota_run(sandbox, example):

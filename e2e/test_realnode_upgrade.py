@@ -75,7 +75,7 @@ def test_each_serves_what_the_other_has_begun(cluster: LocalCluster, real_node: 
 
         successor = insert(after, "plugin-after")
         successor.wait_registered()
-        assert plugin.stop() < 10
+        plugin.stop()
         release(sandbox, real_node, "waits")
         sandbox.create(shower(HOOK, "mixed", gpu=1, gpumem=3000, gpucores=30))
         assert sandbox.running("runs", "waits", "mixed")[0] == container

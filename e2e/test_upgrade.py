@@ -89,12 +89,12 @@ def test_the_next_scheduler_knows_what_is_given_out(cluster: LocalCluster, earli
             "kube-scheduler-1", second.extender_port, kube_scheduler_kubeconfig(cluster)).kill)
         stack.callback(cluster.components.pop, "kube-scheduler-1")  # or it would be started again
         redirect_webhook(kube, certificates, second.port)
-        sandbox.started(21, timeout=60)
+        sandbox.started(21, timeout=90)
 
         sandbox.create(*(pod(f"rest-{number}", gpu=1, gpumem=PIECE) for number in range(20)))
-        eventually(lambda: is_full(kube), "the next one gives out what is left", timeout=60)
+        eventually(lambda: is_full(kube), "the next one gives out what is left", timeout=90)
         sandbox.delete("both")
-        eventually(lambda: is_full(kube), "it gives out what becomes free", timeout=60)
+        eventually(lambda: is_full(kube), "it gives out what becomes free", timeout=90)
         assert audit.audit(kube) + agent.surprises == []
 
 
