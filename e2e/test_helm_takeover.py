@@ -135,8 +135,13 @@ def test_a_release_of_hami_is_replaced_and_brought_back(
 
 def unfinished(cluster: LocalCluster) -> list[str]:
     """Returns what an audit finds of an upgrade."""
+    return [item["problem"] for item in findings(cluster, "UpgradeUnfinished", "PoliciesWarn")]
+
+
+def findings(cluster: LocalCluster, *rules: str) -> list[Object]:
+    """Returns what an audit finds."""
     items = hami(cluster.kubeconfig, "audit", "-o", "json", f"--device-config-file={DEVICE_CONFIG}").document["items"]
-    return [item["problem"] for item in items if item["rule"] in ("UpgradeUnfinished", "PoliciesWarn")]
+    return [item for item in items if item["rule"] in rules]
 
 
 def bound(kube: Kube) -> list[str]:
@@ -223,7 +228,8 @@ def test_the_scheduler_of_a_release_with_one_account_keeps_its_rights_until_it_i
     kube = cluster.kube
     earlier = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
                "metadata": {"name": "hami-scheduler-rights"}, "roleRef": {
-                   "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "hami-scheduler"}}
+                   "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "hami-scheduler"},
+               "subjects": [{"kind": "ServiceAccount", "name": SCHEDULER, "namespace": NAMESPACE}]}
     kube.create(earlier)
     extender, kube_scheduler = (f"system:serviceaccount:{NAMESPACE}:{name}" for name in (EXTENDER, SCHEDULER))
     helm.run("upgrade", *OURS, "--reuse-values")
@@ -231,9 +237,16 @@ def test_the_scheduler_of_a_release_with_one_account_keeps_its_rights_until_it_i
     assert may(kube, kube_scheduler, verb="write", group="hami.io", resource="allocations")
     assert may(kube, extender, verb="patch", resource="nodes")
     assert not may(kube, extender, verb="delete", resource="pods")
+    left = {item["subject"]: item["remedy"].partition(", ")[2] for item in findings(cluster, "LeftoverRights")}
+    again = "run helm upgrade again, without takeOver=always"
+    assert left == {
+        "clusterrolebinding hami-scheduler-rights":
+            "kubectl delete clusterrolebinding/hami-scheduler-rights clusterrole/hami-scheduler",
+        "clusterrolebinding hami-scheduler-extender": again, f"rolebinding {NAMESPACE}/hami-scheduler-extender": again}
     kube.delete("ClusterRoleBinding", "hami-scheduler-rights")  # Helm does it at the end of the upgrade
     helm.run("upgrade", *OURS, "--reuse-values")
     eventually(lambda: not may(kube, kube_scheduler, verb="patch", resource="nodes"), "it no longer may")
+    assert findings(cluster, "LeftoverRights") == []
     assert not may(kube, kube_scheduler, verb="write", group="hami.io", resource="allocations")
     assert may(kube, extender, verb="patch", resource="nodes")
     assert may(kube, kube_scheduler, verb="delete", resource="pods")
