@@ -248,8 +248,7 @@ class KindCluster(ExternalCluster):
     def _kustomization(self, tag: str = RELEASE, overlay: str = "kind") -> Path:
         """Returns *overlay* with images of *tag* and the cluster's version of kube-scheduler, not on fake nodes.
 
-        Only ``kind`` includes the device plugin: the others would look for real GPUs. There, files that containers may
-        write are in memory.
+        Only ``kind`` includes the device plugin: the others would look for real GPUs.
         """
         folder = self.folder / f"{overlay}-{tag}"
         folder.mkdir(exist_ok=True)
@@ -260,8 +259,6 @@ class KindCluster(ExternalCluster):
                   {"$patch": "delete", "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "any"}})
         (folder / "kustomization.yaml").write_text(yaml.safe_dump({
             "resources": [os.path.relpath(MANIFESTS.parent / "overlays" / overlay, folder.resolve())],
-            "components": [os.path.relpath(MANIFESTS.parent / "components" / "region-mount", folder.resolve())
-                           ] * (overlay == "kind"),
             "images": [{"name": name, "newTag": tag} for name in IMAGES] + [
                 {"name": "registry.k8s.io/kube-scheduler", "newTag": self.version}],
             "patches": [{"target": {"kind": "DaemonSet"}, "patch": yaml.safe_dump(plugin)},
@@ -296,10 +293,6 @@ class Worker(JoinedNode):
         return str(next(found["address"] for found in self.node()["status"]["addresses"]
                         if found["type"] == "InternalIP"))
 
-    def run(self, *words: str) -> str:
-        """Runs a command on the node; returns its standard output. Raises: ClusterUnavailable."""
-        return run("docker", "exec", self.name, *words)
-
     def label(self, labels: Mapping[str, str]) -> None:
         self.kube.merge_patch("Node", self.name, {"metadata": {"labels": dict(labels)}})
 
@@ -310,7 +303,7 @@ class Worker(JoinedNode):
         (plugin,) = [pod["metadata"]["name"] for pod in self._cluster.pods_of("hami-device-plugin")
                      if pod["spec"]["nodeName"] == self.name]
         before = self._registrations(plugin)
-        self.run("systemctl", "kill", "--signal=SIGKILL", "kubelet")
+        run("docker", "exec", self.name, "systemctl", "kill", "--signal=SIGKILL", "kubelet")
         eventually(lambda: self._registrations(plugin) > before,
                    lambda: f"the device plugin has registered again\n{self.logs()}",
                    timeout=ROLLOUT_SECONDS, interval=0.5)
@@ -334,7 +327,7 @@ class Worker(JoinedNode):
         return printed()
 
     def logs(self, size: int = 3000) -> str:
-        return self.run("journalctl", "-u", "kubelet", "--no-pager", "-n", "40")[-size:]
+        return run("docker", "exec", self.name, "journalctl", "-u", "kubelet", "--no-pager", "-n", "40")[-size:]
 
 
 def build_images() -> None:

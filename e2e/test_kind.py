@@ -153,22 +153,6 @@ def test_pods_share_the_cards_of_a_worker_and_one_too_many_waits(sandbox: Sandbo
     sandbox.running("late", timeout=120)
 
 
-def test_what_containers_may_write_is_in_memory(on_kind: KindCluster, sandbox: Sandbox, worker: Worker) -> None:
-    """A container fills the file system of its region, and the disk of the node loses nothing."""
-    filling = "; ".join(f"fallocate -l {size}m $CUDA_DEVICE_MEMORY_SHARED_CACHE 2>&1" for size in (600, 400))
-    made = show("filling", gpu=1, gpumem=1000)
-    made["spec"]["containers"][0]["command"] = ["sh", "-c", f"{filling} && echo filled; sleep 3600"]
-    sandbox.create(made)
-    sandbox.running("filling", timeout=120)
-    assert "No space left on device" in worker.output(sandbox.pod("filling"), until="filled")
-    folder = f"{HOOK}/vgpu/containers"
-    assert worker.run("stat", "--file-system", "--format=%T", folder).strip() == "tmpfs"
-    used = int(worker.run("du", "--one-file-system", "--summarize", "--block-size=1M", f"{HOOK}/vgpu").split()[0])
-    assert used < 10, "what is below it on the disk is the library"
-    sandbox.kube.wait("Event", lambda events: any(event["reason"] == "RegionEnlarged" for event in events.values()),
-                      sandbox.namespace, what="the container is reported")
-
-
 def test_the_kubelet_is_killed_under_running_pods(sandbox: Sandbox, worker: Worker) -> None:
     sandbox.create(show("a", gpu=1, gpumem=1000))
     before = sandbox.running("a", timeout=120)

@@ -36,7 +36,7 @@ MIN_AGE_S = 300.0
 """Seconds for which a directory or specification is kept even if no container has it."""
 TREE_S, ROUND_S = 20.0, 60.0
 """Seconds for which one sweep removes files of a container, and of all containers. A later one continues."""
-LIBRARY, PRELOAD, CONTAINERS = "libvgpu.so", "ld.so.preload", "containers"
+LIBRARY, PRELOAD = "libvgpu.so", "ld.so.preload"
 _SIZES = {REGION_SUFFIX: REGION_SIZE, COMPUTE_SUFFIX: COMPUTE_SIZE}
 _DIRECTORY = re.compile(r"(?P<uid>[0-9A-Za-z.-]+)_(?P<container>[a-z0-9]([-a-z0-9]*[a-z0-9])?)")
 _ANY_USER = 0o777
@@ -52,7 +52,7 @@ class Host:
         """*classes*: returns the CDI classes with a specification. *minors*: the kernel's table of MIG instances.
         *now*: returns Unix seconds by the clock of the file system."""
         self._root = Path(config.hook_path) / "vgpu"
-        self._containers = self._root / CONTAINERS
+        self._containers = self._root / "containers"
         self._library = self._root / f"{LIBRARY}.{version}"
         self._checkpoint = Path(config.kubelet_socket).parent / CHECKPOINT
         self._dev_root = config.dev_root.rstrip("/")
