@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hami.devices.config import PluginConfig
-from hami.errors import ClusterError
+from hami.errors import ClusterError, HamiError
 from hami.kube.cluster import Cluster
 from hami.model import Node
 from hami.plugin.flags import ADMISSION, AUTO, START
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 _RUNTIMES = {"containerd": (2, 0), "cri-o": (1, 28)}
 """The first versions with CDI switched on."""
+_CAN_SWITCH_ON = {"containerd": (1, 7), "cri-o": (1, 23)}
+"""The first versions in which a setting switches it on."""
 _KUBELET = (1, 29)
 """The first kubelet that passes CDI devices of device plugins on."""
 _VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(\D.*)?")
@@ -34,7 +36,8 @@ def is_start_time(settings: PluginSettings, cluster: Cluster, recorded: bool | N
     """Reports whether containers get their devices when they start, and logs why.
 
     *recorded*: whether the kubelet's records are of start-time mode, which counts if the node cannot be read; ``None``
-    without records. *environ*: of this process. Raises: HamiError if it cannot be decided.
+    without records. *environ*: of this process. Raises: HamiError if it cannot be decided, or if a runtime that does
+    not know CDI would start containers without devices and limits.
     """
     name, mode, reason = settings.node, settings.allocate, "--allocate"
     if mode == AUTO:
@@ -48,8 +51,26 @@ def is_start_time(settings: PluginSettings, cluster: Cluster, recorded: bool | N
             if recorded is None:
                 raise
             reason, mode = f"as before, since the node cannot be read: {error}", START if recorded else ADMISSION
+    elif mode == START and (node := _node_if_readable(cluster, name)) is not None:
+        _check_knows_cdi(node)
     log.info("mode of allocation", extra={"node": name, "allocate": mode, "reason": reason or "CDI is available"})
     return mode == START and bool(settings.kubelet_socket)
+
+
+def _node_if_readable(cluster: Cluster, name: str) -> Node | None:
+    try:
+        return cluster.node(name)
+    except ClusterError:
+        return None
+
+
+def _check_knows_cdi(node: Node) -> None:
+    """Raises: HamiError."""
+    runtime, _, version = node.runtime_version.partition("://")
+    first = _CAN_SWITCH_ON.get(runtime, (0, 0))
+    if (0, 0) < _numbers(version) < first:
+        raise HamiError(f"--allocate={START}: the container runtime {node.runtime_version} does not know CDI, so "
+                        f"containers would start without devices and limits; {runtime} {first[0]}.{first[1]} is needed")
 
 
 def start_time_config(config: PluginConfig) -> PluginConfig:

@@ -6,7 +6,7 @@ import pytest
 from pytest import param
 
 from hami.devices.config import PluginConfig
-from hami.errors import ClusterError
+from hami.errors import ClusterError, HamiError
 from hami.model import Node
 from hami.plugin.allocate_mode import is_start_time, start_time_config, why_not_start
 from hami.plugin.settings import PluginSettings
@@ -92,6 +92,20 @@ def test_a_node_that_cannot_be_read_is_an_error_where_nothing_is_recorded(make):
     cluster.fail("node", ClusterError("away"))
     with pytest.raises(ClusterError, match="away"):
         is_start_time(make(), cluster, None, {})
+
+
+@pytest.mark.parametrize("runtime, is_refused", [
+    ("containerd://1.6.20~ds1", True), ("containerd://1.7.0", False), ("cri-o://1.22.9", True),
+    ("cri-o://1.23.0", False), ("another://0.1", False), ("containerd://", False), ("", False),
+])
+def test_a_runtime_that_does_not_know_cdi_is_refused(make, runtime, is_refused):
+    """It would start containers without devices and limits."""
+    cluster = FakeCluster(nodes=[replace(NODE, runtime_version=runtime)])
+    if is_refused:
+        with pytest.raises(HamiError, match=f"--allocate=start: the container runtime {runtime} does not know CDI"):
+            is_start_time(make("start"), cluster, None, {})
+    else:
+        assert is_start_time(make("start"), cluster, None, {})
 
 
 def test_without_a_kubelet_there_is_no_mode(make):
