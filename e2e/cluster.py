@@ -104,6 +104,8 @@ class LocalCluster:
             reaper.end(folder)
             guard.kill()
             guard.communicate()
+            for program in cluster.components.values():
+                program.wait_end(10)  # what was started again is a child of this process
 
     def _create(self, config: Object) -> None:
         (self.folder / "scheduler.yaml").write_text(yaml.safe_dump(config))
@@ -270,6 +272,7 @@ class LocalCluster:
         program = Program(name, [
             str(self.binaries["kube-scheduler"]), f"--config={path}", f"--secure-port={free_port()}",
             "--bind-address=127.0.0.1", "--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics",
+            *(word for word in self.components["kube-scheduler"].argv if word.startswith("--feature-gates=")),
         ], self.folder / f"{name}.log")
         self.components[name] = program.start()
         return program

@@ -32,7 +32,7 @@ from e2e.processes import Program, free_port
 from e2e.revision import THIS, Revision
 
 __all__ = ["EXTENDER", "Certificates", "Scheduler", "account_kubeconfig", "account_token", "install", "is_admitted",
-           "kube_scheduler_kubeconfig", "redirect_webhook", "second_replica", "wait_for_webhook"]
+           "kill_leader", "kube_scheduler_kubeconfig", "redirect_webhook", "second_replica", "wait_for_webhook"]
 
 NAMESPACE = "kube-system"
 EXTENDER = f"{SCHEDULER}-extender"
@@ -301,6 +301,14 @@ def second_replica(first: Scheduler, kubeconfig: Path | None = None) -> Iterator
         cluster.revive()
         first.run_with()
         redirect_webhook(cluster.kube, certificates, first.port)
+
+
+def kill_leader(first: Scheduler, second: Scheduler) -> None:
+    """Kills the pod of *first*, which leads: its kube-scheduler has no extender for a moment. *second* takes over when
+    both Leases have expired; the API server calls its webhook by then."""
+    first.kill()
+    first.cluster.components["kube-scheduler"].kill()
+    redirect_webhook(first.cluster.kube, first.certificates, second.port)  # a Service removes dead endpoints
 
 
 def lease_holder(kube: Kube, name: str = SCHEDULER) -> str:

@@ -7,7 +7,7 @@ import urllib3
 
 from e2e.nodes import LOCK_FREE, gpus
 from e2e.pods import pod
-from e2e.scheduler import lease_holder, redirect_webhook, second_replica
+from e2e.scheduler import kill_leader, lease_holder, redirect_webhook, second_replica
 
 PODS = 200
 
@@ -143,14 +143,12 @@ def standby(sandbox, scheduler):
 
 
 @either_mode
-def test_the_leader_is_killed_and_its_standby_takes_over(sandbox, local, scheduler, certificates, standby, lock_free):
+def test_the_leader_is_killed_and_its_standby_takes_over(sandbox, scheduler, standby, lock_free):
     ten_nodes(sandbox, lock_free)
     holder = lease_holder(sandbox.kube)
     sandbox.create_all(crowd(50))
     sandbox.bound(wait_for=10)
-    local.components["kube-scheduler"].kill()
-    scheduler.kill()
-    redirect_webhook(sandbox.kube, certificates, standby.port)  # a Service removes dead endpoints
+    kill_leader(scheduler, standby)
     sandbox.create_all([pod(f"later-{number}", gpu=1, gpumem=8000) for number in range(10)])
     assert len(sandbox.started(wait_for=60, timeout=120)) == 60
     assert lease_holder(sandbox.kube) != holder

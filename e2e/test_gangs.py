@@ -12,7 +12,7 @@ from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, fake_node, gpus
 from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import pod
-from e2e.scheduler import Certificates, Scheduler, install, wait_for_webhook
+from e2e.scheduler import Certificates, Scheduler, install, kill_leader, second_replica, wait_for_webhook
 
 GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
 GATES = {"kubeFeatureGates": "GenericWorkload=true", "kubeRuntimeConfig": "scheduling.k8s.io/v1beta1=true"}
@@ -22,8 +22,8 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "gang.yaml"
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    """A control plane that knows gangs, with a node of seven cards."""
+def replica(tmp_path_factory):
+    """The scheduler beside a control plane that knows gangs, with a node of seven cards."""
     if (programs := binaries.find()).minor < FIRST:
         pytest.skip(f"gangs need Kubernetes 1.37, this is {programs.kube_version}")
     with LocalCluster.started(durable=False, options=GATES) as cluster:
@@ -32,9 +32,14 @@ def cluster(tmp_path_factory):
         wait_for_webhook(cluster.kube)
         cluster.kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}, "default")
         cluster.kube.create(fake_node("seven", gpus(7), annotations=LOCK_FREE))
-        yield cluster
+        yield scheduler
         scheduler.close()
         cluster.kube.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(replica):
+    return replica.cluster
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +116,25 @@ def test_a_gang_that_lacks_a_card_takes_none_from_others(kube, pause):
     wait_bound(kube, gang | {"single"}, 30)
     remove(kube)
     kube.delete("Node", "two-more")
+
+
+def is_refused(item):
+    return any(condition["type"] == "PodScheduled" and condition["status"] == "False"
+               for condition in item["status"].get("conditions") or [])
+
+
+def test_a_gang_that_lacks_a_card_is_placed_by_the_next_leader(kube, replica):
+    with second_replica(replica) as standby:
+        gang = create_gang(kube, "big", 8)
+        eventually(lambda: all(map(is_refused, kube.list("Pod", "default"))), "all members are refused")
+        kill_leader(replica, standby)
+        kube.create(whole_card("single"), "default")
+        wait_bound(kube, {"single"}, 60)
+        assert bound(kube) == {"single"}
+        kube.create(fake_node("two-more", gpus(2), annotations=LOCK_FREE))
+        wait_bound(kube, gang | {"single"}, 30)
+        remove(kube)
+        kube.delete("Node", "two-more")
 
 
 def test_two_gangs_that_do_not_fit_together_take_turns(kube):

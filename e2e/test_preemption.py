@@ -8,6 +8,7 @@ import pytest
 from e2e.eventually import eventually
 from e2e.nodes import gpu
 from e2e.pods import pod
+from e2e.scheduler import kill_leader, second_replica
 
 LOW, HIGH = "e2e-low", "e2e-high"
 WATCHED_S = 20
@@ -65,18 +66,40 @@ def vetoes(scheduler):
         r'request_duration_seconds_count\{outcome="refused",verb="preempt"\} (\S+)', scheduler.metrics())[1]))
 
 
+def uids(sandbox):
+    """Returns the pods that hold something."""
+    return {item["metadata"]["uid"] for item in sandbox.kube.list("Pod", sandbox.namespace)
+            if item["metadata"]["name"] != "wants"}
+
+
 def test_nobody_is_evicted_where_the_cards_stay_full(sandbox, scheduler, cpu_is_full):
     """Without the verb, kube-scheduler evicts eight pods a second here, for as long as they are replaced."""
     take_whole_cards(sandbox, "gpu-0", "gpu-1")
-    before = {item["metadata"]["uid"] for item in sandbox.kube.list("Pod", sandbox.namespace)}
+    before = uids(sandbox)
     vetoed = vetoes(scheduler)
     sandbox.create(wants())
     sandbox.event("wants", "FailedScheduling", "Insufficient cpu")
     time.sleep(WATCHED_S)
-    pods = sandbox.kube.list("Pod", sandbox.namespace)
-    assert {item["metadata"]["uid"] for item in pods if item["metadata"]["name"] != "wants"} == before
+    assert uids(sandbox) == before
     assert preempted(sandbox) == set()
     assert vetoes(scheduler) > vetoed
+
+
+def test_the_next_leader_evicts_nobody_until_a_card_is_free(sandbox, scheduler, cpu_is_full):
+    take_whole_cards(sandbox, "gpu-0", "gpu-1")
+    before = uids(sandbox)
+    with second_replica(scheduler) as standby:
+        sandbox.create(wants())
+        sandbox.event("wants", "FailedScheduling", "no candidate node")
+        kill_leader(scheduler, standby)
+        eventually(lambda: vetoes(standby), "the next leader has vetoed an eviction", timeout=60)
+        assert uids(sandbox) == before
+        assert preempted(sandbox) == set()
+        sandbox.delete("holds-gpu-0")
+        sandbox.kube.wait("Pod", lambda pods: pods["wants"]["spec"].get("nodeName"), sandbox.namespace,
+                          what="the pod is bound")
+        eventually(lambda: preempted(sandbox) == {cpu_is_full["gpu-0"]},
+                   "exactly the pod that was in the way is evicted")
 
 
 def test_victims_are_evicted_where_a_card_is_free(sandbox, cpu_is_full):
