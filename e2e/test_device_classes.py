@@ -26,9 +26,10 @@ def device_class(local):
 def test_pods_are_placed_where_nodes_show_what_they_request(sandbox, device_class):
     """With --publish-capacity=requests they do."""
     sandbox.add_gpu_nodes({"n0": [gpu()]}, annotations=LOCK_FREE)
-    sandbox.create(pod("waits", gpu=1, gpumem=1000, gpucores=10))
-    sandbox.event("waits", "FailedScheduling", "cannot fit resource")
-    room = {"nvidia.com/gpumem": "81920", "nvidia.com/gpucores": "100"}
+    sandbox.create(pod("mib", gpu=1, gpumem=1000, gpucores=10), pod("percent", gpu=1, percent=50))
+    for name in ("mib", "percent"):
+        sandbox.event(name, "FailedScheduling", "cannot fit resource")
+    room = {"nvidia.com/gpumem": "81920", "nvidia.com/gpumem-percentage": "100", "nvidia.com/gpucores": "100"}
     sandbox.kube.merge_patch("Node", sandbox.node("n0")["metadata"]["name"], {
         "status": {"capacity": room, "allocatable": room}}, subresource="status")
-    assert sandbox.started(1) == {"waits": "n0"}
+    assert sandbox.started(2) == {"mib": "n0", "percent": "n0"}

@@ -347,15 +347,17 @@ def sums(**amounts: str | None) -> Object:
 def test_a_device_plugin_publishes_the_sums_of_its_devices_and_nothing_else(sandbox: Sandbox, stolen: Kube) -> None:
     own, other = of(sandbox, "n0"), of(sandbox, "n1")
     before = sandbox.node("n0")["status"]["capacity"]
-    amounts = {"total_gpumem": "163840", "total_gpucores": "1000", "gpumem": "163840", "gpucores": "200"}
+    amounts = {"total_gpumem": "163840", "total_gpucores": "1000", "gpumem": "163840", "gpumem_percentage": "200",
+               "gpucores": "200"}
     noted = annotated({"hami.io/node-capacity": "nvidia.com/gpumem"})
     stolen.merge_patch("Node", own, sums(**amounts) | noted, subresource="status")
     status = sandbox.node("n0")["status"]
     for shown in (status["capacity"], status["allocatable"]):
         assert shown["nvidia.com/total-gpumem"] == "163840" and shown["nvidia.com/total-gpucores"] == "1k"
         assert shown["nvidia.com/gpumem"] == "163840" and shown["nvidia.com/gpucores"] == "200"
+        assert shown["nvidia.com/gpumem-percentage"] == "200"
     ready, address = {"type": "Ready", "status": "False"}, {"type": "InternalIP", "address": "192.0.2.1"}
-    for patch in (sums(gpu="0"), sums(gpu=None), sums(total="1"), sums(total_gpumem="1", gpu="99"),
+    for patch in (sums(gpu="0"), sums(gpu=None), sums(total="1"), sums(priority="1"), sums(total_gpumem="1", gpu="99"),
                   {"status": {"capacity": {"cpu": "7"}}}, {"status": {"allocatable": {"memory": "1"}}},
                   {"status": {"capacity": None}}, {"status": {"conditions": [ready]}},
                   {"status": {"addresses": [address]}}, {"status": {"images": [{"names": ["evil:1"]}]}},

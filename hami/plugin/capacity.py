@@ -17,7 +17,8 @@ from hami.model import Device, Node, Pod
 from hami.plugin.flags import OFF, REQUESTS
 from hami.quantity import INT32_MAX, rounded_up
 from hami.state.inventories import devices_on
-from hami.vendors.capacity import device_sums, offered_devices, total_name
+from hami.vendors.capacity import device_sums, offered_devices, request_sums, total_name
+from hami.vendors.request import WHOLE
 from hami.vendors.shares import read_allocation
 from hami.vendors.spec import Vendor
 
@@ -51,7 +52,7 @@ def _changes(node: Node, vendor: Vendor, mode: str, pods: Collection[Pod]) -> tu
         sums = device_sums(vendor.resources, devices)
         wanted = {total_name(name): amount for name, amount in sums.items()}
         if mode == REQUESTS:
-            wanted |= with_bound(sums, vendor, offered_devices(devices), pods)
+            wanted |= with_bound(request_sums(vendor.resources, devices), vendor, offered_devices(devices), pods)
     earlier = set(parse_list(node.annotations.get(CAPACITY)) or ())
     texts: dict[str, str | None] = dict.fromkeys(sorted((earlier - wanted.keys()) & node.capacity.keys()))
     texts |= {name: str(amount) for name, amount in wanted.items()
@@ -62,13 +63,17 @@ def _changes(node: Node, vendor: Vendor, mode: str, pods: Collection[Pod]) -> tu
 
 def with_bound(sums: Mapping[str, int], vendor: Vendor, offered: Sequence[Device],
                pods: Collection[Pod]) -> dict[str, int]:
-    """Returns *sums* with what the *pods* of the node request of devices that are not *offered* any more, and not below
+    """Returns *sums* with what the *pods* of the node request and no device that is *offered* is charged, and not below
     what they request together: otherwise the kubelet would fail the next pod."""
     live, uuids = [pod for pod in pods if not pod.is_terminated], {device.uuid for device in offered}
     elsewhere = [pod for pod in live if not _holds_only(pod, vendor, uuids)]
-    rounding = {vendor.resources.cores: sum(device.slots for device in offered if device.is_partitioned)}  # seven of 15
-    return {name: max(amount + rounding.get(name, 0) + _requested(name, elsewhere), _requested(name, live))
-            for name, amount in sums.items()}
+    memory, percent, cores = vendor.resources.memory, vendor.resources.memory_percent, vendor.resources.cores
+    uncharged = {percent: [pod for pod in live if pod in elsewhere or _requested(memory, [pod])]}  # MiB take precedence
+    rounding = {
+        cores: sum(device.slots for device in offered if device.is_partitioned),  # seven of 15
+        percent: sum((WHOLE * device.slots - 1) // max(device.memory_mib, 1) for device in offered)}  # to MiB
+    return {name: max(amount + rounding.get(name, 0) + _requested(name, uncharged.get(name, elsewhere)),
+                      _requested(name, live)) for name, amount in sums.items()}
 
 
 def _requested(name: str, pods: Collection[Pod]) -> int:

@@ -10,7 +10,7 @@ from hami.devices.inventory import InventorySnapshot
 from hami.devices.registration import VENDOR, devices, node_annotations
 from hami.model import Node
 from hami.plugin.settings import PluginSettings
-from hami.vendors.capacity import device_sums, total_name
+from hami.vendors.capacity import device_sums, request_sums, total_name
 from hami.vendors.catalog import vendors
 
 CLUSTER_AUTOSCALER, KARPENTER = "cluster-autoscaler", "karpenter"
@@ -32,9 +32,9 @@ def template_node(settings: PluginSettings, model: str, count: int, memory_mib: 
     registered = devices(snapshot, settings)
     label = render_node_template(registered[0], count)
     parse_node_template(label)
-    sums = device_sums(vendor.resources, registered)
-    amounts = {vendor.resources.count: sum(device.slots for device in registered), **sums,
-               **{total_name(name): amount for name, amount in sums.items()}}
+    amounts = {vendor.resources.count: sum(device.slots for device in registered),
+               **request_sums(vendor.resources, registered),
+               **{total_name(name): amount for name, amount in device_sums(vendor.resources, registered).items()}}
     capacity = {name: str(amount) for name, amount in amounts.items()}
     annotations = {key: text for key, text in node_annotations(snapshot, settings, vendor).items() if text is not None}
     return Node(name=settings.node, labels={"gpu": "on", NODE_TEMPLATE: label}, annotations=annotations,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hami.model import Device
+from hami.vendors.request import WHOLE
 from hami.vendors.resources import Resources
 
 
@@ -15,9 +16,12 @@ def total_name(resource: str) -> str:
 
 
 def capacity_names(resources: Resources) -> list[str]:
-    """Returns all names that may be published: the sums of memory and cores, and what pods request of them."""
-    names = [name for name in (resources.memory, resources.cores) if name]
-    return [*map(total_name, names), *names]
+    """Returns all names that may be published: the sums of memory and cores, and what pods request of them.
+
+    Not the priority: it is no amount, so the sum of those of all pods says nothing, but the kubelet would enforce it.
+    """
+    totals = [total_name(name) for name in (resources.memory, resources.cores) if name]
+    return [*totals, *(name for name in (resources.memory, resources.memory_percent, resources.cores) if name)]
 
 
 def offered_devices(devices: Iterable[Device]) -> list[Device]:
@@ -31,3 +35,10 @@ def device_sums(resources: Resources, devices: Iterable[Device]) -> dict[str, in
     sums = {resources.memory: sum(device.memory_mib // max(resources.memory_factor, 1) for device in offered),
             resources.cores: sum(device.cores for device in offered)}
     return {name: amount for name, amount in sums.items() if name}
+
+
+def request_sums(resources: Resources, devices: Iterable[Device]) -> dict[str, int]:
+    """Returns `device_sums` and, where pods may request percentages of memory, 100 for each of the devices."""
+    offered = offered_devices(devices)
+    percent = {resources.memory_percent: WHOLE * len(offered)} if resources.memory_percent else {}
+    return device_sums(resources, offered) | percent

@@ -1,5 +1,6 @@
 """The sums of its devices in the status of a node."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -11,14 +12,15 @@ from hami.errors import ClusterError
 from hami.model import Node
 from hami.plugin.capacity import publish_capacity
 from hami.state.inventories import devices_on
-from hami.vendors.capacity import total_name
+from hami.vendors.capacity import capacity_names, total_name
 from hami.vendors.entry_points import full_catalog
 from hami.vendors.request import requests_devices
 from tests.builders import NVIDIA, container, gpu, node, nvidia, pod
 from tests.fake_cluster import FakeCluster
+from tests.vendors.placing import cache_of, place_pod
 from tools.policies import render_managed_resources, render_match_conditions
 
-MEMORY, CORES = "nvidia.com/gpumem", "nvidia.com/gpucores"
+GPU, MEMORY, PERCENT, CORES = (f"nvidia.com/{name}" for name in ("gpu", "gpumem", "gpumem-percentage", "gpucores"))
 TOTAL_MEMORY, TOTAL_CORES = map(total_name, (MEMORY, CORES))
 ALLOCATED = NVIDIA.annotations.allocated
 CARDS = gpu("GPU-a", memory_mib=1000), gpu("GPU-b", memory_mib=3000, cores=150)
@@ -37,10 +39,10 @@ def published(*devices, mode="totals", vendor=NVIDIA, pods=(), before=(), annota
     return dict(after.capacity)
 
 
-def bound(name="p", memory=0, cores=0, uuid="GPU-a", **fields):
+def bound(name="p", memory=0, cores=0, uuid="GPU-a", percent=0, **fields):
     """A pod on the node that requests these amounts, and holds a device."""
     annotations = {ALLOCATED: f"{uuid},NVIDIA,{memory},{cores}:;"} if uuid else {}
-    return pod(container(requests={MEMORY: memory, CORES: cores}), name=name, node_name="n1",
+    return pod(container(requests={MEMORY: memory, CORES: cores, PERCENT: percent}), name=name, node_name="n1",
                **{"annotations": annotations} | fields)
 
 
@@ -91,7 +93,7 @@ def test_switched_off_nothing_is_written():
 
 def test_requests_also_have_the_names_that_pods_request():
     assert published(*CARDS, mode="requests", pods=[bound(memory=800)]) == {
-        MEMORY: "4000", CORES: "250", TOTAL_MEMORY: "4000", TOTAL_CORES: "250"}
+        MEMORY: "4000", PERCENT: "200", CORES: "250", TOTAL_MEMORY: "4000", TOTAL_CORES: "250"}
 
 
 @pytest.mark.parametrize("pods, memory", [
@@ -112,6 +114,38 @@ def test_what_is_bound_on_an_unhealthy_device_leaves_room_for_the_others(pods, m
     after = published(*devices, mode="requests", pods=pods)
     assert after[MEMORY] == str(memory)
     assert after[TOTAL_MEMORY] == "3000"
+
+
+@pytest.mark.parametrize("pods, percent", [
+    param([], 100, id="nothing bound"),
+    param([bound(percent=40, uuid="GPU-b")], 100, id="bound on another"),
+    param([bound(percent=40)], 140, id="bound there"),
+    param([bound(percent=40, memory=1, uuid="GPU-b")], 140, id="beside MiB, which take precedence"),
+    param([bound(percent=40, memory=1)], 140, id="both"),
+])
+def test_percentages_that_no_device_is_charged_leave_room_for_the_others(pods, percent):
+    devices = replace(CARDS[0], healthy=False), CARDS[1]
+    assert published(*devices, mode="requests", pods=pods)[PERCENT] == str(percent)
+
+
+def test_the_priority_is_never_published():
+    """The kubelet would add up levels, and fail pods."""
+    assert NVIDIA.resources.priority not in published(*CARDS, mode="requests")
+    assert NVIDIA.resources.priority not in capacity_names(NVIDIA.resources)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_pods_that_are_placed_never_exceed_what_was_published_before(seed):
+    """The kubelet would fail them: 34 percent of 120 MiB are 40 MiB, which three pods get."""
+    chance = random.Random(seed)
+    device = gpu("GPU-a", memory_mib=chance.choice([120, 1000, 40_960]), slots=chance.randint(1, 10))
+    capacity, cache = published(device, mode="requests"), cache_of(node("n1", device))
+    percent, cores = chance.choice([9, 34, 50]), chance.choice([0, 10])
+    amounts = {GPU: 1, PERCENT: percent, CORES: cores}
+    placed = [place_pod(cache, f"p{number}", container(limits=amounts, requests=amounts)) for number in range(12)]
+    assert placed[0] is not None
+    count = sum(pod is not None for pod in placed)
+    assert count * percent <= int(capacity[PERCENT]) and count * cores <= int(capacity[CORES])
 
 
 def test_cores_of_mig_instances_are_rounded_up():

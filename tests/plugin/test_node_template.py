@@ -17,8 +17,8 @@ from tests.devices.cards import cards, config
 from tests.fake_cluster import FakeCluster
 
 GROUP = ("--model=NVIDIA A100-SXM4-80GB", "--count=2", "--memory=81920")
-SUMS = {"nvidia.com/gpumem": "163840", "nvidia.com/gpucores": "200", "nvidia.com/total-gpumem": "163840",
-        "nvidia.com/total-gpucores": "200"}
+SUMS = {"nvidia.com/gpumem": "163840", "nvidia.com/gpumem-percentage": "200", "nvidia.com/gpucores": "200",
+        "nvidia.com/total-gpumem": "163840", "nvidia.com/total-gpucores": "200"}
 
 
 def run(*args, **environ):
