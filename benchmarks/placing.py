@@ -7,20 +7,24 @@ shipped, and without the rate limit of its client.
 from __future__ import annotations
 
 import contextlib
+import re
+import ssl
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
 
-from benchmarks import arrivals, fleet
+from benchmarks import arrivals, cycles, fleet
 from benchmarks.processes import Cpu, Run, disturbed
-from benchmarks.rows import Row, ratio, remarks
+from benchmarks.rows import Latency, Row, ratio, remarks
 from e2e.cluster import LocalCluster, scheduler_config
+from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, fake_node, gpus
 from e2e.processes import Program, free_port
 from e2e.scheduler import Certificates, Scheduler, install, webhook_configuration
@@ -28,7 +32,7 @@ from e2e.scheduler import Certificates, Scheduler, install, webhook_configuratio
 __all__ = ["GROUPS", "placing_rows"]
 
 Object = dict[str, Any]
-GROUPS = ("e2e", "large", "burst", "queue", "unplaceable")
+GROUPS = ("e2e", "large", "burst", "queue", "unplaceable", "refused")
 NAMESPACE = "bench"
 CROWD = "crowd"
 """The namespace of pods that no node fits."""
@@ -40,7 +44,8 @@ DELETING = 4  # pods at once
 class Case:
     """A number of pods on a number of nodes. *extender* False: kube-scheduler alone, with *client*. *lock_free*: the
     device plugins need no lock; otherwise they are simulated. *wishes*: the pods wish to be apart, so that
-    kube-scheduler chooses the nodes."""
+    kube-scheduler chooses the nodes. *between*: options of ``benchmarks.refusals`` between both, ``None`` without it.
+    """
 
     name: str
     nodes: int
@@ -50,6 +55,7 @@ class Case:
     extender: bool = True
     allocated: bool = False
     wishes: bool = False
+    between: tuple[str, ...] | None = None
     client: Object = field(default_factory=dict)
 
 
@@ -68,6 +74,9 @@ BURST = Case("binpack", 20, 30)
 BURST_FREE = Case("binpack, lock-free", 20, 30, lock_free=True)
 QUEUE = Case("queue", 1, 40, allocated=True)
 BESIDE = Case("lock-free", 1500, 10, lock_free=True)
+UNRESOLVABLE = Case("as our filter refuses", 1000, 200, lock_free=True, between=())
+RESOLVABLE = replace(UNRESOLVABLE, name="the end of other pods could help", between=("--resolvable",))
+CYCLES = 500  # pods with wishes, and as many without, one after the other
 HOPELESS = 400
 SETTLED = 20  # seconds after which kube-scheduler has tried each of them more than once
 TARGETS = {SPREAD: 52, BINPACK: 44, SPREAD_FREE: 100, BINPACK_FREE: 100}
@@ -102,6 +111,20 @@ class Outcome:
                 "missing": self.missing, "cpu_seconds": self.cpu, "extender_cpu_ms": self.extender_ms}
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """How often pods were refused, and the CPU seconds of each program meanwhile."""
+
+    count: int
+    cpu: dict[str, float]
+
+    def each_ms(self, program: str) -> float:
+        return 1000 * self.cpu[program] / self.count
+
+    def figures(self) -> Object:
+        return {"count": self.count, "cpu_seconds": self.cpu}
+
+
 def placing_rows(run: Run, groups: list[str], rounds: int) -> Iterator[Row]:
     """Yields the rows of *groups*; each case runs *rounds* times, alternating with those it is compared to."""
     with LocalCluster.started(say=run.say) as cluster:
@@ -114,7 +137,9 @@ def placing_rows(run: Run, groups: list[str], rounds: int) -> Iterator[Row]:
             found = {case.name: [turn[case.name] for turn in turns] for case in cases}
             for case, target in TARGETS.items():
                 yield throughput_row(found, case, target)
+                serial = stage.cycles(SPREAD_FREE)
             yield wishes_row(found)
+            yield cycles_row(*serial)
             yield baseline_row(found, SHIPPED)
             yield baseline_row(found, LIFTED)
         if "large" in groups:
@@ -128,6 +153,10 @@ def placing_rows(run: Run, groups: list[str], rounds: int) -> Iterator[Row]:
         if "queue" in groups:
             with stage.nodes(QUEUE.nodes):
                 yield queue_row([stage.play(QUEUE) for _ in range(rounds + 1)])
+        if "refused" in groups:
+            with stage.nodes(UNRESOLVABLE.nodes):
+                turns = [[stage.refuse(case) for case in (UNRESOLVABLE, RESOLVABLE)] for _ in range(rounds)]
+            yield refused_row(*zip(*turns))
         if "unplaceable" in groups:
             with stage.nodes(BESIDE.nodes):
                 yield from unplaceable_rows(*(stage.beside(BESIDE, crowd, rounds + 1) for crowd in (
@@ -140,6 +169,7 @@ class Stage:
     def __init__(self, run: Run, cluster: LocalCluster) -> None:
         self.run, self.cluster, self.kube = run, cluster, cluster.kube
         self.names: list[str] = []
+        self.kube_scheduler_port = free_port()
         self.certificates = Certificates(cluster.folder / "tls")
         self.kubeconfig = install(cluster, self.certificates)
         for namespace in (NAMESPACE, CROWD):
@@ -180,6 +210,47 @@ class Stage:
             self.clear(CROWD)
         return outcomes
 
+    def cycles(self, case: Case) -> tuple[Latency, Latency]:
+        """Returns how long the verbs take for a pod without wishes and for one with them, which come in turns."""
+        asked = [replace(case, wishes=wishes) for _ in range(CYCLES) for wishes in (False, True)]
+        with self.running(case):
+            pods = []
+            for number, one in enumerate(asked):
+                pod = pod_of(one)
+                pod["metadata"]["name"] = f"cycle-{number:04}"
+                pod["spec"]["schedulerName"] = "benchmark"  # so that kube-scheduler leaves it alone
+                pods.append(pod)
+            with ThreadPoolExecutor(DELETING) as pool:
+                pods = list(pool.map(self.kube.create, pods))
+            answer = self.run.ask("cycles", cycles.job(port=self.cluster.extender_port, pods=pods, names=self.names))
+        chosen = answer["choices"]
+        if any((choices > 1) != one.wishes for choices, one in zip(chosen, asked, strict=True)):
+            raise RuntimeError(f"kube-scheduler chooses from {sorted(set(chosen))} nodes")
+        return Latency.of(answer["microseconds"][::2]), Latency.of(answer["microseconds"][1::2])
+
+    def refuse(self, case: Case) -> Refused:
+        """Creates pods that no node fits, and waits until kube-scheduler has tried each."""
+        with self.running(case) as pids:
+            before, cpu = self.refusals(), Cpu(pids)
+            with ThreadPoolExecutor(DELETING) as pool:
+                list(pool.map(self.kube.create, crowd_of(lambda number: 90_000)[:case.pods]))
+            eventually(lambda: self.refusals() - before >= case.pods, "each pod is refused", timeout=180, interval=0.2)
+            count, spent = self.refusals() - before, cpu.spent()
+            self.clear(CROWD)
+        self.run.say(remarks(f"{case.name}: {count} refusals, {1000 * spent['kube-scheduler'] / count:.1f} ms each",
+                             disturbed(spent)))
+        return Refused(count, spent)
+
+    def refusals(self) -> int:
+        """Returns for how many pods kube-scheduler has found no node, as often as it has tried."""
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # its certificate is of its own
+        url = f"https://127.0.0.1:{self.kube_scheduler_port}/metrics"
+        with urllib.request.urlopen(url, context=context, timeout=30) as answer:
+            text = answer.read().decode()
+        return sum(int(float(count)) for count in re.findall(
+            r'^scheduler_schedule_attempts_total\{.*result="unschedulable"\} (\S+)', text, re.MULTILINE))
+
     def say(self, case: Case, outcome: Outcome) -> None:
         self.run.say(remarks(
             f"{case.name}: {case.pods} pods on {case.nodes} nodes: {outcome.seconds:.2f} s, {outcome.rate:.1f} pods/s",
@@ -205,7 +276,13 @@ class Stage:
                         "--delay", str(ALLOCATOR_DELAY)]))
             else:
                 self.kube.delete("MutatingWebhookConfiguration", "hami-webhook")
-            pids["kube-scheduler"] = stack.enter_context(self.kube_scheduler(case))
+            port = self.cluster.extender_port
+            if case.between is not None:
+                port = free_port()
+                pids["between"] = stack.enter_context(self.started("between", [
+                    sys.executable, "-m", "benchmarks.refusals", f"--port={port}",
+                    f"--extender-port={self.cluster.extender_port}", *case.between]))
+            pids["kube-scheduler"] = stack.enter_context(self.kube_scheduler(case, port))
             stack.callback(self.clear)
             self.place(case, 1, {})
             self.clear()
@@ -243,10 +320,11 @@ class Stage:
         self.kube.wait("Pod", lambda pods: not pods, namespace, timeout=180, what="the pods are gone")
 
     @contextlib.contextmanager
-    def kube_scheduler(self, case: Case) -> Iterator[int]:
-        """Runs kube-scheduler with the shipped configuration and the extender, or with the defaults of Kubernetes."""
+    def kube_scheduler(self, case: Case, port: int) -> Iterator[int]:
+        """Runs kube-scheduler with the shipped configuration and the extender at *port*, or with the defaults of
+        Kubernetes."""
         if case.extender:
-            config = scheduler_config(self.cluster.extender_port)
+            config = scheduler_config(port)
         else:
             config = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration",
                       "profiles": [{"schedulerName": "hami-scheduler"}], "clientConnection": {}}
@@ -255,8 +333,9 @@ class Stage:
         path = self.cluster.folder / "kube-scheduler-under-test.yaml"
         path.write_text(yaml.safe_dump(config))
         with self.started("kube-scheduler", [
-                str(self.cluster.binaries["kube-scheduler"]), f"--config={path}", f"--secure-port={free_port()}",
-                "--bind-address=127.0.0.1"]) as pid:
+                str(self.cluster.binaries["kube-scheduler"]), f"--config={path}",
+                f"--secure-port={self.kube_scheduler_port}",
+                "--bind-address=127.0.0.1", "--authorization-always-allow-paths=/metrics"]) as pid:
             yield pid
 
     @contextlib.contextmanager
@@ -330,6 +409,29 @@ def wishes_row(found: dict[str, list[Outcome]]) -> Row:
                met=rate >= 0.6 * plain and not any(outcome.missing for outcome in outcomes),
                compared=remarks(ratio(rate, plain, f"without wishes ({plain:.1f} pods/s)"), disturbance(outcomes)),
                figures=figures(outcomes))
+
+
+def cycles_row(plain: Latency, wishing: Latency) -> Row:
+    return Row(group="e2e", what="filter, prioritize and bind of a pod that wishes to be apart, p50 / p99",
+               measured=str(wishing), target="p99 ≤ 2 × without wishes", met=wishing.p99 <= 2 * plain.p99,
+               compared=remarks(ratio(wishing.p99, plain.p99, "the p99 of filter and bind without wishes, in turns"),
+                                ratio(wishing.p50, plain.p50, "its p50"), f"{plain}; {CYCLES} pods each"),
+               figures={"wishes_p50_ms": wishing.p50, "wishes_p99_ms": wishing.p99, "p50_ms": plain.p50,
+                        "p99_ms": plain.p99})
+
+
+def refused_row(unresolvable: Sequence[Refused], resolvable: Sequence[Refused]) -> Row:
+    cost, other = (statistics.mean(one.each_ms("kube-scheduler") for one in turns)
+                   for turns in (unresolvable, resolvable))
+    hami = statistics.mean(one.each_ms("hami") for one in unresolvable)
+    return Row(group="refused", what=f"a pod that none of {UNRESOLVABLE.nodes:,} nodes fits: CPU of kube-scheduler for "
+               "each time it is tried",
+               measured=remarks(f"{cost:.1f} ms", f"extender {hami:.1f} ms"), target="≤ 0.5 × looking for victims",
+               met=cost <= 0.5 * other,
+               compared=remarks(ratio(cost, other, f"told that the end of other pods could help ({other:.1f} ms)"),
+                                next(filter(None, (disturbed(one.cpu) for one in unresolvable)), "")),
+               figures={"unresolvable": [one.figures() for one in unresolvable],
+                        "resolvable": [one.figures() for one in resolvable]})
 
 
 def large_row(outcomes: list[Outcome], locked: Outcome, lifted: Outcome) -> Row:
