@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import audit, binaries, kind, strict
+from e2e import audit, binaries, kind, since, strict
 from e2e.agent import NodeAgent
 from e2e.cluster import ExternalCluster, LocalCluster
 from e2e.device_plugin import RESOURCE, SLOTS, DevicePlugin, cards
@@ -35,6 +35,7 @@ Cluster = LocalCluster | ExternalCluster
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(FlakyTests(parse_flaky(FILE.read_text())))
+    config.pluginmanager.register(since)
     if os.environ.get("HAMI_E2E_STRICT"):
         config.pluginmanager.register(strict)
 

@@ -8,6 +8,7 @@ from e2e.pods import pod
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 NAME = "gpu.nvidia.com"
 FIRST = (1, 36)  # the version of Kubernetes that evaluates extendedResourceName by default
+pytestmark = pytest.mark.since(*FIRST)
 
 
 @pytest.fixture

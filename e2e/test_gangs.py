@@ -18,6 +18,7 @@ GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
 GATES = {"kubeFeatureGates": "GenericWorkload=true", "kubeRuntimeConfig": "scheduling.k8s.io/v1beta1=true"}
 FIRST = (1, 37)  # the version of Kubernetes with this API
 ROUNDS = 4
+pytestmark = pytest.mark.since(*FIRST)
 EXAMPLE = Path(__file__).parent.parent / "examples" / "gang.yaml"
 
 
