@@ -10,6 +10,7 @@ import urllib3
 from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, gpu
 from e2e.pods import pod
+from e2e.scheduler import kill_leader, second_replica
 
 WHOLE = {"gpu": 1, "gpucores": 100}
 SIZE = {"storage": "1Gi"}
@@ -18,6 +19,8 @@ PAUSE_S = 90  # longer than the minute after which a reservation without a bind 
 WAITS_S = 15  # longer than the devices of a group's pod are kept without a sign of kube-scheduler
 
 pytestmark = pytest.mark.timeout(240)
+shows_the_node = pytest.mark.since(1, 35)
+"""kube-scheduler nominates the node before it waits for the volume, and so the next leader knows of it."""
 
 
 @pytest.fixture
@@ -85,6 +88,7 @@ def test_a_card_is_kept_while_a_volume_is_made(sandbox, slow_volume):
     assert len(sandbox.started(wait_for=1)) == 1
 
 
+@shows_the_node
 def test_a_card_is_kept_for_a_volume_while_the_scheduler_is_restarted(sandbox, slow_volume, scheduler):
     sandbox.add_gpu_node("n0", gpu(), annotations=LOCK_FREE)
     sandbox.create(slow_volume.pod("slow"))
@@ -95,6 +99,20 @@ def test_a_card_is_kept_for_a_volume_while_the_scheduler_is_restarted(sandbox, s
     sandbox.refusal("rival")
     slow_volume.provision()
     assert sandbox.started(wait_for=1) == {"slow": "n0"}
+
+
+@shows_the_node
+def test_the_next_leader_keeps_a_card_for_a_volume(sandbox, slow_volume, scheduler):
+    """Although it tries another pod first: kube-scheduler lists pods by name when it starts."""
+    sandbox.add_gpu_node("n0", gpu(), annotations=LOCK_FREE)
+    with second_replica(scheduler) as standby:
+        sandbox.create(slow_volume.pod("slow"))
+        slow_volume.wait_wanted()
+        kill_leader(scheduler, standby)
+        sandbox.create(pod("rival", scheduler="hami-scheduler", **WHOLE))
+        sandbox.event("rival", "FilteringFailed", timeout=60)
+        slow_volume.provision()
+        assert sandbox.started(wait_for=1) == {"slow": "n0"}
 
 
 def verb(scheduler, name, arguments):
