@@ -134,10 +134,10 @@ def placing_rows(run: Run, groups: list[str], rounds: int) -> Iterator[Row]:
             cases = [SPREAD, BINPACK, SPREAD_FREE, WISHES_FREE, BINPACK_FREE, SHIPPED, LIFTED]
             with stage.nodes(SPREAD.nodes):
                 turns = [{case.name: stage.play(case) for case in cases} for _ in range(rounds)]
+                serial = stage.cycles(SPREAD_FREE)
             found = {case.name: [turn[case.name] for turn in turns] for case in cases}
             for case, target in TARGETS.items():
                 yield throughput_row(found, case, target)
-                serial = stage.cycles(SPREAD_FREE)
             yield wishes_row(found)
             yield cycles_row(*serial)
             yield baseline_row(found, SHIPPED)
