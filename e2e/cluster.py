@@ -272,7 +272,7 @@ class LocalCluster:
         program = Program(name, [
             str(self.binaries["kube-scheduler"]), f"--config={path}", f"--secure-port={free_port()}",
             "--bind-address=127.0.0.1", "--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics",
-            *(word for word in self.components["kube-scheduler"].argv if word.startswith("--feature-gates=")),
+            *([f"--feature-gates={gates}"] if (gates := self._options.get("kubeFeatureGates")) else []),
         ], self.folder / f"{name}.log")
         self.components[name] = program.start()
         return program
