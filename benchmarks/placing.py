@@ -26,6 +26,7 @@ from benchmarks.rows import Latency, Row, ratio, remarks
 from e2e.cluster import LocalCluster, scheduler_config
 from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, fake_node, gpus
+from e2e.pods import pod as any_pod
 from e2e.processes import Program, free_port
 from e2e.scheduler import Certificates, Scheduler, install, webhook_configuration
 
@@ -34,8 +35,11 @@ __all__ = ["GROUPS", "placing_rows"]
 Object = dict[str, Any]
 GROUPS = ("e2e", "large", "burst", "queue", "unplaceable", "refused")
 NAMESPACE = "bench"
-CROWD = "crowd"
-"""The namespace of pods that no node fits."""
+CROWD, OTHERS = "crowd", "others"
+"""The namespaces of pods that no node fits, and of pods without devices that hold the nodes."""
+HOLD = 2  # of them on each node
+URGENT = "urgent"
+"""The priority class of refused pods: kube-scheduler looks for victims among pods of lower priority only."""
 ALLOCATOR_DELAY = 0.02
 DELETING = 4  # pods at once
 
@@ -154,7 +158,7 @@ def placing_rows(run: Run, groups: list[str], rounds: int) -> Iterator[Row]:
             with stage.nodes(QUEUE.nodes):
                 yield queue_row([stage.play(QUEUE) for _ in range(rounds + 1)])
         if "refused" in groups:
-            with stage.nodes(UNRESOLVABLE.nodes):
+            with stage.nodes(UNRESOLVABLE.nodes), stage.held():
                 turns = [[stage.refuse(case) for case in (UNRESOLVABLE, RESOLVABLE)] for _ in range(rounds)]
             yield refused_row(*zip(*turns))
         if "unplaceable" in groups:
@@ -172,7 +176,7 @@ class Stage:
         self.kube_scheduler_port = free_port()
         self.certificates = Certificates(cluster.folder / "tls")
         self.kubeconfig = install(cluster, self.certificates)
-        for namespace in (NAMESPACE, CROWD):
+        for namespace in (NAMESPACE, CROWD, OTHERS):
             for kind, meta in (("Namespace", {"name": namespace}),
                                ("ServiceAccount", {"name": "default", "namespace": namespace})):
                 self.kube.apply({"apiVersion": "v1", "kind": kind, "metadata": meta})
@@ -188,6 +192,18 @@ class Stage:
         yield
         for name in names:
             self.kube.delete("Node", name)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Provides pods without devices on all nodes, which may be evicted for urgent ones."""
+        self.kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": URGENT},
+                         "value": 1000})
+        pods = [any_pod(f"holds-{number}-{name}", cpu=100, node_name=name)
+                for name in self.names for number in range(HOLD)]
+        with ThreadPoolExecutor(DELETING) as pool:
+            list(pool.map(lambda item: self.kube.create(item, OTHERS), pods))
+        yield
+        self.clear(OTHERS)
 
     def play(self, case: Case) -> Outcome:
         """Runs *case* once, starting and ending without pods."""
@@ -231,9 +247,12 @@ class Stage:
     def refuse(self, case: Case) -> Refused:
         """Creates pods that no node fits, and waits until kube-scheduler has tried each."""
         with self.running(case) as pids:
+            pods = crowd_of(lambda number: 90_000)[:case.pods]
+            for item in pods:
+                item["spec"]["priorityClassName"] = URGENT
             before, cpu = self.refusals(), Cpu(pids)
             with ThreadPoolExecutor(DELETING) as pool:
-                list(pool.map(self.kube.create, crowd_of(lambda number: 90_000)[:case.pods]))
+                list(pool.map(self.kube.create, pods))
             eventually(lambda: self.refusals() - before >= case.pods, "each pod is refused", timeout=180, interval=0.2)
             count, spent = self.refusals() - before, cpu.spent()
             self.clear(CROWD)
