@@ -51,21 +51,21 @@ def is_start_time(settings: PluginSettings, cluster: Cluster, recorded: bool | N
             if recorded is None:
                 raise
             reason, mode = f"as before, since the node cannot be read: {error}", START if recorded else ADMISSION
-    elif mode == START and (node := _node_if_readable(cluster, name)) is not None:
-        _check_knows_cdi(node)
+    elif mode == START:
+        _check_knows_cdi(cluster, name)
     log.info("mode of allocation", extra={"node": name, "allocate": mode, "reason": reason or "CDI is available"})
     return mode == START and bool(settings.kubelet_socket)
 
 
-def _node_if_readable(cluster: Cluster, name: str) -> Node | None:
+def _check_knows_cdi(cluster: Cluster, name: str) -> None:
+    """Raises: HamiError if the runtime of the node does not. Logs if the node cannot be read."""
     try:
-        return cluster.node(name)
-    except ClusterError:
-        return None
-
-
-def _check_knows_cdi(node: Node) -> None:
-    """Raises: HamiError."""
+        node = cluster.node(name)
+    except ClusterError as error:
+        log.warning("it is not known whether the container runtime knows CDI", extra={"node": name, "error": error})
+        return
+    if node is None:
+        return
     runtime, _, version = node.runtime_version.partition("://")
     first = _CAN_SWITCH_ON.get(runtime, (0, 0))
     if (0, 0) < _numbers(version) < first:
