@@ -113,8 +113,12 @@ def test_a_gang_that_lacks_a_card_takes_none_from_others(kube, pause):
     kube.create(whole_card("single"), "default")
     wait_bound(kube, {"single"}, 10)
     assert bound(kube) == {"single"}
+    all_are_bound_with_more_cards(kube, gang | {"single"})
+
+
+def all_are_bound_with_more_cards(kube, names):
     kube.create(fake_node("two-more", gpus(2), annotations=LOCK_FREE))
-    wait_bound(kube, gang | {"single"}, 30)
+    wait_bound(kube, names, 30)
     remove(kube)
     kube.delete("Node", "two-more")
 
@@ -132,10 +136,7 @@ def test_a_gang_that_lacks_a_card_is_placed_by_the_next_leader(kube, replica):
         kube.create(whole_card("single"), "default")
         wait_bound(kube, {"single"}, 60)
         assert bound(kube) == {"single"}
-        kube.create(fake_node("two-more", gpus(2), annotations=LOCK_FREE))
-        wait_bound(kube, gang | {"single"}, 30)
-        remove(kube)
-        kube.delete("Node", "two-more")
+        all_are_bound_with_more_cards(kube, gang | {"single"})
 
 
 def test_two_gangs_that_do_not_fit_together_take_turns(kube):
