@@ -11,7 +11,6 @@ from e2e import audit
 from e2e.cluster import LocalCluster
 from e2e.device_plugin import HOOK, SLOTS, DevicePlugin, cards
 from e2e.realnode import RealNode
-from e2e.realnode import missing as missing_for_node
 from e2e.restarts import held, holding, kill_container, release, restarted, views
 from e2e.revision import THIS, Revision, missing, unpack
 from e2e.sandbox import Sandbox
@@ -22,41 +21,34 @@ pytestmark = pytest.mark.kind
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
+def local() -> Iterator[LocalCluster]:
+    """A cluster of its own, also for the shared fixture `real_node`: other revisions install their policies."""
     with LocalCluster.started(durable=False) as started:
         yield started
         started.kube.close()
 
 
 @pytest.fixture(scope="module")
-def real_node(cluster: LocalCluster) -> Iterator[RealNode]:
-    if reason := missing_for_node():
-        pytest.skip(reason)
-    with RealNode.joined(cluster) as joined:
-        yield joined
-
-
-@pytest.fixture(scope="module")
-def earlier(cluster: LocalCluster) -> Revision:
+def earlier(local: LocalCluster) -> Revision:
     """In the cluster's folder, which the node sees, too."""
     if reason := missing():
         pytest.skip(reason)
-    return unpack(cluster.folder / "earlier")
+    return unpack(local.folder / "earlier")
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("is_rollback", [False, True], ids=["upgrade", "rollback"])
-def test_each_serves_what_the_other_has_begun(cluster: LocalCluster, real_node: RealNode, earlier: Revision,
+def test_each_serves_what_the_other_has_begun(local: LocalCluster, real_node: RealNode, earlier: Revision,
                                               is_rollback: bool) -> None:
     """The device plugin is replaced under running pods, then the scheduler is."""
     before, after = (THIS, earlier) if is_rollback else (earlier, THIS)
-    certificates = Certificates(cluster.folder / "tls")
+    certificates = Certificates(local.folder / "tls")
     with contextlib.ExitStack() as stack:
         def start(revision: Revision) -> Scheduler:
-            scheduler = Scheduler(cluster, certificates, install(cluster, certificates, revision=revision),
+            scheduler = Scheduler(local, certificates, install(local, certificates, revision=revision),
                                   revision=revision)
             stack.enter_context(contextlib.closing(scheduler)).start()
-            redirect_webhook(cluster.kube, certificates, scheduler.port)
+            redirect_webhook(local.kube, certificates, scheduler.port)
             return scheduler
 
         def insert(revision: Revision, name: str) -> DevicePlugin:
@@ -67,7 +59,7 @@ def test_each_serves_what_the_other_has_begun(cluster: LocalCluster, real_node: 
         scheduler, plugin = start(before), insert(before, "plugin-before")
         plugin.install_limiter(b"the limiter\n")
         plugin.wait_offered(2 * SLOTS)
-        sandbox = stack.enter_context(Sandbox.opened(cluster.kube))
+        sandbox = stack.enter_context(Sandbox.opened(local.kube))
         stack.enter_context(real_node.lent(sandbox))
         sandbox.create(shower(HOOK, "runs", gpu=1, gpumem=1000), held("waits", gpumem=2000))
         (container,) = sandbox.running("runs")
@@ -89,4 +81,4 @@ def test_each_serves_what_the_other_has_begun(cluster: LocalCluster, real_node: 
         sandbox.running("next")
         sandbox.create(shower(HOOK, "too-large", gpu=2, gpumem=81_000))
         sandbox.refusal("too-large")
-        assert audit.audit(cluster.kube) == []
+        assert audit.audit(local.kube) == []
