@@ -314,6 +314,37 @@ class NodeRequirement:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelRequirement:
+    """A condition on the labels of a pod."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisruptionBudget:
+    """A PodDisruptionBudget. *selector*: the conditions on its pods; ``None`` selects no pod. *allowed*: how many of
+    them may be evicted now."""
+
+    namespace: str
+    name: str
+    selector: tuple[LabelRequirement, ...] | None = None
+    allowed: int = 0
+
+    @property
+    def key(self) -> str:
+        """Its namespace and name."""
+        return f"{self.namespace}/{self.name}"
+
+    def selects(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        """Reports whether it protects a pod of *namespace* with *labels*."""
+        return namespace == self.namespace and self.selector is not None and all(
+            selects(requirement.operator, requirement.values, labels.get(requirement.key))
+            for requirement in self.selector)
+
+
+@dataclass(frozen=True, slots=True)
 class NodePreference:
     """A term of a pod's preferred node affinity. *weight*: from 1 to 100, of nodes that meet all *requirements*."""
 
@@ -331,6 +362,10 @@ class Pod:
     last failure to place the pod, empty if there is none or it is bound. *group*: of pods that are placed together.
     *scope*: selects its quotas. *preferences*: its preferred node affinity. *soft_constraints*: it has other wishes
     that only kube-scheduler can judge: preferred affinity to pods, or a spread that may be violated.
+    *preempts*: pods of lower priority may be evicted for it. *preempted*: it is evicted for a pod of higher priority.
+    *controller*: the uid of the object that controls it. *is_node_agent*: it belongs to its node, which runs it by
+    itself or by a DaemonSet. *grace_s*: seconds that it may take to end. *started*: when the kubelet admitted it.
+    *deletion*: when it ends at the latest if it is being deleted, else empty.
     """
 
     ref: PodRef
@@ -352,6 +387,13 @@ class Pod:
     scope: PodScope = PodScope()
     preferences: tuple[NodePreference, ...] = ()
     soft_constraints: bool = False
+    preempts: bool = True
+    preempted: bool = False
+    controller: str = ""
+    is_node_agent: bool = False
+    grace_s: int = 30
+    started: str = ""
+    deletion: str = ""
 
     @property
     def is_terminated(self) -> bool:

@@ -21,6 +21,7 @@ KUBE_POLICY = "kube"  # a value of NODE_POLICY: kube-scheduler's scores choose t
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 WEIGHTS = "hami.io/device-scoring-weights"
 NUMA_BIND = "nvidia.com/numa-bind"
+PREEMPTIBLE = "hami.io/preemptible"  # a label; "false": the pod is never evicted for one of higher priority
 
 SCHEDULER_OWNED = frozenset({ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS})
 ALLOCATION_PATTERN = r"hami\.io/[^/]+-(devices-to-allocate|devices-allocated|allocated)"  # also in the policies: RE2

@@ -12,11 +12,19 @@ from typing import Any
 import msgspec
 
 from hami.codec.documents import decode
-from hami.model import Node, QuotaLimits, ScopeRequirement
+from hami.model import DisruptionBudget, LabelRequirement, Node, QuotaLimits, ScopeRequirement
 from hami.quantity import strict_integer
 
 LONGEST_VERSION = 18  # digits; annotations may hold any text, also longer than int() accepts
 Quantities = dict[str, str | int | float | None]
+
+
+class OwnerReference(msgspec.Struct, rename="camel", gc=False):
+    """An owner of an object. *controller*: it controls it."""
+
+    kind: str | None = ""
+    uid: str | None = ""
+    controller: bool | None = False
 
 
 class Metadata(msgspec.Struct, rename="camel"):
@@ -30,6 +38,12 @@ class Metadata(msgspec.Struct, rename="camel"):
     labels: dict[str, str] | None = None
     creation_timestamp: str | None = ""
     deletion_timestamp: str | None = None
+    owner_references: list[OwnerReference] | None = None
+
+    @property
+    def controller(self) -> OwnerReference:
+        """The owner that controls the object; an empty one if there is none."""
+        return next((owner for owner in self.owner_references or () if owner.controller), OwnerReference())
 
 
 class _NodeInfo(msgspec.Struct, rename="camel"):
@@ -74,7 +88,33 @@ class _Quota(msgspec.Struct):
     spec: _QuotaSpec | None = None
 
 
+class _LabelExpression(msgspec.Struct, gc=False):
+    key: str | None = ""
+    operator: str | None = ""
+    values: list[str] | None = None
+
+
+class _LabelSelector(msgspec.Struct, rename="camel", gc=False):
+    match_labels: dict[str, str] | None = None
+    match_expressions: list[_LabelExpression] | None = None
+
+
+class _BudgetSpec(msgspec.Struct, gc=False):
+    selector: _LabelSelector | None = None
+
+
+class _BudgetStatus(msgspec.Struct, rename="camel", gc=False):
+    disruptions_allowed: int | None = 0
+
+
+class _Budget(msgspec.Struct, gc=False):
+    metadata: Metadata | None = None
+    spec: _BudgetSpec | None = None
+    status: _BudgetStatus | None = None
+
+
 _NODE = msgspec.json.Decoder(_Node)
+_BUDGET = msgspec.json.Decoder(_Budget)
 _QUOTA = msgspec.json.Decoder(_Quota)
 
 
@@ -115,6 +155,19 @@ def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
     return QuotaLimits(namespace=meta.namespace or "", name=meta.name or "", uid=meta.uid or "",
                        resource_version=meta.resource_version or "", limits=limits,
                        binary=frozenset(name for name in limits if texts[name].endswith("i")), scopes=_scopes(spec))
+
+
+def parse_disruption_budget(data: bytes | msgspec.Raw) -> DisruptionBudget:
+    """The PodDisruptionBudget (policy/v1) in *data* (JSON). Raises: MalformedInput."""
+    wire = decode("poddisruptionbudget", _BUDGET, data)
+    meta, selector = wire.metadata or Metadata(), wire.spec.selector if wire.spec else None
+    return DisruptionBudget(
+        namespace=meta.namespace or "", name=meta.name or "",
+        allowed=(wire.status.disruptions_allowed or 0) if wire.status else 0,
+        selector=None if selector is None else (
+            *(LabelRequirement(key, "In", (value,)) for key, value in (selector.match_labels or {}).items()),
+            *(LabelRequirement(expression.key or "", expression.operator or "", tuple(expression.values or ()))
+              for expression in selector.match_expressions or ())))
 
 
 def _scopes(spec: _QuotaSpec) -> tuple[ScopeRequirement, ...]:

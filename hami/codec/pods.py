@@ -24,6 +24,10 @@ T = TypeVar("T")
 
 GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
 """Of the coscheduling plugin; newer versions of Kubernetes have a field."""
+DEFAULT_GRACE_S = 30  # terminationGracePeriodSeconds of a pod that names none
+DISRUPTION_TARGET, PREEMPTED = "DisruptionTarget", "PreemptionByScheduler"
+"""The condition of a pod that is about to be ended, and its reason if that is for a pod of higher priority."""
+_DISRUPTION = DISRUPTION_TARGET.encode()
 
 
 class _Variable(msgspec.Struct, gc=False):
@@ -52,6 +56,8 @@ class _Spec(msgspec.Struct, rename="camel", gc=False):
     node_name: str | None = ""
     scheduler_name: str | None = ""
     priority: int | None = 0
+    preemption_policy: str | None = None
+    termination_grace_period_seconds: int | None = None
     scheduling_group: _SchedulingGroup | None = None
     priority_class_name: str | None = ""
     active_deadline_seconds: int | None = None
@@ -175,7 +181,8 @@ def _pod(wire: _Pod) -> Pod:
     meta, spec, status = wire.metadata or Metadata(), wire.spec or _Spec(), wire.status or _Status()
     inits = [_container(container, ContainerKind.SIDECAR if container.restart_policy == "Always" else
                         ContainerKind.INIT) for container in spec.init_containers or ()]
-    deadline, affinity = spec.active_deadline_seconds, spec.affinity
+    deadline, affinity, controller = spec.active_deadline_seconds, spec.affinity, meta.controller
+    grace_s = spec.termination_grace_period_seconds
     return Pod(
         ref=PodRef(sys.intern(meta.namespace or ""), meta.name or "", meta.uid or ""),
         resource_version=meta.resource_version or "",
@@ -201,7 +208,21 @@ def _pod(wire: _Pod) -> Pod:
         soft_constraints=((affinity is not None and prefers_pods(affinity))
                           or any(constraint.when_unsatisfiable == "ScheduleAnyway"
                                  for constraint in spec.topology_spread_constraints or ())),
+        preempts=spec.preemption_policy != "Never",
+        preempted=_is_preempted(status),
+        controller=sys.intern(controller.uid or ""),
+        is_node_agent=controller.kind in ("DaemonSet", "Node"),
+        grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
+        started=status.start_time or "",
+        deletion=meta.deletion_timestamp or "",
     )
+
+
+def _is_preempted(status: _Status) -> bool:
+    if _DISRUPTION not in bytes(status.conditions):  # conditions are read only where one may matter
+        return False
+    return any(condition.type == DISRUPTION_TARGET and condition.status == "True" and condition.reason == PREEMPTED
+               for condition in _part("pod conditions", _CONDITIONS, status.conditions) or ())
 
 
 def _scheduling_failure(status: _Status) -> str:

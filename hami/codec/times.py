@@ -13,3 +13,11 @@ def render_time(at: datetime) -> str:
 def render_micro_time(at: datetime) -> str:
     """*at* as a MicroTime, with microseconds."""
     return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+
+
+def parse_time(text: str) -> int:
+    """A Time in Unix seconds; 0 if *text* is none."""
+    try:
+        return int(datetime.fromisoformat(text).timestamp()) if text else 0
+    except (ValueError, OverflowError):
+        return 0

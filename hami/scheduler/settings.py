@@ -20,6 +20,7 @@ SELF_SIGNED_FILE = "tls.pem"
 """File in ``--self-signed-cert-dir`` that holds certificate and key, so that both are replaced at once."""
 
 NODE_POLICIES = ("binpack", "spread")
+PREEMPTION = ("on", "off", "strict")
 DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
 
 DAY_S = 86_400.0
@@ -57,6 +58,8 @@ class Settings(ClusterSettings):
     scheduler_name: str = "hami-scheduler"
     force_overwrite_default_scheduler: bool = True
     node_lock_timeout: float = 300.0
+    preemption: str = "on"
+    preemption_min_runtime: float = 0.0
 
     leader_elect: bool = False
     leader_elect_resource_name: str = ""

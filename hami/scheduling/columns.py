@@ -7,7 +7,7 @@ that needs more than columns (a list of UUIDs, a function of a vendor) is *open*
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
@@ -62,6 +62,13 @@ def may_serve(columns: DeviceColumns, request: Request, context: FitContext) -> 
         repeating = passes & (columns.facts[_IN_PARTS] != 0)
         enough[columns.owner[repeating]] = True
     return numpy.asarray(enough)
+
+
+def idle(columns: DeviceColumns) -> DeviceColumns:
+    """Returns the columns of the same devices without pods."""
+    facts = columns.facts.copy()
+    facts[[_SLOTS_USED, _MEMORY_USED, _CORES_USED]] = 0
+    return replace(columns, facts=facts)
 
 
 def explain_nodes(columns: DeviceColumns, request: Request, context: FitContext) -> tuple[list[Unfit], Array]:

@@ -11,7 +11,7 @@ from hami.codec.register import parse_bool
 from hami.errors import MalformedInput
 from hami.model import Budget, ContainerKind, DevicePolicy, DeviceUsage, Pod, Request, Selector, Share, Weights
 from hami.vendors.request import MAX_CONTAINERS, device_requests
-from hami.vendors.spec import Catalog, FitContext, Vendor
+from hami.vendors.spec import Catalog, FitContext, Rule, Vendor
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,11 @@ class PodRequest:
         return FitContext(
             vendor=shared.vendor, policy=self.policy, weights=self.weights, selector=shared.selector,
             budget=budget or Budget(), annotations=shared.annotations, usages=usages, kind=kind, placed=placed)
+
+    @property
+    def needs_devices_alone(self) -> bool:
+        """Reports whether the pod shares no device, whatever amounts it asks for."""
+        return self.policy.mutex or any(Rule.UNUSED in request.vendor.decision.rules for request in self.vendor_requests)
 
     @property
     def kinds(self) -> tuple[ContainerKind, ...]:

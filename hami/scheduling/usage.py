@@ -40,6 +40,13 @@ def charge_partitions(usages: Sequence[DeviceUsage], shares: Iterable[Share]) ->
         share for share in held if share.uuid == usage.device.uuid)) for usage in usages)
 
 
+def charged_by(usage: DeviceUsage, charge: Charge) -> DeviceUsage:
+    """Returns *usage* with *charge* added."""
+    return DeviceUsage(
+        usage.device, usage.slots_used + charge.slots, usage.memory_used_mib + charge.memory_mib,
+        usage.cores_used + charge.cores, usage.partitions + charge.partitions, usage.co_tenants + charge.co_tenants)
+
+
 def peak_charges(kinds: Sequence[ContainerKind], containers: Sequence[Sequence[Share]], *,
                  init_done: bool = False) -> tuple[Charge, ...]:
     """Returns the largest amounts that the pod takes at any one time, for each device, sorted by uuid.

@@ -18,12 +18,14 @@ class PendingPod:
     """A refused pod.
 
     *nodes*: the nodes that kube-scheduler offered, ``None`` for all. *state*: the state of the cache in which the pod
-    last did not fit. *due*: when it may be looked at again. *reminders*: how often kube-scheduler was reminded of it.
+    last did not fit. *since*: when it was first refused. *due*: when it may be looked at again. *reminders*: how often
+    kube-scheduler was reminded of it.
     """
 
     pod: Pod
     nodes: tuple[str, ...] | None
     state: tuple[int, ...]
+    since: float
     due: float
     reminders: int = 0
 
@@ -36,7 +38,9 @@ class PendingPods:
 
     def add(self, pod: Pod, nodes: Sequence[str] | None, state: tuple[int, ...], clock: float) -> None:
         """Remembers that *pod* fits none of *nodes* in *state*."""
-        self._pods[pod.ref.uid] = PendingPod(pod, None if nodes is None else tuple(nodes), state, clock + GRACE_S)
+        earlier = self._pods.get(pod.ref.uid)
+        self._pods[pod.ref.uid] = PendingPod(pod, None if nodes is None else tuple(nodes), state,
+                                             clock if earlier is None else earlier.since, clock + GRACE_S)
         if len(self._pods) > LIMIT:
             self._pods.popitem(last=False)
 
@@ -47,6 +51,10 @@ class PendingPods:
     def due(self, state: tuple[int, ...], clock: float) -> list[PendingPod]:
         """Returns the pods that have not been looked at in *state* and may be looked at now."""
         return [pending for pending in self._pods.values() if pending.state != state and clock >= pending.due]
+
+    def all(self) -> list[PendingPod]:
+        """Returns all pods."""
+        return list(self._pods.values())
 
     def mark_tried(self, pending: PendingPod, state: tuple[int, ...]) -> None:
         """Records that the pod does not fit in *state*. The others are tried before it from now on."""

@@ -7,6 +7,7 @@ pods it believes what they carry when they are first seen bound. Later edits of 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import sys
 import threading
@@ -19,8 +20,10 @@ from typing import NamedTuple
 import msgspec
 
 from hami.codec.allocation import LONGEST_CACHED, parse_shares
-from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
+from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, PREEMPTIBLE
 from hami.codec.objects import parse_resource_version
+from hami.codec.pods import DEFAULT_GRACE_S
+from hami.codec.times import parse_time
 from hami.errors import MalformedInput
 from hami.model import Pod, PodRef
 from hami.state.binding import assigned_at, awaits_allocation, bound_at, expected_label, is_allocating
@@ -33,6 +36,20 @@ from hami.vendors.spec import Catalog
 
 FOREIGN_TTL_S = 60.0  # annotations of another scheduler on an unbound pod count as a reservation for this long
 TOMBSTONES = 10_000  # deleted pods that are remembered
+WORKLOADS = 4096  # whose pods share their traits
+
+
+class PodTraits(msgspec.Struct, frozen=True, gc=False):
+    """The facts about a pod that matter when others preempt it. Pods of one workload share them.
+
+    *controller*: uid of the object that controls it. *is_protected*: it is never evicted for others. *grace_s*: seconds
+    that it may take to end. *labels*: as pairs, sorted.
+    """
+
+    controller: str = ""
+    is_protected: bool = False
+    grace_s: int = DEFAULT_GRACE_S
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 class PodRecord(msgspec.Struct, frozen=True, gc=False):
@@ -44,6 +61,8 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     *vendors*: vendors whose allocation an unbound pod carries. *problems*: why its annotations cannot be read.
     *allocation*: a hash of the annotations from which the devices of a bound pod are read. *awaits_allocation*: it is
     bound without a lock, and its devices have not been allocated yet. *group*: of pods that are placed together.
+    *started*: when the kubelet admitted it, *ends_by*: when it ends at the latest if it is being deleted; Unix seconds,
+    0 if that is not known. *preempted*: it is evicted for a pod of higher priority.
     """
 
     ref: PodRef
@@ -67,6 +86,11 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     allocation: int = 0
     awaits_allocation: bool = False
     group: str = ""
+    priority: int = 0
+    traits: PodTraits = PodTraits()
+    started: int = 0
+    ends_by: int = 0
+    preempted: bool = False
 
     @property
     def requests_devices(self) -> bool:
@@ -115,6 +139,7 @@ class PodCache:
         self._clock = clock
         self._records: dict[str, PodRecord] = {}
         self._sightings = Sightings(clock, now)
+        self._traits = functools.lru_cache(WORKLOADS)(PodTraits)  # equal ones are one object
         self._uids: dict[tuple[str, str], str] = {}
         self._tombstones: OrderedDict[str, _Tombstone] = OrderedDict()
         self._decided: set[str] = set()  # pods that this process has filtered
@@ -280,7 +305,9 @@ class PodCache:
             assigned_at=assigned_time, assigned=assigned, bound_at=bound_time, bound=bound,
             most_shares=limits, terminated=is_terminated, seen_at=self._clock(), vendors=vendors,
             problems=problems, allocation=allocation,
-            awaits_allocation=awaits_allocation(pod, self._vendors), group=sys.intern(pod.group))
+            awaits_allocation=awaits_allocation(pod, self._vendors), group=sys.intern(pod.group),
+            priority=pod.priority, traits=self._traits_of(pod), started=parse_time(pod.started),
+            ends_by=parse_time(pod.deletion), preempted=pod.preempted)
         if earlier is None or _shown(earlier) != _shown(record):
             self.changes += 1
         if limits and not pod.node_name and not is_terminated:
@@ -298,6 +325,11 @@ class PodCache:
             self._reservations.confirm(uid)
         else:
             self._reservations.observe(pod)
+
+    def _traits_of(self, pod: Pod) -> PodTraits:
+        labels = tuple(sorted(pod.labels.items()))
+        return self._traits(pod.controller, pod.is_node_agent or pod.labels.get(PREEMPTIBLE) == "false", pod.grace_s,
+                            labels)
 
     def _allocation(self, pod: Pod) -> int:
         """Returns the hash of the annotations that decide what *pod* holds: texts would cost more memory than it."""

@@ -9,18 +9,22 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+
+import msgspec
 
 from hami.errors import MalformedInput
 from hami.model import Budget, NodePolicy, Pod, PodRef, PodScope
 from hami.scheduling.node_order import NodeOrder, node_order_of
 from hami.scheduling.pod_request import PodRequest, make_pod_request
+from hami.scheduling.preempt import PreemptionPlan
 from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota, quota_allows
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.state.bookings import PodBookings
+from hami.state.holds import MAX_HOLDS, Hold, HoldEnd, Holds, alone, hold_uid
 from hami.state.nodes import NodeCache
 from hami.state.pending import PendingPod, PendingPods
 from hami.state.pods import PodCache
@@ -33,6 +37,8 @@ from hami.vendors.request import requests_devices
 from hami.vendors.spec import Catalog
 
 MAX_GROUPS = 4  # waiting groups whose reservations a pod may get at once
+HOLD_S = 60.0  # a hold stands for so long after the last of its victims should have ended
+MAX_GRACE_S = 3600  # that a hold waits for a victim
 PENDING_REQUESTS = 5  # different requests of pending pods that are tried at once
 
 
@@ -52,6 +58,8 @@ class Store:
         self._table = Table()
         self._verdicts = Verdicts(self._table)
         self._pending = PendingPods()
+        self._holds = Holds(self._table)
+        self._ended_holds: list[tuple[Hold, HoldEnd]] = []
         bookings = PodBookings(vendors, self._table)
         self.nodes = NodeCache(vendors, self._lock, self._table, bookings, clock=clock, now=now)
         self.reservations = Reservations(self._table, self._lock, self.nodes, clock=clock, now=now)
@@ -78,21 +86,30 @@ class Store:
             request = make_pod_request(pod, self.vendors, self.policies.device)
             if request is None:
                 return None
-            quota = self._check_quota(pod, request)
-            rows = self._verdicts.rows(names)
-            order = node_order_of(pod, self.policies.node)
-            choice = self._verdicts.choose(request, rows, order, quota)
-            if choice is None and self._take_from_group(pod, names):
-                quota = self._check_quota(pod, request)
-                choice = self._verdicts.choose(request, rows, order, quota)
-            if choice is not None:
-                self._reserve(pod, request, choice)
-                self._pending.remove(pod.ref.uid)
-                return choice
-            everywhere = len({*rows.tolist(), -1}) > len(self._table.rows)
-            self._pending.add(pod, None if everywhere else names, self._state(), self._clock())
-            refusal = self._verdicts.refuse(request, names, rows, quota)
-            return replace(refusal, resolvable=self._verdicts.with_lower_priority(refusal, pod))
+            with self._holds_lifted(pod):
+                return self._decide(pod, request, names)
+
+    def _decide(self, pod: Pod, request: PodRequest, names: Sequence[str]) -> Choice | Refusal:
+        """Chooses and reserves as `assume` does, while what is held for *pod* is free."""
+        rows = self._verdicts.rows(names)
+        order = node_order_of(pod, self.policies.node)
+
+        def choose() -> Choice | None:
+            return self._verdicts.choose(request, rows, order, self._check_quota(pod, request))
+
+        choice = choose()
+        if choice is None and (self._take_from_group(pod, names) or self._lift_lower_holds(pod)):
+            choice = choose()
+        if choice is not None:
+            self._reserve(pod, request, choice)
+            self._pending.remove(pod.ref.uid)
+            self._end_taken_holds(pod, choice.node)
+            return choice
+        self._settle_holds(pod.ref.uid)
+        everywhere = len({*rows.tolist(), -1}) > len(self._table.rows)
+        self._pending.add(pod, None if everywhere else names, self._state(), self._clock())
+        refusal = self._verdicts.refuse(request, names, rows, self._check_quota(pod, request))
+        return replace(refusal, resolvable=self._verdicts.with_lower_priority(refusal, pod))
 
     def node_scores(self, pod: Pod, names: Sequence[str]) -> list[float]:
         """Returns how the node policy for *pod* ranks each of the nodes *names*, higher is better."""
@@ -111,6 +128,7 @@ class Store:
         container that has finished, a quota): the pod then waits beside free devices until it is reminded.
         """
         with self._lock:
+            self._settle_holds()
             state, tried = self._state(), set[tuple[object, ...]]()
             for pending in self._pending.due(state, self._clock()):
                 ref = pending.pod.ref
@@ -118,13 +136,17 @@ class Store:
                     self._pending.remove(ref.uid)
                     continue
                 request = make_pod_request(pending.pod, self.vendors, self.policies.device)
+                hold = self._holds.get(ref.uid) and ref.uid
                 quotas = (ref.namespace, pending.pod.scope) if ref.namespace in self.quotas else None
-                question = request, pending.nodes, quotas, pending.pod.group and (ref.namespace, pending.pod.group)
+                group = pending.pod.group and (ref.namespace, pending.pod.group)
+                question = request, pending.nodes, quotas, group, hold
                 if request is not None and question not in tried:
                     if len(tried) == PENDING_REQUESTS:
                         return None
                     tried.add(question)
-                    if (node := self._node_for(request, pending)) is not None:
+                    with self._holds_lifted(pending.pod):
+                        node = self._node_for(request, pending)
+                    if node is not None:
                         self._pending.remind(pending, self._clock())
                         return node
                 self._pending.mark_tried(pending, state)
@@ -188,14 +210,91 @@ class Store:
             self.nodes.expire()
             return expired
 
+    # Preemption
+
+    def preemptors(self) -> list[PendingPod]:
+        """Returns the refused pods for which others may be evicted and which have no hold, highest priority first."""
+        with self._lock:
+            self._settle_holds()
+            return sorted((pending for pending in self._pending.all()
+                           if pending.pod.preempts and self._holds.get(pending.pod.ref.uid) is None
+                           and pending.pod.ref.uid not in self.reservations
+                           and not self._waits_no_longer(pending.pod.ref.uid)),
+                          key=lambda pending: (-pending.pod.priority, pending.since, pending.pod.ref.uid))
+
+    def hold(self, plans: Sequence[tuple[Pod, PreemptionPlan]], *, evicted: bool = False) -> list[Hold]:
+        """Holds what the *plans* free for their pods: all of them, or none if one cannot be carried out any more.
+
+        *evicted*: the victims have been deleted already.
+        """
+        made: list[Hold] = []
+        with self._lock:
+            self._settle_holds()
+            for pod, plan in plans:
+                if (hold := self._make_hold(pod, plan, evicted)) is None:
+                    for earlier in made:
+                        self._holds.remove(earlier)
+                    return []
+                self._holds.add(hold)
+                made.append(hold)
+            for hold in made:
+                self._end_taken_holds(hold.pod, hold.node)
+        return made
+
+    def holds(self) -> list[Hold]:
+        """Returns the holds that stand. Those whose pod can no longer get what is held have ended."""
+        with self._lock:
+            self._settle_holds()
+            for hold in self._holds:
+                if hold.ref.uid not in self.reservations and not self._holds.is_checked(hold):
+                    if self._still_fits(hold):
+                        self._holds.mark_checked(hold)
+                    else:
+                        self._end_hold(hold, HoldEnd.UNFIT)
+            return list(self._holds)
+
+    def hold_of(self, uid: str) -> Hold | None:
+        """Returns the hold of the pod."""
+        with self._lock:
+            return self._holds.get(uid)
+
+    def release_holds(self) -> None:
+        """Ends all holds, since this replica does not lead any more."""
+        with self._lock:
+            for hold in self._holds:
+                self._holds.remove(hold)
+            self._ended_holds.clear()
+
+    def release_hold(self, hold: Hold) -> None:
+        """Ends *hold* if it stands, since its pod fits without it or others are evicted for it."""
+        with self._lock:
+            if self._holds.get(hold.ref.uid) is hold:
+                self._end_hold(hold, HoldEnd.RELEASED)
+
+    def ended_holds(self) -> list[tuple[Hold, HoldEnd]]:
+        """Returns the holds that have ended since the last call, and how."""
+        with self._lock:
+            ended, self._ended_holds = self._ended_holds, []
+            return ended
+
+    def waiting_nominated(self) -> list[Pod]:
+        """Returns the pods that wait on the node that is nominated for them, without hold or reservation, highest
+        priority first."""
+        with self._lock:
+            return sorted((pod for pod in self.pods.waiting() if pod.nominated_node and pod.preempts
+                           and pod.ref.uid not in self.reservations and self._holds.get(pod.ref.uid) is None),
+                          key=lambda pod: (-pod.priority, pod.created, pod.ref.uid))
+
     # Reading
 
     def view(self) -> View:
         """Returns the content of the store. The lock is held only while references are copied."""
         with self._lock:
+            self._settle_holds()
             return View(self._table.copy(), Facts(
                 vendors=self.vendors, policies=self.policies, pods=self.pods.by_uid(),
-                reserved={ref.uid: ref for ref in self.reservations.refs()}, quotas=self.quotas.by_namespace(),
+                reserved={ref.uid: ref for ref in self.reservations.refs()} | {
+                    hold.booking.uid: hold.ref for hold in self._holds}, quotas=self.quotas.by_namespace(),
                 problems=self.nodes.problems(), locks=self.nodes.locks()))
 
     def version(self) -> tuple[int, ...]:
@@ -266,6 +365,80 @@ class Store:
                     self.reservations.forget(uid)
                 return True
         return False
+
+    @contextlib.contextmanager
+    def _holds_lifted(self, pod: Pod) -> Iterator[None]:
+        """Makes what is held for *pod* free meanwhile."""
+        if not self._holds:
+            yield
+            return
+        self._settle_holds()
+        if (hold := self._holds.get(pod.ref.uid)) is not None:
+            self._holds.lift([hold])
+        try:
+            yield
+        finally:
+            self._settle_holds()
+
+    def _lift_lower_holds(self, pod: Pod) -> bool:
+        """Makes what is held for pods of lower priority than *pod* free, until they are settled. Reports whether
+        anything is."""
+        lower = self._holds.below(pod.priority)
+        self._holds.lift(lower)
+        return bool(lower)
+
+    def _settle_holds(self, lifted: str = "") -> None:
+        """Books all holds that stand as their victims are now, but not that of the pod *lifted*, and ends others."""
+        if not self._holds:
+            return
+        for hold in self._holds:
+            uid = hold.ref.uid
+            if self._bound_node(uid):
+                self._end_hold(hold, HoldEnd.BOUND)
+            elif self._waits_no_longer(uid):
+                self._end_hold(hold, HoldEnd.DELETED)
+            elif self._clock() >= hold.until and uid not in self.reservations:
+                self._end_hold(hold, HoldEnd.EXPIRED)
+        self._holds.settle(lambda uid: uid in self.reservations or uid == lifted)
+
+    def _end_taken_holds(self, pod: Pod, node: str) -> None:
+        """Ends the holds on *node* for pods of lower priority than *pod* that do not fit beside it any more."""
+        for hold in self._holds.below(pod.priority):
+            if hold.node == node and not self._still_fits(hold):
+                self._end_hold(hold, HoldEnd.TAKEN)
+
+    def _end_hold(self, hold: Hold, end: HoldEnd) -> None:
+        self._holds.remove(hold)
+        self._ended_holds.append((hold, end))
+
+    def _make_hold(self, pod: Pod, plan: PreemptionPlan, evicted: bool) -> Hold | None:
+        """Returns the hold that *plan* makes for *pod*; ``None`` if it cannot be carried out any more."""
+        uid, records = pod.ref.uid, [self.pods.get(victim) for victim in plan.uids]
+        if uid in self.reservations or self._waits_no_longer(uid) or len(self._holds) >= MAX_HOLDS:
+            return None
+        if not evicted and not all(record is not None and record.node and not record.terminated for record in records):
+            return None
+        choice = self._choice_without(pod, plan.node, plan.uids)
+        request = make_pod_request(pod, self.vendors, self.policies.device)
+        if choice is None or request is None:
+            return None
+        grace_s = max((record.traits.grace_s for record in records if record is not None), default=0)
+        booking = msgspec.structs.replace(booking_of(pod, request, choice), uid=hold_uid(uid))
+        if request.needs_devices_alone:
+            booking = alone(booking, self._table.usages(plan.node))
+        return Hold(pod=pod, booking=booking, victims=frozenset(plan.uids), evicted=evicted,
+                    until=self._clock() + min(grace_s, MAX_GRACE_S) + HOLD_S)
+
+    def _still_fits(self, hold: Hold) -> bool:
+        """Reports whether the pod of *hold* gets what is held once the victims have ended."""
+        return self._choice_without(hold.pod, hold.node, hold.victims) is not None
+
+    def _choice_without(self, pod: Pod, node: str, victims: Collection[str]) -> Choice | None:
+        """Returns what *pod* gets on *node* without *victims*, its own hold and those of lower priority."""
+        lower = [hold.booking.uid for hold in self._holds.below(pod.priority)]
+        now = View(self._table, Facts(vendors=self.vendors, policies=self.policies, quotas=self.quotas.by_namespace()),
+                   verdicts=self._verdicts)
+        return now.what_if(without={pod.ref.uid, hold_uid(pod.ref.uid), *victims, *lower}).choose(pod, [node])
 
     def _state(self) -> tuple[int, ...]:
         """Returns a value that differs after every change that could make room for a pod."""

@@ -216,6 +216,11 @@ class Table:
                                            for usage in usages[vendor])
         return usages
 
+    def version_of(self, node: str) -> int:
+        """Returns the version of *node*; -1 if it has no devices."""
+        self.refresh()
+        return int(self.versions[self.rows[node]]) if node in self.rows else -1
+
     def bookings_on(self, node: str) -> tuple[Booking, ...]:
         """Returns the bookings on *node*."""
         return tuple(self._on_node.get(node, {}).values())

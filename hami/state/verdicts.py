@@ -107,6 +107,16 @@ class Verdicts:
         names = {pod.nominated_node, *(self._table.names.get(row, "") for row in lower)}
         return frozenset().union(*(names.intersection(group) for _, group in refusal.groups))
 
+    def may_preempt_on(self, request: PodRequest, rows: Array, priority: int) -> Array:
+        """Returns those of *rows*, lowest priority first, where pods of lower priority than *priority* hold devices and
+        *request* may fit if the node is idle."""
+        table = self._table
+        table.refresh()
+        rows = rows[rows >= 0]
+        rows = rows[table.priorities[rows] < priority]
+        rows = rows[self._of(request, ()).may_serve_idle(rows)]
+        return rows[numpy.lexsort((table.rank()[rows], table.priorities[rows]))]
+
     def closest(self, refusal: Refusal, count: int | None = None) -> list[NodeRefusal]:
         """Returns the refused nodes that are closest to serving, at most *count*, nearest first, as they are now."""
         table = self._table
@@ -231,9 +241,16 @@ class _RequestVerdicts:
                 self._verdict(row)
             left = left[~excluded]
 
+    def may_serve_idle(self, rows: Array) -> Array:
+        """Returns a mask over *rows* that is false only for nodes that certainly cannot fit, even without pods."""
+        device_columns, at = self._columns(rows)
+        return self._may_serve_from(columns.idle(device_columns), at)
+
     def _may_serve(self, rows: Array) -> Array:
         """Returns a mask over *rows* that is false only for nodes that certainly cannot fit."""
-        device_columns, at = self._columns(rows)
+        return self._may_serve_from(*self._columns(rows))
+
+    def _may_serve_from(self, device_columns: columns.DeviceColumns, at: Array | slice) -> Array:
         possible = numpy.ones(device_columns.nodes, dtype=bool)
         for request in self._request.distinct_requests:
             context = self._request.fit_context(request.vendor, budget=self._budgets.get(request.vendor))

@@ -5,7 +5,7 @@ Metrics, inspection, dashboard and preemption read views only. Nothing that is a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -17,7 +17,7 @@ from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.quota import QuotaCheck, ScopedUsage, budgets_of, check_quota, quota_allows
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.scheduling.score import node_score
-from hami.scheduling.usage import peak_charges, shares_of, total_charge
+from hami.scheduling.usage import charged_by, peak_charges, shares_of, total_charge
 from hami.state.inventories import devices_on, excess_of
 from hami.state.pods import PodRecord
 from hami.state.table import Booking, Table
@@ -44,6 +44,16 @@ def booking_of(pod: Pod, request: PodRequest, choice: Choice) -> Booking:
     return Booking(pod.ref.uid, pod.ref.namespace, choice.node, tuple(
         (vendor, peak_charges(request.kinds, shares_of(vendor, choice.placement))) for vendor in vendors),
         pod.priority, pod.scope)
+
+
+def booked_on(usages: NodeUsage, booking: Booking) -> NodeUsage:
+    """Returns *usages* of a node with what *booking* holds on it."""
+    made = dict(usages)
+    for vendor, charges in booking.charges:
+        by_uuid = {charge.uuid: charge for charge in charges}
+        made[vendor] = tuple(charged_by(usage, by_uuid[usage.device.uuid]) if usage.device.uuid in by_uuid else usage
+                             for usage in made.get(vendor, ()))
+    return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +158,38 @@ class View:
     def closest(self, refusal: Refusal, count: int | None = None) -> list[NodeRefusal]:
         """Returns the refused nodes that are closest to serving, at most *count*, nearest first."""
         return self._merged._verdicts.closest(refusal, count)
+
+    def may_preempt_on(self, pod: Pod, names: Sequence[str]) -> list[str]:
+        """Returns those of the nodes *names*, lowest priority first, where pods of lower priority than *pod* hold
+        devices and it may fit if nobody does.
+
+        Raises: MalformedInput for an unreadable annotation.
+        """
+        if (request := make_pod_request(pod, self.vendors, self.facts.policies.device)) is None:
+            return []
+        merged = self._merged
+        rows = merged._verdicts.may_preempt_on(request, merged._verdicts.rows(names), pod.priority)
+        return [merged._table.names[row] for row in rows.tolist()]
+
+    def fits_without(self, pod: Pod, node: str, uids: Collection[str]) -> Callable[[Collection[str]], bool]:
+        """Returns a function that reports whether *pod* fits *node* without some of the pods *uids*.
+
+        It is for many questions about one node. Raises: MalformedInput for an unreadable annotation.
+        """
+        request = make_pod_request(pod, self.vendors, self.facts.policies.device)
+        if request is None or self.facts.quotas.get(pod.ref.namespace):  # what ends elsewhere counts for quotas, too
+            return lambda ended: self.what_if(without=ended).choose(pod, [node]) is not None
+        held = {booking.uid: booking for booking in self.bookings_on(node) if booking.uid in uids}
+        idle = self.what_if(without=held).usages(node)
+
+        def fits(ended: Collection[str]) -> bool:
+            usages = idle
+            for uid, booking in held.items():
+                if uid not in ended:
+                    usages = booked_on(usages, booking)
+            return not isinstance(place_pod(usages, request), Unfit)
+
+        return fits
 
     def assume(self, pod: Pod, names: Sequence[str]) -> tuple[Choice | Refusal | None, View]:
         """Returns the decision on *pod*, ``None`` if it requests no device, and the view in which it is carried out.

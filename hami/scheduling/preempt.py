@@ -1,0 +1,181 @@
+"""Preemption: which pods of lower priority must end so that a pod fits, decided as kube-scheduler decides it.
+
+Whether the pod fits without some pods is asked of the decision itself, which is handed in.
+Source: k8s.io/kubernetes, pkg/scheduler/framework/preemption and plugins/defaultpreemption.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+PRIORITY_OFFSET = 1 << 31  # makes all priorities positive, so that more victims are a larger sum
+MAX_SEARCHED = 10  # candidates of a node among which every combination is considered
+
+Fits = Callable[[frozenset[str]], bool]
+"""Reports whether the pod fits the node without the pods with these uids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionUnit:
+    """Pods that are evicted together or not at all: one pod, or the members of a gang, also those on other nodes.
+
+    *uids*: of those pods. *priorities*: of each of them. *started*: when the first of them was started, in Unix
+    seconds, 0 if that is not known. *budgets*: the PodDisruptionBudgets that select each of them.
+    """
+
+    uids: tuple[str, ...]
+    priorities: tuple[int, ...]
+    started: int = 0
+    budgets: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def priority(self) -> int:
+        """The highest priority of the pods."""
+        return max(self.priorities)
+
+    @property
+    def importance(self) -> tuple[int, int, tuple[str, ...]]:
+        """A key that sorts the most important candidate first: by priority, then the one that runs longest."""
+        return -self.priority, self.started, self.uids
+
+
+Cost = tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionPlan:
+    """The *victims* whose end makes room on *node*, most important first. *violations*: how many of their pods are
+    evicted against a PodDisruptionBudget."""
+
+    node: str
+    victims: tuple[EvictionUnit, ...]
+    violations: int = 0
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """The uids of the pods that are evicted."""
+        return tuple(uid for victim in self.victims for uid in victim.uids)
+
+    @property
+    def cost(self) -> Cost:
+        """A key that sorts the best plan first: fewest violations, lowest highest priority, lowest sum of priorities,
+        fewest pods, and last the victims of the highest priority that were started latest."""
+        if not self.victims:
+            return (0, -PRIORITY_OFFSET, 0, 0, 0)
+        priorities = [priority for victim in self.victims for priority in victim.priorities]
+        highest = max(priorities)
+        return (self.violations, highest, sum(priorities) + len(priorities) * PRIORITY_OFFSET, len(priorities),
+                -min(victim.started for victim in self.victims if victim.priority == highest))
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionNode:
+    """A node with the *candidates* for eviction whose pods hold devices there."""
+
+    name: str
+    candidates: tuple[EvictionUnit, ...]
+    fits: Fits
+
+
+def best_plan(nodes: Iterable[PreemptionNode], allowed: Mapping[str, int], *, max_trials: int, lowest: int,
+              strict: bool = False) -> PreemptionPlan | None:
+    """Returns the plan of the lowest cost for one of *nodes*; ``None`` if the pod fits none without the candidates.
+
+    *allowed*: how many pods may be evicted within each PodDisruptionBudget. *max_trials*: after so many questions the
+    best plan so far is good enough. *lowest*: the lowest priority of all candidates; a plan that evicts only one pod of
+    it ends the search. *strict*: no plan may violate a PodDisruptionBudget.
+    """
+    trials = 0
+
+    def counted(fits: Fits) -> Fits:
+        def fits_and_counts(ended: frozenset[str]) -> bool:
+            nonlocal trials
+            trials += 1
+            return fits(ended)
+        return fits_and_counts
+
+    cheapest, plans = (0, lowest, lowest + PRIORITY_OFFSET, 1), list[tuple[PreemptionPlan, PreemptionNode]]()
+    for node in nodes:
+        if trials >= max_trials:
+            break
+        node = replace(node, fits=counted(node.fits))
+        plan = plan_node(node, allowed)
+        if plan is not None and strict and plan.violations:
+            plan = _search(node, allowed, (1,), lambda: trials >= max_trials)
+        if plan is not None:
+            plans.append((plan, node))
+            if plan.cost[:4] <= cheapest:
+                break
+    plans.sort(key=lambda item: (item[0].cost, item[0].node))
+    best = plans[0][0] if plans else None
+    for _, node in plans if best is not None else ():
+        best = _search(node, allowed, best.cost, lambda: trials >= max_trials) or best
+    return best
+
+
+def plan_node(node: PreemptionNode, allowed: Mapping[str, int]) -> PreemptionPlan | None:
+    """Returns a plan for *node* in which no victim can be spared; ``None`` if the pod does not fit without all
+    candidates.
+
+    As in kube-scheduler, those whose eviction violates a budget are spared first, then the most important ones.
+    """
+    candidates = sorted(node.candidates, key=_importance)
+    if not node.fits(_uids(candidates)):
+        return None
+    violating = {candidate.uids for candidate, violations in zip(candidates, _violations(candidates, allowed))
+                 if violations}
+    victims = sorted(candidates, key=lambda candidate: (candidate.uids not in violating, candidate.importance))
+    has_spared = True
+    while has_spared:  # the decision is not monotone: who was needed at first may be spared later
+        has_spared = False
+        for candidate in victims:
+            rest = [other for other in victims if other is not candidate]
+            if node.fits(_uids(rest)):
+                victims, has_spared = rest, True
+    return _plan(node.name, victims, allowed)
+
+
+def _search(node: PreemptionNode, allowed: Mapping[str, int], bound: tuple[int, ...],
+            is_exhausted: Callable[[], bool]) -> PreemptionPlan | None:
+    """Returns the cheapest plan for *node* among all combinations if it costs less than *bound*, else ``None``."""
+    if len(node.candidates) > MAX_SEARCHED:
+        return None
+    plans = (_plan(node.name, victims, allowed) for size in range(1, len(node.candidates) + 1)
+             for victims in itertools.combinations(node.candidates, size))
+    for plan in sorted((plan for plan in plans if plan.cost < bound), key=_cost):
+        if is_exhausted():
+            return None
+        if node.fits(frozenset(plan.uids)):
+            return plan
+    return None
+
+
+def _plan(node: str, victims: Sequence[EvictionUnit], allowed: Mapping[str, int]) -> PreemptionPlan:
+    ordered = sorted(victims, key=_importance)
+    return PreemptionPlan(node, tuple(ordered), sum(_violations(ordered, allowed)))
+
+
+def _violations(candidates: Iterable[EvictionUnit], allowed: Mapping[str, int]) -> list[int]:
+    """Returns how many pods of each of *candidates*, evicted one after the other, are evicted against a budget."""
+    left, violations = dict(allowed), list[int]()
+    for candidate in candidates:
+        violations.append(0)
+        for budgets in candidate.budgets:
+            violations[-1] += any(left.get(budget, 0) <= 0 for budget in budgets)
+            for budget in budgets:
+                left[budget] = left.get(budget, 0) - 1
+    return violations
+
+
+def _uids(candidates: Iterable[EvictionUnit]) -> frozenset[str]:
+    return frozenset(uid for candidate in candidates for uid in candidate.uids)
+
+
+def _importance(candidate: EvictionUnit) -> tuple[int, int, tuple[str, ...]]:
+    return candidate.importance
+
+
+def _cost(plan: PreemptionPlan) -> Cost:
+    return plan.cost

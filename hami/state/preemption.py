@@ -1,0 +1,136 @@
+"""Preemption over a view: the pods that may be evicted for a pod that waits, and the plan for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from hami.model import DisruptionBudget, Pod
+from hami.scheduling.preempt import EvictionUnit, PreemptionNode, PreemptionPlan, best_plan
+from hami.state.holds import is_hold
+from hami.state.pods import PodRecord
+from hami.state.view import View
+
+MAX_TRIALS = 600  # decisions that a plan may take: some 100 ms
+OVERDUE_S = 60  # a pod that has not ended so long after its grace period may never end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionRules:
+    """Who may be evicted. *strict*: nobody against a PodDisruptionBudget. *min_runtime_s*: nobody who has run for less.
+    *budgets*: all PodDisruptionBudgets. *now*: Unix seconds."""
+
+    now: float
+    budgets: Sequence[DisruptionBudget] = ()
+    strict: bool = False
+    min_runtime_s: float = 0.0
+
+
+def plan_preemption(view: View, pod: Pod, names: Sequence[str], rules: PreemptionRules, *,
+                    planned: Collection[str] = ()) -> PreemptionPlan | None:
+    """Returns the best plan by which *pod* fits one of the nodes *names*; ``None`` if there is none.
+
+    A plan without victims means that the pod fits once pods that are being deleted anyway have ended.
+    *planned*: uids of the victims of other plans, which are evicted anyway and make room for others.
+    Raises: MalformedInput for an unreadable annotation.
+    """
+    view = view.what_if(without=[pod.ref.uid])
+    eviction = _Eviction(view, pod, rules, planned)
+    candidates = view.may_preempt_on(pod, names)
+    lowest = min((booking.priority for name in candidates[:1] for booking in view.bookings_on(name)), default=0)
+    nodes = (node for name in candidates if (node := eviction.node(name)) is not None)
+    return best_plan(nodes, eviction.allowed, max_trials=MAX_TRIALS, lowest=lowest, strict=rules.strict)
+
+
+def plan_further(view: View, pod: Pod, node: str, ended: Collection[str], rules: PreemptionRules, *,
+                 planned: Collection[str] = ()) -> PreemptionPlan | None:
+    """Returns the plan by which *pod* fits *node* once the pods *ended* (uids) have ended and its victims, if any, have
+    been evicted, too; ``None`` if there is none.
+
+    Raises: MalformedInput for an unreadable annotation.
+    """
+    view = view.what_if(without={pod.ref.uid, *ended})
+    eviction = _Eviction(view, pod, rules, planned)
+    if view.choose(pod, [node]) is not None:
+        return PreemptionPlan(node, ())
+    if (of_node := eviction.node(node)) is None:
+        return None
+    return best_plan([of_node], eviction.allowed, max_trials=MAX_TRIALS, lowest=pod.priority, strict=rules.strict)
+
+
+class _Eviction:
+    """The pods that may be evicted for *pod*. *allowed*: evictions within each budget."""
+
+    def __init__(self, view: View, pod: Pod, rules: PreemptionRules, planned: Collection[str]) -> None:
+        self._view = view
+        self._pod = pod
+        self._rules = rules
+        self._planned = planned
+        self._groups: Mapping[tuple[str, str], Sequence[PodRecord]] | None = None
+        self._budgets = defaultdict[str, list[DisruptionBudget]](list)
+        for budget in rules.budgets:
+            self._budgets[budget.namespace].append(budget)
+        self.allowed = {budget.key: budget.allowed for budget in rules.budgets}
+        for uid in planned:  # the API server does not count them yet
+            if (record := view.facts.pods.get(uid)) is not None and not record.ends_by:
+                for key in self._budgets_of(record):
+                    self.allowed[key] -= 1
+
+    def node(self, name: str) -> PreemptionNode | None:
+        """Returns the node with its candidates; ``None`` if it has none, and no pod on it ends anyway."""
+        ending, units = list[str](), dict[tuple[str, ...], EvictionUnit]()
+        for booking in self._view.bookings_on(name):
+            if booking.priority >= self._pod.priority or booking.uid in self._planned:
+                continue
+            record = self._view.facts.pods.get(booking.uid)
+            if is_hold(booking) or (record is not None and self._is_ending(record)):
+                ending.append(booking.uid)
+            elif record is not None and (unit := self._unit(record)) is not None:
+                units[unit.uids] = unit
+        if not units and not ending:
+            return None
+        uids = {*ending, *(uid for unit in units.values() for uid in unit.uids)}
+        fits = self._view.fits_without(self._pod, name, uids)
+        return PreemptionNode(name, tuple(units.values()), lambda ended: fits({*ending, *ended}))
+
+    def _is_ending(self, record: PodRecord) -> bool:
+        return 0 < record.ends_by and self._rules.now < record.ends_by + OVERDUE_S
+
+    def _unit(self, record: PodRecord) -> EvictionUnit | None:
+        """Returns what is evicted together with the pod; ``None`` if one of these may not be evicted."""
+        members = self._members(record) if self._may_be_evicted(record) else ()
+        if not members or not all(map(self._may_be_evicted, members)):
+            return None
+        members = sorted(members, key=lambda member: member.ref.uid)
+        return EvictionUnit(
+            uids=tuple(member.ref.uid for member in members), priorities=tuple(member.priority for member in members),
+            started=min(member.started for member in members),
+            budgets=tuple(self._budgets_of(member) for member in members))
+
+    def _members(self, record: PodRecord) -> Sequence[PodRecord]:
+        """Returns the pods of the same gang that hold devices, the pod itself among them."""
+        if not record.group:
+            return [record]
+        if self._groups is None:
+            groups = defaultdict[tuple[str, str], list[PodRecord]](list)
+            for member in self._view.facts.pods.values():
+                if member.group and member.node and not member.terminated and not member.ends_by:
+                    groups[member.ref.namespace, member.group].append(member)
+            self._groups = groups
+        return self._groups[record.ref.namespace, record.group]
+
+    def _may_be_evicted(self, record: PodRecord) -> bool:
+        pod, traits, now = self._pod, record.traits, self._rules.now
+        has_same_owner = bool(traits.controller) and traits.controller == pod.controller
+        is_young = now - (record.started or now) < self._rules.min_runtime_s
+        return (bool(record.node) and not record.terminated and not record.ends_by and record.priority < pod.priority
+                and not traits.is_protected and not has_same_owner and not is_young
+                and record.ref.uid not in self._planned)
+
+    def _budgets_of(self, record: PodRecord) -> tuple[str, ...]:
+        if (budgets := self._budgets.get(record.ref.namespace)) is None:
+            return ()
+        labels = dict(record.traits.labels)
+        return tuple(budget.key for budget in budgets if budget.selects(record.ref.namespace, labels))
+
