@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from urllib3.exceptions import ConnectTimeoutError
@@ -14,7 +15,7 @@ from urllib3.exceptions import ConnectTimeoutError
 from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import LeaseRecord
-from hami.model import Node, Pod, PodRef
+from hami.model import DisruptionBudget, Node, Pod, PodRef
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class FakeCluster:
         self.events: dict[tuple[str, str], dict[str, Any]] = {}
         self.secrets: dict[tuple[str, str], SecretRecord] = {}
         self.webhooks: dict[str, WebhookConfiguration] = {}
+        self.budgets: list[DisruptionBudget] = []
+        self.deletion = "2026-08-21T12:10:00Z"  # when pods that are evicted end at the latest
         self.calls: list[Call] = []
         self.environments: dict[tuple[str, str], dict[str, str]] = {}  # by the pod's uid and the container's name
         self.copies_labels = copies_labels
@@ -179,6 +182,33 @@ class FakeCluster:
 
         self._do("bind", effect, ref=ref, node=node, annotations=dict(annotations), labels=dict(labels),
                  timeout=timeout)
+
+    def nominate(self, ref: PodRef, node: str) -> None:
+        def effect():
+            pod = self._same(ref)
+            if pod.node_name:
+                raise ClusterError(f"pod {ref} is bound", 422)
+            self.put_pod(replace(pod, nominated_node=node))
+
+        self._do("nominate", effect, ref=ref, node=node)
+
+    def mark_preempted(self, ref: PodRef, message: str, now: datetime) -> None:
+        self._do("mark_preempted", lambda: self.put_pod(replace(self._same(ref), preempted=True)), ref=ref,
+                 message=message, now=now)
+
+    def evict(self, ref: PodRef) -> None:
+        """A pod with a grace period ends when a test deletes it."""
+        def effect():
+            pod = self._same(ref)
+            if pod.grace_s and not pod.deletion:
+                self.put_pod(replace(pod, deleting=True, deletion=self.deletion))
+            elif not pod.grace_s:
+                self.delete_pod(ref.namespace, ref.name)
+
+        self._do("evict", effect, ref=ref)
+
+    def disruption_budgets(self) -> list[DisruptionBudget]:
+        return self._do("disruption_budgets", lambda: list(self.budgets))
 
     def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         def effect():

@@ -17,7 +17,9 @@ from hami.scheduler.controller import Controller
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.lock_states import LockStates
 from hami.scheduler.node_lock import NodeLocks
+from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
+from hami.scheduler.preemptor import Preemptor
 from hami.scheduler.settings import Settings
 from hami.scheduling.usage import peak_charges
 from hami.state.binding import awaits_allocation
@@ -74,6 +76,14 @@ class RecordedMetrics:
     def __init__(self):
         self.reasons, self.waits = [], []
         self.refused, self.lock_wait = self.reasons.append, self.waits.append
+        self.preemptions, self.victims, self.bound_after, self.in_vain = [], 0, [], 0
+        self.preemption, self.preemptor_bound = self.preemptions.append, self.bound_after.append
+
+    def evicted(self, pods):
+        self.victims += pods
+
+    def preempted_in_vain(self):
+        self.in_vain += 1
 
 
 class FakeLeadership:
@@ -194,7 +204,10 @@ class Replica:
             self.binder.lock_timeout_s = 0.0
         self.node_filter = NodeFilter(self.cache, self.events, self.leadership, self.metrics,
                                       is_selected=parse_selector(settings.node_selector))
-        self.preemption_filter = PreemptionFilter(self.cache, self.leadership, clock=clock, sleep=sleep)
+        planner = PreemptionPlanner(self.cluster, settings, clock=clock, now=clock.now)
+        self.preemption_filter = PreemptionFilter(self.cache, self.leadership, planner, clock=clock, sleep=sleep)
+        self.preemptor = Preemptor(self.cluster, self.cache, self.events, self.leadership, planner, self.metrics,
+                                   clock=clock, now=clock.now)
         self.verbs = Verbs(Admitter(self.cache, settings), self.node_filter, self.preemption_filter, self.binder,
                            self.cache.reservations.get)
         self.controller = Controller(

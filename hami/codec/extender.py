@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,6 +30,10 @@ class Victims(msgspec.Struct, frozen=True, gc=False):
 
     pods: tuple[Victim, ...] | None = msgspec.field(name="Pods", default=None)
     violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+    def with_uids(self, uids: Collection[str]) -> Victims:
+        """Returns the victims *uids*, of which these may be a part."""
+        return self if set(uids) == set(self.uids) else Victims(tuple(map(Victim, uids)), self.violations)
 
     @property
     def uids(self) -> tuple[str, ...]:

@@ -6,16 +6,19 @@ that the server has certainly not received.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
-from hami.codec.objects import parse_node
-from hami.codec.pods import parse_node_pod, parse_pod
+from hami.codec.objects import parse_disruption_budget, parse_node
+from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED, parse_node_pod, parse_pod
+from hami.codec.times import render_time
 from hami.codec.trust import (
     SecretRecord, WebhookConfiguration, parse_secret, parse_webhook_configuration, render_bundle, render_secret,
 )
@@ -23,7 +26,7 @@ from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
 from hami.kube.api import JSON, MERGE_PATCH, STRATEGIC_MERGE_PATCH, Api, is_disconnect, is_unsent
 from hami.kube.pages import parse_page
 from hami.kube.retry import brief_retry
-from hami.model import Node, Pod, PodRef
+from hami.model import DisruptionBudget, Node, Pod, PodRef
 
 T = TypeVar("T")
 
@@ -33,7 +36,8 @@ Edits = Mapping[str, str | None]
 _NO_EDITS: Edits = {}
 _WEBHOOKS = "mutatingwebhookconfigurations"
 _GROUPS = {  # of resources that are not in the core group
-    "leases": "/apis/coordination.k8s.io/v1", _WEBHOOKS: "/apis/admissionregistration.k8s.io/v1",
+    "leases": "/apis/coordination.k8s.io/v1", "poddisruptionbudgets": "/apis/policy/v1",
+    _WEBHOOKS: "/apis/admissionregistration.k8s.io/v1",
 }
 
 
@@ -105,12 +109,8 @@ class Cluster:
         meta = {"uid": ref.uid, "annotations": annotations} | ({"labels": labels} if labels else {})
         if resource_version:
             meta["resourceVersion"] = resource_version
-        try:
+        with _same_pod(ref):
             return parse_pod(self._patch(_path("pods", ref.namespace, ref.name), {"metadata": meta}))
-        except ClusterError as error:
-            if error.status == 422 and "metadata.uid" in str(error):
-                raise Conflict(f"pod {ref} is another one now: {error}", error.status) from error
-            raise
 
     def annotate_node(self, name: str, annotations: Edits, resource_version: str = "") -> Node:
         """Changes annotations of a node and returns its new state. With *resource_version* it is a compare-and-swap.
@@ -139,6 +139,36 @@ class Cluster:
                    "target": {"apiVersion": "v1", "kind": "Node", "name": node}}
         path = _path("pods", ref.namespace, ref.name)
         self._api.request("POST", f"{path}/binding", body=_json(binding), timeout=timeout)
+
+    def nominate(self, ref: PodRef, node: str) -> None:
+        """Shows that room is made for the pod on *node*.
+
+        Raises: NotFound; Conflict if another pod has that name now.
+        """
+        self._patch_status(ref, {"nominatedNodeName": node}, MERGE_PATCH)
+
+    def mark_preempted(self, ref: PodRef, message: str, now: datetime) -> None:
+        """Sets the condition by which others see that the pod is evicted for one of higher priority, as kube-scheduler
+        does before it deletes a pod.
+
+        Raises: NotFound; Conflict if another pod has that name now.
+        """
+        self._patch_status(ref, {"conditions": [{
+            "type": DISRUPTION_TARGET, "status": "True", "reason": PREEMPTED, "message": message,
+            "lastTransitionTime": render_time(now)}]}, STRATEGIC_MERGE_PATCH)
+
+    def evict(self, ref: PodRef) -> None:
+        """Deletes exactly this pod, with its own grace period.
+
+        Raises: NotFound; Conflict if another pod has that name now.
+        """
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": ref.uid}}
+        self._write("DELETE", _path("pods", ref.namespace, ref.name), body=_json(options))
+
+    def disruption_budgets(self) -> list[DisruptionBudget]:
+        """Returns the PodDisruptionBudgets of all namespaces. Raises also: MalformedInput."""
+        data = self._read("GET", _path("poddisruptionbudgets", None), query={"resourceVersion": "0"})
+        return [parse_disruption_budget(item) for item in parse_page("poddisruptionbudgets", data).items or ()]
 
     def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """Creates a core/v1 Event. Raises: Conflict if its name exists, NotFound if the namespace does not."""
@@ -200,8 +230,24 @@ class Cluster:
         except NotFound:
             return None
 
+    def _patch_status(self, ref: PodRef, status: Mapping[str, Any], content_type: str) -> None:
+        with _same_pod(ref):
+            self._write("PATCH", f"{_path('pods', ref.namespace, ref.name)}/status",
+                        body=_json({"metadata": {"uid": ref.uid}, "status": status}), content_type=content_type)
+
     def _patch(self, path: str, patch: Mapping[str, Any]) -> bytes:
         return self._write("PATCH", path, body=_json(patch), content_type=MERGE_PATCH)
+
+
+@contextlib.contextmanager
+def _same_pod(ref: PodRef) -> Iterator[None]:
+    """Raises: Conflict if a patch of the pod was refused because another pod has its name now."""
+    try:
+        yield
+    except ClusterError as error:
+        if error.status == 422 and "metadata.uid" in str(error):
+            raise Conflict(f"pod {ref} is another one now: {error}", error.status) from error
+        raise
 
 
 def _is_read_retriable(error: BaseException) -> bool:

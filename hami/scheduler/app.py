@@ -200,10 +200,10 @@ def _simulate_on(node_filter: NodeFilter, pod: Pod, nodes: Sequence[tuple[Node, 
 
 
 def _preempt(preemption_filter: PreemptionFilter, body: bytes) -> tuple[bytes, str]:
-    """Names the nodes where evictions would make room for the pod's devices, too."""
+    """Names the nodes where evictions would make room for the pod's devices, too, and whom to evict there."""
     args = extender.parse_preemption(body)
     kept = preemption_filter.filter(args.pod, {node: victims.uids for node, victims in args.victims.items()})
-    answer = extender.render_preemption({node: args.victims[node] for node in kept})
+    answer = extender.render_preemption({node: args.victims[node].with_uids(uids) for node, uids in kept.items()})
     return answer, "ok" if kept or not args.victims else "refused"
 
 

@@ -43,10 +43,13 @@ class NodeFilter:
     """Chooses nodes for pods. It makes no calls to the API server; events are written in the background."""
 
     def __init__(self, cache: Store, events: EventRecorder, leadership: Leadership, metrics: Metrics, *,
-                 is_selected: Callable[[Mapping[str, str]], bool] = lambda labels: True) -> None:
-        """*is_selected*: reports whether the node watch shows nodes with these labels."""
+                 is_selected: Callable[[Mapping[str, str]], bool] = lambda labels: True,
+                 on_preemptor: Callable[[], None] = lambda: None) -> None:
+        """*is_selected*: reports whether the node watch shows nodes with these labels. *on_preemptor*: called when a
+        pod fits no node and pods of lower priority hold devices."""
         self._cache = cache
         self._is_selected = is_selected
+        self._on_preemptor = on_preemptor
         self._events = events
         self._leadership = leadership
         self._metrics = metrics
@@ -114,6 +117,8 @@ class NodeFilter:
             self._events.record(pod.ref, "Warning", "FilteringFailed", text)
         log.info("no node fits", extra={"pod": pod.ref, "nodes": nodes})
         failed = _failed(refusal)
+        if refusal.resolvable and pod.preempts:
+            self._on_preemptor()
         return Filtered(None, {name: failed.pop(name) for name in refusal.resolvable}, unresolvable=failed)
 
 

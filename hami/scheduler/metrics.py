@@ -18,6 +18,7 @@ from hami.model import Reason
 
 PREFIX = "hami_scheduler_"
 VERBS = ("webhook", "filter", "prioritize", "preempt", "bind")
+PREEMPTION_RESULTS = ("planned", "none")
 OUTCOMES = ("ok", "refused", "error")
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0)
 
@@ -84,11 +85,22 @@ class Metrics:
         self._refusals = Counter(
             PREFIX + "refusals", "Pods that fitted no node, counted once for each reason that ruled out devices",
             ("reason",), registry=registry)
+        self._preemptions = Counter(
+            PREFIX + "preemption_attempts", "Plans to evict pods for a refused pod by result", ("result",),
+            registry=registry)
+        self._victims = Counter(PREFIX + "preemption_victims", "Pods evicted for pods of higher priority",
+                                registry=registry)
+        self._in_vain = Counter(PREFIX + "preemptions_in_vain", "Evictions whose pod did not get what they freed",
+                                registry=registry)
+        self._preemption_seconds = Histogram(PREFIX + "preemption_seconds", "Time from a plan until its pod is bound",
+                                             registry=registry, buckets=SECONDS)
         # a series that exists from the start shows its first increase
         for labels in itertools.product(VERBS, OUTCOMES):
             self._durations.labels(*labels)
         for reason in Reason:
             self._refusals.labels(reason)
+        for result in PREEMPTION_RESULTS:
+            self._preemptions.labels(result)
 
     def observe(self, verb: str, outcome: str, seconds: float) -> None:
         """Records that *verb* (one of VERBS) ended with *outcome* (one of OUTCOMES)."""
@@ -101,6 +113,22 @@ class Metrics:
     def refused(self, reason: str) -> None:
         """Counts a pod that fits no node; *reason* is one of those that ruled out devices."""
         self._refusals.labels(reason).inc()
+
+    def preemption(self, result: str) -> None:
+        """Counts an attempt to plan evictions; *result* is one of PREEMPTION_RESULTS."""
+        self._preemptions.labels(result).inc()
+
+    def evicted(self, pods: int) -> None:
+        """Counts pods that were evicted."""
+        self._victims.inc(pods)
+
+    def preemptor_bound(self, seconds: float) -> None:
+        """Records how long after the plan a pod was bound."""
+        self._preemption_seconds.observe(seconds)
+
+    def preempted_in_vain(self) -> None:
+        """Counts evictions after which their pod did not get the devices."""
+        self._in_vain.inc()
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:

@@ -1,7 +1,7 @@
-"""The extender verb *preempt*: vetoes evictions in vain. It names no victims of its own, and evicts nobody.
+"""The extender verb *preempt*: vetoes evictions in vain, and adds victims that the devices of a pod need.
 
 kube-scheduler looks for victims with its own filters, so it knows CPU and memory, but no devices. Without a veto it
-evicts pods from nodes whose devices are full, is refused by the verb *filter*, and starts over.
+evicts pods from nodes whose devices are full, is refused by the verb *filter*, and starts over. Nobody is evicted here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from hami.errors import NodeLocked
 from hami.model import Pod
 from hami.scheduler.filter import LEADERSHIP_TIMEOUT_S
 from hami.scheduler.leadership import Leadership
+from hami.scheduler.planner import PreemptionPlanner
+from hami.state.preemption import plan_further
 from hami.state.store import Store
 from hami.vendors.request import requests_devices
 
 log = logging.getLogger(__name__)
 
 MAX_NODES = 1000  # nodes that are judged; kube-scheduler stops looking at 100 or a tenth of the cluster
+MAX_PLANNED = 50  # nodes on which further victims are looked for
 CATCH_UP_S = 0.1  # kube-scheduler may see the end of a pod this long before our watch does
 CATCH_UP_PERIOD_S = 1.0  # for one wait, since kube-scheduler places no pods meanwhile
 CATCH_UPS_AT_ONCE = 10  # after a pause: several pods may end within a second
@@ -30,38 +33,53 @@ CATCH_UPS_AT_ONCE = 10  # after a pause: several pods may end within a second
 class PreemptionFilter:
     """Judges victims. It makes no calls to the API server and changes nothing. *clock* is monotonic."""
 
-    def __init__(self, cache: Store, leadership: Leadership, *, clock: Callable[[], float],
+    def __init__(self, cache: Store, leadership: Leadership, planner: PreemptionPlanner, *, clock: Callable[[], float],
                  sleep: Callable[[float], None] = time.sleep) -> None:
         self._cache = cache
         self._leadership = leadership
+        self._planner = planner
         self._clock = clock
         self._sleep = sleep
         self._waits_paid_until = -math.inf
 
-    def filter(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> Collection[str]:
-        """Returns the nodes on which the devices of *pod* fit once the *victims* (uids, by node) have ended.
+    def filter(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> Mapping[str, Collection[str]]:
+        """Returns the nodes on which the devices of *pod* fit once the *victims* (uids, by node) have ended, each with
+        its victims. Where preemption is on, the fewest pods with devices are added without which they would not fit.
 
         All nodes remain if *pod* requests no device. Nodes that are not known, and those after the first MAX_NODES, do
-        not remain.
+        not remain; none does while others are evicted for it already.
         Raises: HamiError; then nobody may be evicted.
         """
         if not self._leadership.wait_until_leading(LEADERSHIP_TIMEOUT_S):  # there may have been no filter before
             raise NodeLocked("this replica of the scheduler does not lead yet")
-        judged = dict(itertools.islice(victims.items(), MAX_NODES))
         if not requests_devices(self._cache.vendors, pod.containers):
-            return victims.keys()
+            return victims
+        judged = dict(itertools.islice(victims.items(), MAX_NODES))
         kept = self._fitting(pod, judged)
         if not kept and self._may_wait():
             self._sleep(CATCH_UP_S)
             kept = self._fitting(pod, judged)
+        if kept:
+            self._planner.leave_to_kube_scheduler(pod.ref.uid)
         log.info("preemption judged", extra={"pod": pod.ref, "nodes": len(victims), "kept": len(kept)})
         return kept
 
-    def _fitting(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> list[str]:
-        """Returns the nodes that *pod* fits without their *victims*. What is reserved for it counts as free."""
+    def _fitting(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> dict[str, Collection[str]]:
+        """Returns the nodes that *pod* fits without their victims. What is reserved for it counts as free."""
+        if self._cache.hold_of(pod.ref.uid) is not None:
+            return {}
         view = self._cache.view()
-        return [node for node, uids in victims.items()
-                if view.what_if(without={pod.ref.uid, *uids}).choose(pod, [node]) is not None]
+        kept: dict[str, Collection[str]] = {
+            node: uids for node, uids in victims.items()
+            if view.what_if(without={pod.ref.uid, *uids}).choose(pod, [node]) is not None}
+        others = [node for node in victims if node not in kept] if self._planner.is_enabled else []
+        if nodes := view.may_preempt_on(pod, others)[:MAX_PLANNED]:
+            rules, planned = self._planner.rules(), self._cache.planned_victims()
+            for node in nodes:
+                plan = plan_further(view, pod, node, victims[node], rules, planned=planned)
+                if plan is not None and plan.victims:
+                    kept[node] = tuple(dict.fromkeys((*victims[node], *plan.uids)))
+        return {node: kept[node] for node in victims if node in kept}
 
     def _may_wait(self) -> bool:
         """Reports whether a veto may wait until the watch has caught up.

@@ -31,7 +31,9 @@ from hami.scheduler.leadership import Leadership
 from hami.scheduler.lock_states import LockStates, WatchedNodes
 from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.node_lock import NodeLocks
+from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
+from hami.scheduler.preemptor import Preemptor
 from hami.scheduler.settings import Settings
 from hami.state.store import Store
 from hami.web.bodies import BodyBudget
@@ -79,11 +81,15 @@ class SchedulerProgram:
             leading_since=self._leadership.since, clock=clock, now=utc_now)
         self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership,
                               is_watching=self._watches.is_watching_pods, clock=clock)
+        planner = PreemptionPlanner(self._cluster, settings, clock=clock, now=utc_now)
+        self._preemptor = Preemptor(self._cluster, self._cache, self._events, self._leadership, planner, self._metrics,
+                                    clock=clock, now=utc_now)
         self._verbs = Verbs(
             Admitter(self._cache, settings),
             NodeFilter(self._cache, self._events, self._leadership, self._metrics,
-                       is_selected=selection(settings.node_selector)),
-            PreemptionFilter(self._cache, self._leadership, clock=clock), self._binder, self._cache.reservations.get)
+                       is_selected=selection(settings.node_selector), on_preemptor=self._preemptor.wake),
+            PreemptionFilter(self._cache, self._leadership, planner, clock=clock), self._binder,
+            self._cache.reservations.get)
         self._controller = Controller(self._cluster, self._cache, locks, self._events, self._leadership, settings,
                                       clock=clock, now=utc_now)
 
@@ -96,7 +102,7 @@ class SchedulerProgram:
         registry.register(self._metric_sources())
         self._exporter = Exporter(registry, settings.metrics_bind_address, self._families)
         # In the order in which they are stopped: the election releases its lease when nothing is written any more.
-        tasks = (FreezeGc(self._watches.is_synced), self._controller, self._certificates,
+        tasks = (FreezeGc(self._watches.is_synced), self._controller, self._preemptor, self._certificates,
                  self._leadership, *self._watches.tasks, self._elector, self._events)
         self._tasks = [task for task in tasks if isinstance(task, Task)]
 
@@ -134,6 +140,7 @@ class SchedulerProgram:
         self._watches.catch_up(relist=self._settings.leader_elect)
         for ref in self._cache.assume_nominated():
             log.info("devices reserved again for a pod that is being bound", extra={"pod": ref})
+        self._preemptor.resume()
 
     def _metric_sources(self) -> MetricSources:
         cache = self._cache

@@ -47,11 +47,12 @@ Cost = tuple[int, int, int, int, int]
 @dataclass(frozen=True, slots=True)
 class PreemptionPlan:
     """The *victims* whose end makes room on *node*, most important first. *violations*: how many of their pods are
-    evicted against a PodDisruptionBudget."""
+    evicted against a PodDisruptionBudget. *awaited*: uids of pods there that are being deleted anyway."""
 
     node: str
     victims: tuple[EvictionUnit, ...]
     violations: int = 0
+    awaited: tuple[str, ...] = ()
 
     @property
     def uids(self) -> tuple[str, ...]:
@@ -72,11 +73,13 @@ class PreemptionPlan:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNode:
-    """A node with the *candidates* for eviction whose pods hold devices there."""
+    """A node with the *candidates* for eviction whose pods hold devices there. *awaited*: uids of pods that are being
+    deleted anyway, without which *fits* judges."""
 
     name: str
     candidates: tuple[EvictionUnit, ...]
     fits: Fits
+    awaited: tuple[str, ...] = ()
 
 
 def best_plan(nodes: Iterable[PreemptionNode], allowed: Mapping[str, int], *, max_trials: int, lowest: int,
@@ -134,7 +137,7 @@ def plan_node(node: PreemptionNode, allowed: Mapping[str, int]) -> PreemptionPla
             rest = [other for other in victims if other is not candidate]
             if node.fits(_uids(rest)):
                 victims, has_spared = rest, True
-    return _plan(node.name, victims, allowed)
+    return _plan(node, victims, allowed)
 
 
 def _search(node: PreemptionNode, allowed: Mapping[str, int], bound: tuple[int, ...],
@@ -142,7 +145,7 @@ def _search(node: PreemptionNode, allowed: Mapping[str, int], bound: tuple[int, 
     """Returns the cheapest plan for *node* among all combinations if it costs less than *bound*, else ``None``."""
     if len(node.candidates) > MAX_SEARCHED:
         return None
-    plans = (_plan(node.name, victims, allowed) for size in range(1, len(node.candidates) + 1)
+    plans = (_plan(node, victims, allowed) for size in range(1, len(node.candidates) + 1)
              for victims in itertools.combinations(node.candidates, size))
     for plan in sorted((plan for plan in plans if plan.cost < bound), key=_cost):
         if is_exhausted():
@@ -152,9 +155,9 @@ def _search(node: PreemptionNode, allowed: Mapping[str, int], bound: tuple[int, 
     return None
 
 
-def _plan(node: str, victims: Sequence[EvictionUnit], allowed: Mapping[str, int]) -> PreemptionPlan:
+def _plan(node: PreemptionNode, victims: Sequence[EvictionUnit], allowed: Mapping[str, int]) -> PreemptionPlan:
     ordered = sorted(victims, key=_importance)
-    return PreemptionPlan(node, tuple(ordered), sum(_violations(ordered, allowed)))
+    return PreemptionPlan(node.name, tuple(ordered), sum(_violations(ordered, allowed)), node.awaited)
 
 
 def _violations(candidates: Iterable[EvictionUnit], allowed: Mapping[str, int]) -> list[int]:

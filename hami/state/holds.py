@@ -135,6 +135,11 @@ class Holds:
         """Records that the victims of *hold* have been deleted."""
         hold.evicted = True
 
+    def spare(self, hold: Hold) -> None:
+        """Spares the victims of *hold*, since its pod fits without their end. It goes on to be held."""
+        hold.victims, hold.evicted = frozenset(), True
+        self._book(hold)
+
     def victims(self) -> frozenset[str]:
         """Returns the victims of all holds."""
         return frozenset().union(*(hold.victims for hold in self._holds.values()))

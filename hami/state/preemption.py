@@ -79,20 +79,23 @@ class _Eviction:
 
     def node(self, name: str) -> PreemptionNode | None:
         """Returns the node with its candidates; ``None`` if it has none, and no pod on it ends anyway."""
-        ending, units = list[str](), dict[tuple[str, ...], EvictionUnit]()
+        free, awaited, units = list[str](), list[str](), dict[tuple[str, ...], EvictionUnit]()
         for booking in self._view.bookings_on(name):
             if booking.priority >= self._pod.priority or booking.uid in self._planned:
                 continue
             record = self._view.facts.pods.get(booking.uid)
-            if is_hold(booking) or (record is not None and self._is_ending(record)):
-                ending.append(booking.uid)
+            if is_hold(booking):
+                free.append(booking.uid)
+            elif record is not None and self._is_ending(record):
+                awaited.append(booking.uid)
             elif record is not None and (unit := self._unit(record)) is not None:
                 units[unit.uids] = unit
-        if not units and not ending:
+        if not units and not awaited:
             return None
-        uids = {*ending, *(uid for unit in units.values() for uid in unit.uids)}
+        free += awaited
+        uids = {*free, *(uid for unit in units.values() for uid in unit.uids)}
         fits = self._view.fits_without(self._pod, name, uids)
-        return PreemptionNode(name, tuple(units.values()), lambda ended: fits({*ending, *ended}))
+        return PreemptionNode(name, tuple(units.values()), lambda ended: fits({*free, *ended}), tuple(awaited))
 
     def _is_ending(self, record: PodRecord) -> bool:
         return 0 < record.ends_by and self._rules.now < record.ends_by + OVERDUE_S

@@ -27,7 +27,7 @@ from hami.state.bookings import PodBookings
 from hami.state.holds import MAX_HOLDS, Hold, HoldEnd, Holds, alone, hold_uid
 from hami.state.nodes import NodeCache
 from hami.state.pending import PendingPod, PendingPods
-from hami.state.pods import PodCache
+from hami.state.pods import PodCache, PodRecord
 from hami.state.quotas import QuotaCache
 from hami.state.reservations import BindingStage, Rejected, Reservation, Reservations
 from hami.state.table import Booking, Table
@@ -216,22 +216,20 @@ class Store:
         """Returns the refused pods for which others may be evicted and which have no hold, highest priority first."""
         with self._lock:
             self._settle_holds()
+            lowest = self._table.lowest_priority()
             return sorted((pending for pending in self._pending.all()
-                           if pending.pod.preempts and self._holds.get(pending.pod.ref.uid) is None
+                           if pending.pod.preempts and pending.pod.priority > lowest and self._holds.get(pending.pod.ref.uid) is None
                            and pending.pod.ref.uid not in self.reservations
                            and not self._waits_no_longer(pending.pod.ref.uid)),
                           key=lambda pending: (-pending.pod.priority, pending.since, pending.pod.ref.uid))
 
-    def hold(self, plans: Sequence[tuple[Pod, PreemptionPlan]], *, evicted: bool = False) -> list[Hold]:
-        """Holds what the *plans* free for their pods: all of them, or none if one cannot be carried out any more.
-
-        *evicted*: the victims have been deleted already.
-        """
+    def hold(self, plans: Sequence[tuple[Pod, PreemptionPlan]]) -> list[Hold]:
+        """Holds what the *plans* free for their pods: all of them, or none if one cannot be carried out any more."""
         made: list[Hold] = []
         with self._lock:
             self._settle_holds()
             for pod, plan in plans:
-                if (hold := self._make_hold(pod, plan, evicted)) is None:
+                if (hold := self._make_hold(pod, plan)) is None:
                     for earlier in made:
                         self._holds.remove(earlier)
                     return []
@@ -252,6 +250,36 @@ class Store:
                     else:
                         self._end_hold(hold, HoldEnd.UNFIT)
             return list(self._holds)
+
+    def planned_victims(self) -> frozenset[str]:
+        """Returns the uids of the victims of all holds."""
+        with self._lock:
+            return self._holds.victims()
+
+    def victims_of(self, hold: Hold) -> list[PodRecord]:
+        """Returns the victims of *hold* that have not ended; none if its pod fits without their end, and then they are
+        spared."""
+        with self._lock:
+            if self._holds.get(hold.ref.uid) is not hold:
+                return []
+            victims = [record for uid in hold.victims if (record := self.pods.get(uid)) is not None
+                       and not record.terminated]
+            if all(not record.preempted and not record.ends_by for record in victims) and self._choice_without(
+                    hold.pod, hold.node, [uid for uid in hold.victims if self.pods.get(uid) is None]) is not None:
+                self._holds.spare(hold)
+                return []
+            return sorted(victims, key=lambda record: record.ref.uid)
+
+    def still_evicts(self, hold: Hold) -> bool:
+        """Reports whether *hold* stands, so that the rest of its victims may be evicted."""
+        with self._lock:
+            self._settle_holds()
+            return self._holds.get(hold.ref.uid) is hold
+
+    def mark_evicted(self, hold: Hold) -> None:
+        """Records that the victims of *hold* have been deleted."""
+        with self._lock:
+            self._holds.mark_evicted(hold)
 
     def hold_of(self, uid: str) -> Hold | None:
         """Returns the hold of the pod."""
@@ -411,14 +439,15 @@ class Store:
         self._holds.remove(hold)
         self._ended_holds.append((hold, end))
 
-    def _make_hold(self, pod: Pod, plan: PreemptionPlan, evicted: bool) -> Hold | None:
+    def _make_hold(self, pod: Pod, plan: PreemptionPlan) -> Hold | None:
         """Returns the hold that *plan* makes for *pod*; ``None`` if it cannot be carried out any more."""
         uid, records = pod.ref.uid, [self.pods.get(victim) for victim in plan.uids]
-        if uid in self.reservations or self._waits_no_longer(uid) or len(self._holds) >= MAX_HOLDS:
+        if self._waits_no_longer(uid) or len(self._holds) >= MAX_HOLDS or (uid in self.reservations and not pod.group):
             return None
-        if not evicted and not all(record is not None and record.node and not record.terminated for record in records):
+        if not all(record is not None and record.node and not record.terminated for record in records):
             return None
-        choice = self._choice_without(pod, plan.node, plan.uids)
+        leaving = {*plan.uids, *plan.awaited}
+        choice = self._choice_without(pod, plan.node, leaving)
         request = make_pod_request(pod, self.vendors, self.policies.device)
         if choice is None or request is None:
             return None
@@ -426,7 +455,7 @@ class Store:
         booking = msgspec.structs.replace(booking_of(pod, request, choice), uid=hold_uid(uid))
         if request.needs_devices_alone:
             booking = alone(booking, self._table.usages(plan.node))
-        return Hold(pod=pod, booking=booking, victims=frozenset(plan.uids), evicted=evicted,
+        return Hold(pod=pod, booking=booking, victims=frozenset(leaving),
                     until=self._clock() + min(grace_s, MAX_GRACE_S) + HOLD_S)
 
     def _still_fits(self, hold: Hold) -> bool:

@@ -221,6 +221,12 @@ class Table:
         self.refresh()
         return int(self.versions[self.rows[node]]) if node in self.rows else -1
 
+    def lowest_priority(self) -> int:
+        """Returns the lowest priority of all pods that hold devices; above all priorities if there is none."""
+        self.refresh()
+        rows = numpy.fromiter(self.rows.values(), dtype=numpy.intp, count=len(self.rows))
+        return int(self.priorities[rows].min(initial=NO_POD))
+
     def bookings_on(self, node: str) -> tuple[Booking, ...]:
         """Returns the bookings on *node*."""
         return tuple(self._on_node.get(node, {}).values())

@@ -1,0 +1,72 @@
+"""The rules of preemption as they are now, and which pods kube-scheduler makes room for by itself."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import datetime
+
+from hami.errors import HamiError
+from hami.kube.cluster import Cluster
+from hami.model import DisruptionBudget
+from hami.scheduler.settings import Settings
+from hami.state.preemption import PreemptionRules
+
+log = logging.getLogger(__name__)
+
+BUDGETS_S = 2.0  # for which PodDisruptionBudgets that have been read are used
+LEFT_S = 10.0  # for which kube-scheduler may evict the pods that it was offered
+MAX_LEFT = 500  # pods that are left to kube-scheduler
+
+
+class PreemptionPlanner:
+    """Shared by the verb *preempt* and the preemptor. *clock* is monotonic, *now* the time of day."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, *, clock: Callable[[], float],
+                 now: Callable[[], datetime]) -> None:
+        self._cluster = cluster
+        self._is_strict = settings.preemption == "strict"
+        self._min_runtime_s = settings.preemption_min_runtime
+        self._clock = clock
+        self._now = now
+        self._lock = threading.Lock()  # guards the rest; not held across I/O
+        self._budgets: list[DisruptionBudget] = []
+        self._read_at = -math.inf
+        self._left: OrderedDict[str, float] = OrderedDict()
+        self.is_enabled = settings.preemption != "off"
+        """Whether pods may be evicted."""
+
+    def rules(self) -> PreemptionRules:
+        """Returns the rules, with PodDisruptionBudgets that were read a moment ago.
+
+        Raises: HamiError if these cannot be read and none may be violated.
+        """
+        with self._lock:
+            budgets, is_fresh = self._budgets, self._clock() - self._read_at < BUDGETS_S
+        if not is_fresh:
+            try:
+                budgets = self._cluster.disruption_budgets()
+            except HamiError as error:
+                if self._is_strict:
+                    raise
+                log.warning("PodDisruptionBudgets not read", extra={"error": error})
+            with self._lock:
+                self._budgets, self._read_at = budgets, self._clock()
+        return PreemptionRules(now=self._now().timestamp(), budgets=budgets, strict=self._is_strict,
+                               min_runtime_s=self._min_runtime_s)
+
+    def leave_to_kube_scheduler(self, uid: str) -> None:
+        """Records that kube-scheduler was offered nodes on which it makes room for the pod."""
+        with self._lock:
+            self._left[uid] = self._clock() + LEFT_S
+            self._left.move_to_end(uid)
+            if len(self._left) > MAX_LEFT:
+                self._left.popitem(last=False)
+
+    def is_left_to_kube_scheduler(self, uid: str) -> bool:
+        """Reports whether kube-scheduler may make room for the pod by itself now."""
+        with self._lock:
+            return self._left.get(uid, -math.inf) > self._clock()

@@ -1,0 +1,251 @@
+"""The preemptor: evicts pods of lower priority for a pod with devices that no node fits, if it fits then.
+
+What a plan frees is held for the pod before anybody is evicted, so nobody is evicted in vain. kube-scheduler still
+places the pod. Only the leader evicts. A new leader takes over: the pod's nomination and the condition of the victims
+are written before the first of them is deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NotFound
+from hami.kube.cluster import Cluster
+from hami.kube.events import EventRecorder
+from hami.model import Pod
+from hami.runtime.tasks import Task
+from hami.scheduler.leadership import Leadership
+from hami.scheduler.metrics import Metrics
+from hami.scheduler.planner import PreemptionPlanner
+from hami.scheduling.preempt import EvictionUnit, PreemptionPlan
+from hami.state.holds import Hold, HoldEnd
+from hami.state.pending import PendingPod
+from hami.state.pods import PodRecord
+from hami.state.preemption import PreemptionRules, plan_preemption
+from hami.state.store import Store
+from hami.state.view import View
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 1.0  # between looks at what waits, unless a filter has refused a pod
+WAIT_S = 0.1  # after a pod was refused: kube-scheduler may have candidates of its own
+RETRY_S, MAX_RETRY_S = 1.0, 10.0  # until a pod without a plan is planned for again
+REFUSED_S = 60.0  # until it is tried again to evict pods after the API server has refused that
+PAUSES = 4.0  # a plan that was found in vain is followed by a pause so many times as long
+MAX_ATTEMPTS = 1000  # pods whose attempts are remembered
+MAX_GANG = 256  # pods of a gang that are planned for
+
+Plans = list[tuple[Pod, PreemptionPlan]]
+_IN_VAIN = (HoldEnd.EXPIRED, HoldEnd.UNFIT, HoldEnd.TAKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """The last attempt to plan for a pod. *failures*: how many there were. *due*: when the next may be."""
+
+    failures: int
+    due: float
+
+
+class Preemptor(Task):
+    """One task for all plans. *clock* is monotonic."""
+
+    def __init__(self, cluster: Cluster, cache: Store, events: EventRecorder, leadership: Leadership,
+                 planner: PreemptionPlanner, metrics: Metrics, *, clock: Callable[[], float],
+                 now: Callable[[], datetime]) -> None:
+        super().__init__("preemptor")
+        self._cluster = cluster
+        self._cache = cache
+        self._events = events
+        self._leadership = leadership
+        self._planner = planner
+        self._metrics = metrics
+        self._clock = clock
+        self._now = now
+        self._attempts: dict[str, _Attempt] = {}
+        self._held_since: dict[str, float] = {}
+
+    def step(self) -> float:
+        """Makes plans for refused pods and carries them out. Returns the seconds until the next step."""
+        self._report_ended()
+        if not self._planner.is_enabled:
+            return IDLE_S
+        if not self._leadership.leads():
+            self._cache.release_holds()
+            self._attempts.clear()
+            return IDLE_S
+        self.resume()
+        delay = self._plan()
+        for hold in self.each(self._cache.holds()):
+            if not hold.evicted and self._leadership.leads():
+                self._evict(hold)
+        return delay
+
+    def resume(self) -> None:
+        """Holds what is being freed for pods that are nominated for a node, by an earlier leader or by kube-scheduler.
+        A new leader calls this before its first decision."""
+        if not self._planner.is_enabled or not (pods := self._cache.waiting_nominated()):
+            return
+        view, planned = self._cache.view(), self._cache.planned_victims()
+        for pod in pods:
+            victims = [record for booking in view.bookings_on(pod.nominated_node)
+                       if (record := view.facts.pods.get(booking.uid)) is not None and record.preempted
+                       and record.node and record.priority < pod.priority and record.ref.uid not in planned]
+            if victims:
+                self._hold([(pod, _plan_of(pod.nominated_node, victims))])
+
+    def _plan(self) -> float:
+        """Plans for the pods that are due. Returns the seconds until the next look."""
+        delay, view = IDLE_S, None
+        for pending in self.each(self._cache.preemptors()):
+            uid, clock = pending.pod.ref.uid, self._clock()
+            attempt = self._attempts.get(uid, _Attempt(0, pending.since + WAIT_S))
+            if self._planner.is_left_to_kube_scheduler(uid):
+                continue
+            if clock < attempt.due:
+                delay = min(delay, attempt.due - clock)
+                continue
+            view = view or self._cache.view()
+            if self._plan_for(pending, view):
+                self._attempts.pop(uid, None)
+                view = None  # what is held now is taken
+                continue
+            self._remember(uid, _Attempt(attempt.failures + 1, clock + min(
+                RETRY_S * 2.0 ** attempt.failures, MAX_RETRY_S)))
+            return max(WAIT_S, PAUSES * (self._clock() - clock))
+        return delay
+
+    def _plan_for(self, pending: PendingPod, view: View) -> bool:
+        """Plans for a pod, or for its whole gang, and holds what is freed. Reports whether it does."""
+        pod = pending.pod
+        try:
+            plans = self._plans(pending, view, self._planner.rules())
+        except MalformedInput:
+            return False  # its next filter says why
+        except HamiError as error:
+            log.warning("no plan of preemption", extra={"pod": pod.ref, "error": error})
+            return False
+        found = any(plan.victims for _, plan in plans) and self._hold(plans)
+        self._metrics.preemption("planned" if found else "none")
+        return found
+
+    def _plans(self, pending: PendingPod, view: View, rules: PreemptionRules) -> Plans:
+        """Returns the plans for the pod, or for all pods of its gang that wait; empty if one has none."""
+        pods, plans = self._members(pending.pod), Plans()
+        names = list(view.nodes) if pending.nodes is None else list(pending.nodes)
+        planned = set(self._cache.planned_victims())
+        view = view.what_if(without=[pod.ref.uid for pod in pods])
+        for pod in self.each(pods):
+            if (choice := view.choose(pod, names)) is not None:
+                plan = PreemptionPlan(choice.node, ())
+            elif (found := plan_preemption(view, pod, names, rules, planned=planned)) is None:
+                return []
+            else:
+                plan, view = found, view.what_if(without=(*found.uids, *found.awaited))
+                choice = view.choose(pod, [plan.node])
+                if choice is None:  # holds of lower priority are in its way
+                    return [(pod, plan)] if len(pods) == 1 else []
+            planned.update(plan.uids)
+            plans.append((pod, plan))
+            view = view.placed(pod, choice)
+        return plans
+
+    def _members(self, pod: Pod) -> Sequence[Pod]:
+        if not pod.group:
+            return [pod]
+        return [other for other in self._cache.pods.waiting()
+                if (other.ref.namespace, other.group) == (pod.ref.namespace, pod.group)][:MAX_GANG]
+
+    def _hold(self, plans: Plans) -> bool:
+        """Holds what *plans* free. Reports whether it does."""
+        holds = self._cache.hold(plans)
+        for hold in holds:
+            self._held_since[hold.ref.uid] = self._clock()
+            log.info("preemption planned", extra={"pod": hold.ref, "node": hold.node, "victims": len(hold.victims)})
+        return bool(holds)
+
+    def _evict(self, hold: Hold) -> None:
+        """Evicts the victims of *hold*: all of them, or none if the pod fits by now or does not wait any more."""
+        victims = self._cache.victims_of(hold)
+        if not victims:
+            self._cache.mark_evicted(hold)
+            return
+        try:
+            self._nominate(hold)
+            message = f"Preempted by pod {hold.ref.uid} on node {hold.node}"  # no name: it may be another tenant's
+            for victim in self.each(victims):
+                if not victim.preempted and not victim.ends_by:
+                    self._of_victim(hold, lambda: self._cluster.mark_preempted(victim.ref, message, self._now()))
+            for victim in self.each(victims):
+                if not victim.ends_by:
+                    self._events.record(victim.ref, "Normal", "Preempted", message)
+                    self._of_victim(hold, lambda: self._cluster.evict(victim.ref))
+        except _Stopped:
+            return
+        except ClusterError as error:
+            self._failed(hold, error)
+            return
+        self._cache.mark_evicted(hold)
+        evicted = sum(not victim.ends_by for victim in victims)
+        self._metrics.evicted(evicted)
+        self._events.record(hold.ref, "Normal", "Preempting", (
+            f"{evicted} pod{'s' if evicted != 1 else ''} of lower priority evicted on node {hold.node}: the devices "
+            "that they leave are held for this pod"))
+        log.info("pods preempted", extra={"pod": hold.ref, "node": hold.node, "victims": evicted})
+
+    def _nominate(self, hold: Hold) -> None:
+        """Shows the node to kube-scheduler, autoscalers and the next leader. Raises: ClusterError."""
+        if hold.pod.group:
+            return  # kube-scheduler decides on the nodes of a gang as a whole
+        try:
+            self._cluster.nominate(hold.ref, hold.node)
+        except ClusterError as error:
+            if not isinstance(error, (NotFound, Conflict)) and error.status != 422:
+                raise
+            self._cache.release_hold(hold)  # it is bound or gone
+            raise _Stopped from error
+
+    def _of_victim(self, hold: Hold, write: Callable[[], None]) -> None:
+        """Writes what evicts a victim, unless that is not wanted any more. Raises: ClusterError."""
+        if not self._leadership.leads() or not self._cache.still_evicts(hold):
+            raise _Stopped
+        try:
+            write()
+        except (NotFound, Conflict):
+            pass  # it has ended by itself
+
+    def _failed(self, hold: Hold, error: ClusterError) -> None:
+        log.warning("preemption failed", extra={"pod": hold.ref, "node": hold.node, "error": error})
+        if error.status in (400, 403, 422):  # trying again at once does not help
+            self._events.record(hold.ref, "Warning", "PreemptionFailed", f"no pod can be evicted: {error}")
+            self._cache.release_hold(hold)
+            self._remember(hold.ref.uid, _Attempt(1, self._clock() + REFUSED_S))
+
+    def _remember(self, uid: str, attempt: _Attempt) -> None:
+        self._attempts.pop(uid, None)
+        self._attempts[uid] = attempt
+        if len(self._attempts) > MAX_ATTEMPTS:
+            del self._attempts[next(iter(self._attempts))]
+
+    def _report_ended(self) -> None:
+        for hold, end in self._cache.ended_holds():
+            since = self._held_since.pop(hold.ref.uid, self._clock())
+            if end is HoldEnd.BOUND:
+                self._metrics.preemptor_bound(self._clock() - since)
+            elif end in _IN_VAIN and hold.evicted and hold.victims:
+                self._metrics.preempted_in_vain()
+                log.warning("pods preempted in vain", extra={"pod": hold.ref, "node": hold.node, "reason": end.value})
+            else:
+                log.info("hold ended", extra={"pod": hold.ref, "node": hold.node, "reason": end.value})
+
+
+class _Stopped(HamiError):
+    """The rest of an eviction is not wanted any more."""
+
+
+def _plan_of(node: str, victims: Collection[PodRecord]) -> PreemptionPlan:
+    return PreemptionPlan(node, tuple(EvictionUnit(uids=(record.ref.uid,), priorities=(record.priority,))
+                                      for record in victims))
