@@ -362,7 +362,8 @@ class Pod:
     last failure to place the pod, empty if there is none or it is bound. *group*: of pods that are placed together.
     *scope*: selects its quotas. *preferences*: its preferred node affinity. *soft_constraints*: it has other wishes
     that only kube-scheduler can judge: preferred affinity to pods, or a spread that may be violated.
-    *preempts*: pods of lower priority may be evicted for it. *preempted*: it is evicted for a pod of higher priority.
+    *preempts*: pods of lower priority may be evicted for it. *preempted*: it is evicted for a pod of higher priority,
+    whose uid is *preemptor* unless kube-scheduler evicts it.
     *controller*: the uid of the object that controls it. *is_node_agent*: it belongs to its node, which runs it by
     itself or by a DaemonSet. *grace_s*: seconds that it may take to end. *started*: when the kubelet admitted it.
     *deletion*: when it ends at the latest if it is being deleted, else empty.
@@ -389,6 +390,7 @@ class Pod:
     soft_constraints: bool = False
     preempts: bool = True
     preempted: bool = False
+    preemptor: str = ""
     controller: str = ""
     is_node_agent: bool = False
     grace_s: int = 30

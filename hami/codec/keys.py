@@ -9,6 +9,7 @@ ASSIGNED_TIME = "hami.io/vgpu-time"
 BIND_PHASE = "hami.io/bind-phase"
 BIND_TIME = "hami.io/bind-time"
 MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
+PREEMPTING = "hami.io/preempting-on"  # on a pod that waits: the node on which others are evicted for it
 
 NODE_LOCK = "hami.io/mutex.lock"
 LOCK_FREE = "hami.io/lock-free"  # on a node: the vendors whose device plugins need no node lock
@@ -23,7 +24,7 @@ WEIGHTS = "hami.io/device-scoring-weights"
 NUMA_BIND = "nvidia.com/numa-bind"
 PREEMPTIBLE = "hami.io/preemptible"  # a label; "false": the pod is never evicted for one of higher priority
 
-SCHEDULER_OWNED = frozenset({ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS})
+SCHEDULER_OWNED = frozenset({ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS, PREEMPTING})
 ALLOCATION_PATTERN = r"hami\.io/[^/]+-(devices-to-allocate|devices-allocated|allocated)"  # also in the policies: RE2
 _ALLOCATION_KEY = re.compile(ALLOCATION_PATTERN)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")

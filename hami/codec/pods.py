@@ -28,6 +28,7 @@ DEFAULT_GRACE_S = 30  # terminationGracePeriodSeconds of a pod that names none
 DISRUPTION_TARGET, PREEMPTED = "DisruptionTarget", "PreemptionByScheduler"
 """The condition of a pod that is about to be ended, and its reason if that is for a pod of higher priority."""
 _DISRUPTION = DISRUPTION_TARGET.encode()
+_PREEMPTED_BY = "Preempted by pod "
 
 
 class _Variable(msgspec.Struct, gc=False):
@@ -209,7 +210,8 @@ def _pod(wire: _Pod) -> Pod:
                           or any(constraint.when_unsatisfiable == "ScheduleAnyway"
                                  for constraint in spec.topology_spread_constraints or ())),
         preempts=spec.preemption_policy != "Never",
-        preempted=_is_preempted(status),
+        preempted=(disruption := _preemption(status)) is not None,
+        preemptor=_preemptor(disruption),
         controller=sys.intern(controller.uid or ""),
         is_node_agent=controller.kind in ("DaemonSet", "Node"),
         grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
@@ -218,11 +220,23 @@ def _pod(wire: _Pod) -> Pod:
     )
 
 
-def _is_preempted(status: _Status) -> bool:
+def _preemption(status: _Status) -> PodCondition | None:
+    """Returns the condition of a pod that is evicted for one of higher priority."""
     if _DISRUPTION not in bytes(status.conditions):  # conditions are read only where one may matter
-        return False
-    return any(condition.type == DISRUPTION_TARGET and condition.status == "True" and condition.reason == PREEMPTED
-               for condition in _part("pod conditions", _CONDITIONS, status.conditions) or ())
+        return None
+    conditions = _part("pod conditions", _CONDITIONS, status.conditions) or ()
+    return next((condition for condition in conditions if condition.type == DISRUPTION_TARGET
+                 and condition.status == "True" and condition.reason == PREEMPTED), None)
+
+
+def render_preempted(uid: str, node: str) -> str:
+    """The message of a victim's condition and event. It does not name the preemptor: that may be another tenant's."""
+    return f"{_PREEMPTED_BY}{uid} on node {node}"
+
+
+def _preemptor(condition: PodCondition | None) -> str:
+    message = (condition.message or "") if condition is not None else ""
+    return message.removeprefix(_PREEMPTED_BY).partition(" ")[0] if message.startswith(_PREEMPTED_BY) else ""
 
 
 def _scheduling_failure(status: _Status) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from hami.codec.keys import PREEMPTING
+from hami.codec.pods import render_preempted
 from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
@@ -33,6 +35,7 @@ log = logging.getLogger(__name__)
 IDLE_S = 1.0  # between looks at what waits, unless a filter has refused a pod
 WAIT_S = 0.1  # after a pod was refused: kube-scheduler may have candidates of its own
 RETRY_S, MAX_RETRY_S = 1.0, 10.0  # until a pod without a plan is planned for again
+AVOIDED_S = 300.0  # for which a pod does not wait for room on a node where a victim did not end in time
 REFUSED_S = 60.0  # until it is tried again to evict pods after the API server has refused that
 PAUSES = 4.0  # a plan that was found in vain is followed by a pause so many times as long
 MAX_ATTEMPTS = 1000  # pods whose attempts are remembered
@@ -67,6 +70,7 @@ class Preemptor(Task):
         self._now = now
         self._attempts: dict[str, _Attempt] = {}
         self._held_since: dict[str, float] = {}
+        self._avoided: dict[tuple[str, str], float] = {}  # pods and nodes, until when
 
     def step(self) -> float:
         """Makes plans for refused pods and carries them out. Returns the seconds until the next step."""
@@ -77,25 +81,24 @@ class Preemptor(Task):
             self._cache.release_holds()
             self._attempts.clear()
             return IDLE_S
-        self.resume()
+        self._follow_kube_scheduler()
         delay = self._plan()
         for hold in self.each(self._cache.holds()):
             if not hold.evicted and self._leadership.leads():
                 self._evict(hold)
         return delay
 
-    def resume(self) -> None:
-        """Holds what is being freed for pods that are nominated for a node, by an earlier leader or by kube-scheduler.
-        A new leader calls this before its first decision."""
-        if not self._planner.is_enabled or not (pods := self._cache.waiting_nominated()):
-            return
-        view, planned = self._cache.view(), self._cache.planned_victims()
-        for pod in pods:
-            victims = [record for booking in view.bookings_on(pod.nominated_node)
-                       if (record := view.facts.pods.get(booking.uid)) is not None and record.preempted
-                       and record.node and record.priority < pod.priority and record.ref.uid not in planned]
-            if victims:
-                self._hold([(pod, _plan_of(pod.nominated_node, victims))])
+    def take_over(self) -> None:
+        """Holds what an earlier leader frees. A new leader calls this before its first decision."""
+        if self._planner.is_enabled:
+            for pod, node, victims in self._cache.plans_under_way():
+                self._hold([(pod, _plan_of(node, victims))])
+
+    def _follow_kube_scheduler(self) -> None:
+        """Holds what kube-scheduler frees."""
+        for pod, node, victims in self._cache.plans_under_way():
+            if pod.nominated_node == node and victims and not any(victim.preemptor for victim in victims):
+                self._hold([(pod, _plan_of(node, victims))])
 
     def _plan(self) -> float:
         """Plans for the pods that are due. Returns the seconds until the next look."""
@@ -135,7 +138,10 @@ class Preemptor(Task):
     def _plans(self, pending: PendingPod, view: View, rules: PreemptionRules) -> Plans:
         """Returns the plans for the pod, or for all pods of its gang that wait; empty if one has none."""
         pods, plans = self._members(pending.pod), Plans()
-        names = list(view.nodes) if pending.nodes is None else list(pending.nodes)
+        clock = self._clock()
+        self._avoided = {key: until for key, until in self._avoided.items() if until > clock}
+        names = [name for name in (view.nodes if pending.nodes is None else pending.nodes)
+                 if (pending.pod.ref.uid, name) not in self._avoided]
         planned = set(self._cache.planned_victims())
         view = view.what_if(without=[pod.ref.uid for pod in pods])
         for pod in self.each(pods):
@@ -175,7 +181,7 @@ class Preemptor(Task):
             return
         try:
             self._nominate(hold)
-            message = f"Preempted by pod {hold.ref.uid} on node {hold.node}"  # no name: it may be another tenant's
+            message = render_preempted(hold.ref.uid, hold.node)
             for victim in self.each(victims):
                 if not victim.preempted and not victim.ends_by:
                     self._of_victim(hold, lambda: self._cluster.mark_preempted(victim.ref, message, self._now()))
@@ -197,11 +203,11 @@ class Preemptor(Task):
         log.info("pods preempted", extra={"pod": hold.ref, "node": hold.node, "victims": evicted})
 
     def _nominate(self, hold: Hold) -> None:
-        """Shows the node to kube-scheduler, autoscalers and the next leader. Raises: ClusterError."""
-        if hold.pod.group:
-            return  # kube-scheduler decides on the nodes of a gang as a whole
+        """Shows the node to the next leader, kube-scheduler and autoscalers. Raises: ClusterError."""
         try:
-            self._cluster.nominate(hold.ref, hold.node)
+            self._cluster.annotate_pod(hold.ref, {PREEMPTING: hold.node})  # kube-scheduler may clear a nomination
+            if not hold.pod.group:  # kube-scheduler decides on the nodes of a gang as a whole
+                self._cluster.nominate(hold.ref, hold.node)
         except ClusterError as error:
             if not isinstance(error, (NotFound, Conflict)) and error.status != 422:
                 raise
@@ -233,6 +239,8 @@ class Preemptor(Task):
     def _report_ended(self) -> None:
         for hold, end in self._cache.ended_holds():
             since = self._held_since.pop(hold.ref.uid, self._clock())
+            if end is HoldEnd.EXPIRED:
+                self._avoided[hold.ref.uid, hold.node] = self._clock() + AVOIDED_S
             if end is HoldEnd.BOUND:
                 self._metrics.preemptor_bound(self._clock() - since)
             elif end in _IN_VAIN and hold.evicted and hold.victims:

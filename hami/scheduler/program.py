@@ -140,7 +140,7 @@ class SchedulerProgram:
         self._watches.catch_up(relist=self._settings.leader_elect)
         for ref in self._cache.assume_nominated():
             log.info("devices reserved again for a pod that is being bound", extra={"pod": ref})
-        self._preemptor.resume()
+        self._preemptor.take_over()
 
     def _metric_sources(self) -> MetricSources:
         cache = self._cache

@@ -62,7 +62,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     *allocation*: a hash of the annotations from which the devices of a bound pod are read. *awaits_allocation*: it is
     bound without a lock, and its devices have not been allocated yet. *group*: of pods that are placed together.
     *started*: when the kubelet admitted it, *ends_by*: when it ends at the latest if it is being deleted; Unix seconds,
-    0 if that is not known. *preempted*: it is evicted for a pod of higher priority.
+    0 if that is not known. *preempted*, *preemptor*: as in :class:`hami.model.Pod`.
     """
 
     ref: PodRef
@@ -91,6 +91,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     started: int = 0
     ends_by: int = 0
     preempted: bool = False
+    preemptor: str = ""
 
     @property
     def requests_devices(self) -> bool:
@@ -145,6 +146,7 @@ class PodCache:
         self._decided: set[str] = set()  # pods that this process has filtered
         self._unsettled: dict[str, None] = {}  # in the order in which they came
         self._waiting: dict[str, Pod] = {}  # those that request devices and are not bound
+        self._preempted: dict[str, None] = {}  # those that are evicted for others and have not ended
         self._edited: dict[PodRef, None] = {}  # pods with edits that no one has taken yet
         self._allocation_keys = frozenset(
             key for keys in (vendor.annotations for vendor in vendors) if keys.allocated
@@ -260,6 +262,11 @@ class PodCache:
         with self._lock:
             return list(self._waiting.values())
 
+    def preempted(self) -> list[PodRecord]:
+        """Returns the pods that hold devices and are evicted for pods of higher priority."""
+        with self._lock:
+            return [self._records[uid] for uid in self._preempted]
+
     def waiting_pod(self, uid: str) -> Pod | None:
         """Returns the pod if it requests devices and is not bound."""
         return self._waiting.get(uid)
@@ -307,7 +314,7 @@ class PodCache:
             problems=problems, allocation=allocation,
             awaits_allocation=awaits_allocation(pod, self._vendors), group=sys.intern(pod.group),
             priority=pod.priority, traits=self._traits_of(pod), started=parse_time(pod.started),
-            ends_by=parse_time(pod.deletion), preempted=pod.preempted)
+            ends_by=parse_time(pod.deletion), preempted=pod.preempted, preemptor=pod.preemptor)
         if earlier is None or _shown(earlier) != _shown(record):
             self.changes += 1
         if limits and not pod.node_name and not is_terminated:
@@ -317,6 +324,10 @@ class PodCache:
         namesake = self._records.get(self._uids.get((pod.ref.namespace, pod.ref.name), ""))
         if namesake is None or namesake.version <= version:
             self._uids[pod.ref.namespace, pod.ref.name] = uid
+        if record.preempted and record.node and not is_terminated:
+            self._preempted[uid] = None
+        else:
+            self._preempted.pop(uid, None)
         if record.is_settled:
             self._unsettled.pop(uid, None)
         else:
@@ -399,6 +410,7 @@ class PodCache:
     def _remove_record(self, uid: str) -> None:
         self._decided.discard(uid)
         self._unsettled.pop(uid, None)
+        self._preempted.pop(uid, None)
         record = self._records.pop(uid, None)
         if record is None:
             return

@@ -16,6 +16,7 @@ from functools import partial
 
 import msgspec
 
+from hami.codec.keys import PREEMPTING
 from hami.errors import MalformedInput
 from hami.model import Budget, NodePolicy, Pod, PodRef, PodScope
 from hami.scheduling.node_order import NodeOrder, node_order_of
@@ -37,7 +38,7 @@ from hami.vendors.request import requests_devices
 from hami.vendors.spec import Catalog
 
 MAX_GROUPS = 4  # waiting groups whose reservations a pod may get at once
-HOLD_S = 60.0  # a hold stands for so long after the last of its victims should have ended
+HOLD_S = 120.0  # after the last victim should have ended; kube-scheduler may try the pod again a minute later
 MAX_GRACE_S = 3600  # that a hold waits for a victim
 PENDING_REQUESTS = 5  # different requests of pending pods that are tried at once
 
@@ -264,8 +265,8 @@ class Store:
                 return []
             victims = [record for uid in hold.victims if (record := self.pods.get(uid)) is not None
                        and not record.terminated]
-            if all(not record.preempted and not record.ends_by for record in victims) and self._choice_without(
-                    hold.pod, hold.node, [uid for uid in hold.victims if self.pods.get(uid) is None]) is not None:
+            if (not any(record.preempted or record.ends_by for record in victims)
+                    and self._choice_without(hold.pod, hold.node, ()) is not None):
                 self._holds.spare(hold)
                 return []
             return sorted(victims, key=lambda record: record.ref.uid)
@@ -305,13 +306,19 @@ class Store:
             ended, self._ended_holds = self._ended_holds, []
             return ended
 
-    def waiting_nominated(self) -> list[Pod]:
-        """Returns the pods that wait on the node that is nominated for them, without hold or reservation, highest
-        priority first."""
+    def plans_under_way(self) -> list[tuple[Pod, str, list[PodRecord]]]:
+        """Returns the pods without hold or reservation for which others are evicted, by an earlier leader or by
+        kube-scheduler, with the node and those victims that have not ended, highest priority first."""
         with self._lock:
-            return sorted((pod for pod in self.pods.waiting() if pod.nominated_node and pod.preempts
-                           and pod.ref.uid not in self.reservations and self._holds.get(pod.ref.uid) is None),
-                          key=lambda pod: (-pod.priority, pod.created, pod.ref.uid))
+            taken, preempted = self._holds.victims(), self.pods.preempted()
+            found = list[tuple[Pod, str, list[PodRecord]]]()
+            for pod in sorted(self.pods.waiting(), key=lambda pod: (-pod.priority, pod.created, pod.ref.uid)):
+                node = pod.annotations.get(PREEMPTING) or pod.nominated_node
+                if node and pod.ref.uid not in self.reservations and self._holds.get(pod.ref.uid) is None:
+                    found.append((pod, node, [
+                        record for record in preempted if record.node == node and record.priority < pod.priority
+                        and record.preemptor in ("", pod.ref.uid) and record.ref.uid not in taken]))
+            return found
 
     # Reading
 

@@ -1,0 +1,223 @@
+"""Pods of lower priority end for a pod with devices that no node fits: the fewest, never in vain, and what they leave is
+held for it."""
+
+import contextlib
+import time
+
+import pytest
+
+from e2e.eventually import eventually
+from e2e.nodes import LOCK_FREE, gpu
+from e2e.pods import pod
+from e2e.scheduler import kill_leader, second_replica
+
+PRIORITIES = {"low": 100, "mid": 500, "high": 1000, "patient": 1000, "urgent": 5000}  # the patient one never preempts
+KEPT = "hami-e2e/kept"
+CARD = 80_000
+pytestmark = pytest.mark.usefixtures("priorities")
+
+
+@pytest.fixture(scope="module")
+def priorities(cluster):
+    for name, value in PRIORITIES.items():
+        cluster.kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+                            "metadata": {"name": f"e2e-{name}"}, "value": value,
+                            "preemptionPolicy": "Never" if name == "patient" else "PreemptLowerPriority"})
+    yield
+    for name in PRIORITIES:
+        cluster.kube.delete("PriorityClass", f"e2e-{name}")
+
+
+def of(priority, name, memory=CARD, *, grace=0, **fields):
+    """Returns a pod of a priority that needs so much memory of a card, or several cards (*gpu*)."""
+    made = pod(name, **{"gpu": 1, "gpumem": memory} | fields)
+    made["spec"]["priorityClassName"] = f"e2e-{priority}"
+    made["spec"]["terminationGracePeriodSeconds"] = grace
+    return made
+
+
+def on(sandbox, item, node, card=0):
+    """Returns *item* for one card of *node*."""
+    item["metadata"]["annotations"]["nvidia.com/use-gpuuuid"] = sandbox.uuid(node, card)
+    return item
+
+
+def kept(item):
+    """Returns *item* as a pod that is not gone before the finalizer is removed: its containers take long to end."""
+    item["metadata"]["finalizers"] = [KEPT]
+    return item
+
+
+def release(sandbox, name):
+    sandbox.kube.merge_patch("Pod", name, {"metadata": {"finalizers": None}}, sandbox.namespace)
+
+
+@pytest.fixture
+def two_nodes(sandbox):
+    """Two nodes of two cards."""
+    sandbox.add_gpu_nodes({name: [gpu(memory_mib=CARD, uuid=f"{name}-{card}") for card in range(2)]
+                           for name in ("n0", "n1")}, annotations=LOCK_FREE)
+    yield sandbox
+    for item in sandbox.kube.list("Pod", sandbox.namespace):
+        if item["metadata"].get("finalizers"):
+            with contextlib.suppress(Exception):
+                release(sandbox, item["metadata"]["name"])
+
+
+@pytest.fixture
+def full(two_nodes):
+    """The worked example: n0 has two pods on a card and one of middle priority on the other, n1 one on each card."""
+    for item in (on(two_nodes, of("low", "a", CARD // 2), "n0"), on(two_nodes, of("low", "b", CARD // 2), "n0"),
+                 on(two_nodes, of("mid", "c"), "n0", 1), on(two_nodes, of("low", "d"), "n1"),
+                 on(two_nodes, of("low", "e"), "n1", 1)):
+        two_nodes.create(item)
+        two_nodes.bound()
+        eventually(lambda name=item["metadata"]["name"]: two_nodes.pod(name)["status"].get("startTime"), "it runs")
+    time.sleep(1.1)  # start times are in seconds: the last one is the youngest
+    return two_nodes
+
+
+def names(sandbox):
+    return {item["metadata"]["name"] for item in sandbox.kube.list("Pod", sandbox.namespace)}
+
+
+def node_of(sandbox, name, timeout=30):
+    return sandbox.short(sandbox.kube.wait(
+        "Pod", lambda pods: name in pods and pods[name]["spec"].get("nodeName"), sandbox.namespace, timeout=timeout,
+        what=f"{name} is bound"))
+
+
+def test_the_fewest_pods_of_the_lowest_priority_end(full):
+    full.create(of("high", "p"))
+    assert node_of(full, "p") == "n1"
+    assert len(names(full) - {"p"}) == 4 and {"a", "b", "c"} < names(full)
+    assert "1 pod of lower priority evicted" in full.event("p", "Preempting")
+
+
+def test_a_pod_that_needs_two_cards_spares_the_higher_priority(full):
+    full.create(of("high", "p", gpu=2))
+    assert node_of(full, "p") == "n1"
+    assert names(full) == {"a", "b", "c", "p"}
+
+
+def test_a_disruption_budget_is_kept_where_others_can_end(full):
+    for name in ("d", "e"):
+        full.kube.merge_patch("Pod", name, {"metadata": {"labels": {"app": "kept"}}}, full.namespace)
+    full.kube.apply({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+                     "metadata": {"name": "kept", "namespace": full.namespace},
+                     "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "kept"}}}}, full.namespace)
+    full.create(of("high", "p"))
+    assert node_of(full, "p") == "n0"
+    assert names(full) == {"c", "d", "e", "p"}
+    full.kube.delete("PodDisruptionBudget", "kept", full.namespace)
+
+
+def test_what_victims_leave_is_held_for_the_preemptor(two_nodes):
+    """Victims that end late free their card in the end; nobody of the same or a lower priority gets it meanwhile."""
+    sandbox = two_nodes
+    for number, node in enumerate(("n0", "n0", "n1", "n1")):
+        sandbox.create(kept(on(sandbox, of("low", f"v{number}"), node, number % 2)))
+    sandbox.bound(4)
+    sandbox.create(of("high", "p"))
+    victim = eventually(lambda: next((item["metadata"]["name"] for item in sandbox.kube.list("Pod", sandbox.namespace)
+                                      if item["metadata"].get("deletionTimestamp")), ""), "a victim is deleted")
+    node = sandbox.short(sandbox.pod(victim)["spec"]["nodeName"])
+    assert sandbox.short(eventually(lambda: sandbox.pod("p")["status"].get("nominatedNodeName"), "nominated")) == node
+    sandbox.create_all(of("low", f"waits-{number}", 1000) for number in range(8))
+    sandbox.create(of("patient", "equal", 1000))
+    for name in ("waits-0", "waits-7", "equal"):
+        sandbox.refusal(name)
+    release(sandbox, victim)
+    assert node_of(sandbox, "p") == node
+    assert set(sandbox.bound(4)) == {"p"} | {f"v{number}" for number in range(4)} - {victim}
+
+
+def test_a_pod_of_higher_priority_takes_what_is_held_and_the_other_gets_a_new_plan(two_nodes):
+    sandbox = two_nodes
+    for number, node in enumerate(("n0", "n0", "n1", "n1")):
+        sandbox.create(kept(on(sandbox, of("low", f"v{number}"), node, number % 2)))
+    sandbox.bound(4)
+    sandbox.create(of("high", "p"))
+
+    def deleted():
+        return {item["metadata"]["name"] for item in sandbox.kube.list("Pod", sandbox.namespace)
+                if item["metadata"].get("deletionTimestamp")}
+
+    first = eventually(deleted, "a victim is deleted")
+    sandbox.create(of("urgent", "q"))
+    second = eventually(lambda: len(deleted()) == 2 and deleted(), "a second victim is deleted") - first
+    for name in first | second:
+        release(sandbox, name)
+    node_of(sandbox, "p"), node_of(sandbox, "q")
+    assert len(names(sandbox)) == 4
+
+
+@pytest.mark.parametrize("item", [
+    pytest.param(of("patient", "p"), id="preemptionPolicy Never"),
+    pytest.param(of("low", "p"), id="equal priority"),
+    pytest.param(of("high", "p", 2 * CARD), id="more than a card has"),
+])
+def test_nobody_is_evicted_where_that_does_not_help(full, item):
+    before = names(full)
+    full.create(item)
+    full.refusal("p")
+    time.sleep(3)
+    assert names(full) == before | {"p"}
+
+
+def test_a_preemptor_that_is_deleted_leaves_its_hold(two_nodes):
+    sandbox = two_nodes
+    for number, node in enumerate(("n0", "n0", "n1", "n1")):
+        sandbox.create(kept(on(sandbox, of("low", f"v{number}"), node, number % 2)))
+    sandbox.bound(4)
+    sandbox.create(of("high", "p"))
+    victim = eventually(lambda: next((item["metadata"]["name"] for item in sandbox.kube.list("Pod", sandbox.namespace)
+                                      if item["metadata"].get("deletionTimestamp")), ""), "a victim is deleted")
+    sandbox.create(of("low", "next"))
+    sandbox.refusal("next")
+    sandbox.delete("p")
+    release(sandbox, victim)
+    node_of(sandbox, "next")
+
+
+def test_the_next_leader_finishes_an_eviction(two_nodes, scheduler):
+    sandbox = two_nodes
+    for number, node in enumerate(("n0", "n0", "n1", "n1")):
+        sandbox.create(kept(on(sandbox, of("low", f"v{number}"), node, number % 2)))
+    sandbox.bound(4)
+
+    def deleted():
+        return [item["metadata"]["name"] for item in sandbox.kube.list("Pod", sandbox.namespace)
+                if item["metadata"].get("deletionTimestamp")]
+
+    with second_replica(scheduler) as standby:
+        sandbox.create(of("high", "p"))
+        victim, = eventually(deleted, "a victim is deleted")
+        node = sandbox.short(sandbox.pod(victim)["spec"]["nodeName"])
+        kill_leader(scheduler, standby)
+        sandbox.create_all(of("low", f"waits-{number}", 1000) for number in range(4))
+        sandbox.refusal("waits-0", timeout=90)
+        release(sandbox, victim)
+        assert node_of(sandbox, "p", timeout=60) == node
+        assert deleted() == []
+        assert set(sandbox.bound(4)) == {"p"} | {f"v{number}" for number in range(4)} - {victim}
+
+
+def test_cpu_and_cards_that_are_short_at_once(two_nodes):
+    """kube-scheduler finds the victims that free CPU, and the extender adds those that free a card."""
+    sandbox = two_nodes
+    for node in ("n0", "n1"):
+        for card in range(2):
+            sandbox.create(on(sandbox, of("low", f"holds-{node}-{card}", CARD), node, card))
+    sandbox.bound(4)
+    for number in range(2):
+        item = pod(f"cpu-{number}", cpu=900, scheduler="hami-scheduler")
+        item["spec"]["priorityClassName"] = "e2e-low"
+        sandbox.create(item)
+    sandbox.bound(6)
+    sandbox.create(of("high", "p", cpu=500))
+    node = node_of(sandbox, "p")
+    ended = {f"holds-{name}-{card}" for name in ("n0", "n1") for card in range(2)} | {"cpu-0", "cpu-1"}
+    ended -= names(sandbox)
+    assert len(ended) == 2 and any(name.startswith("cpu") for name in ended)
+    assert {name for name in ended if name.startswith("holds")} <= {f"holds-{node}-0", f"holds-{node}-1"}
