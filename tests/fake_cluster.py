@@ -193,8 +193,9 @@ class FakeCluster:
         self._do("nominate", effect, ref=ref, node=node)
 
     def mark_preempted(self, ref: PodRef, message: str, now: datetime) -> None:
-        self._do("mark_preempted", lambda: self.put_pod(replace(self._same(ref), preempted=True)), ref=ref,
-                 message=message, now=now)
+        preemptor = message.removeprefix("Preempted by pod ").split()[0]
+        self._do("mark_preempted", lambda: self.put_pod(replace(self._same(ref), preempted=True, preemptor=preemptor)),
+                 ref=ref, message=message, now=now)
 
     def evict(self, ref: PodRef) -> None:
         """A pod with a grace period ends when a test deletes it."""

@@ -42,7 +42,7 @@ MAX_ATTEMPTS = 1000  # pods whose attempts are remembered
 MAX_GANG = 256  # pods of a gang that are planned for
 
 Plans = list[tuple[Pod, PreemptionPlan]]
-_IN_VAIN = (HoldEnd.EXPIRED, HoldEnd.UNFIT, HoldEnd.TAKEN)
+_IN_VAIN = (HoldEnd.EXPIRED, HoldEnd.UNFIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +74,17 @@ class Preemptor(Task):
 
     def step(self) -> float:
         """Makes plans for refused pods and carries them out. Returns the seconds until the next step."""
-        self._report_ended()
         if not self._planner.is_enabled:
             return IDLE_S
         if not self._leadership.leads():
             self._cache.release_holds()
             self._attempts.clear()
             return IDLE_S
+        holds = self._cache.holds()
+        self._report_ended()
         self._follow_kube_scheduler()
         delay = self._plan()
-        for hold in self.each(self._cache.holds()):
+        for hold in self.each((*holds, *self._cache.holds())):
             if not hold.evicted and self._leadership.leads():
                 self._evict(hold)
         return delay
@@ -97,7 +98,8 @@ class Preemptor(Task):
     def _follow_kube_scheduler(self) -> None:
         """Holds what kube-scheduler frees."""
         for pod, node, victims in self._cache.plans_under_way():
-            if pod.nominated_node == node and victims and not any(victim.preemptor for victim in victims):
+            is_theirs = pod.nominated_node == node and not any(victim.preemptor for victim in victims)
+            if victims and is_theirs and (pod.ref.uid, node) not in self._avoided:
                 self._hold([(pod, _plan_of(node, victims))])
 
     def _plan(self) -> float:

@@ -219,7 +219,8 @@ class Store:
             self._settle_holds()
             lowest = self._table.lowest_priority()
             return sorted((pending for pending in self._pending.all()
-                           if pending.pod.preempts and pending.pod.priority > lowest and self._holds.get(pending.pod.ref.uid) is None
+                           if pending.pod.preempts and pending.pod.priority > lowest
+                           and self._holds.get(pending.pod.ref.uid) is None
                            and pending.pod.ref.uid not in self.reservations
                            and not self._waits_no_longer(pending.pod.ref.uid)),
                           key=lambda pending: (-pending.pod.priority, pending.since, pending.pod.ref.uid))

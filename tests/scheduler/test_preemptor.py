@@ -1,0 +1,403 @@
+"""Nobody is evicted in vain: what is freed goes to the pod for which it is freed, whoever leads meanwhile."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import integers
+
+from hami.codec.keys import LOCK_FREE, PREEMPTING
+from hami.errors import ClusterError, HamiError, NotFound
+from hami.model import DisruptionBudget, LabelRequirement
+from hami.scheduler.preemptor import AVOIDED_S, MAX_RETRY_S, REFUSED_S, WAIT_S
+from hami.scheduler.settings import Settings
+from hami.state.store import HOLD_S
+from tests.builders import gpu, gpus, node, pod
+from tests.world import Clock, Replica, WatchedCluster
+
+CARD = 8000
+
+
+def wants(name, priority, *, count=1, memory=CARD, **fields):
+    return pod(gpus(count, memory=memory, cores=0), name=name, priority=priority, **fields)
+
+
+class World:
+    """A cluster of lock-free nodes, its kube-scheduler, and a leading replica."""
+
+    def __init__(self, nodes=1, cards=1, settings=Settings()):
+        self.clock, self.settings = Clock(), settings
+        self.fake = WatchedCluster(nodes=[
+            node(f"n{number}", *(gpu(f"GPU-{number}-{card}", index=card, memory_mib=CARD) for card in range(cards)),
+                 annotations={LOCK_FREE: "NVIDIA"}) for number in range(nodes)])
+        self.ended_by_user = set()
+        self.leader = self.replica()
+
+    def replica(self):
+        made = Replica(self.fake, self.clock, settings=self.settings)
+        for quota in getattr(self, "quotas", ()):
+            made.cache.quotas.upsert(quota)
+        made.preemptor.take_over()
+        return made
+
+    def next_leader(self):
+        self.leader.leadership.leading = False
+        self.leader = self.replica()
+
+    def find(self, name):
+        return self.fake.pods.get(("default", name))
+
+    def create(self, item):
+        self.fake.put_pod(item)
+        self.leader.watch()
+
+    def schedule(self, name):
+        """One cycle of kube-scheduler. Returns the node that the pod is bound to."""
+        item = self.find(name)
+        if item.nominated_node and (node := self.attempt(item, [item.nominated_node])) is not None:
+            return node
+        return self.attempt(item, list(self.fake.nodes))
+
+    def attempt(self, item, names):
+        try:
+            if (node := self.leader.filter(item, names)) is not None:
+                self.leader.binder.bind(item.ref, node)
+            return node
+        except HamiError:
+            return None
+
+    def run(self, *items):
+        """Binds and starts *items*, one after the other."""
+        for item in items:
+            self.create(item)
+            assert self.schedule(item.ref.name) is not None, item.ref
+            self.clock.seconds += 1
+            bound = self.find(item.ref.name)
+            self.fake.put_pod(replace(bound, phase="Running", started=f"{self.clock.now():%Y-%m-%dT%H:%M:%SZ}",
+                                      admitted=True))
+            self.leader.watch()
+
+    def preempt(self):
+        """Lets the preemptor see what was refused."""
+        self.clock.seconds += WAIT_S
+        self.leader.preemptor.step()
+        self.leader.watch()
+
+    def end(self, *names):
+        for name in names:
+            self.fake.delete_pod("default", name)
+        self.leader.watch()
+
+    def ending(self):
+        return {item.ref.name for item in self.fake.pods.values() if item.deletion}
+
+    def refuse(self, name):
+        assert self.schedule(name) is None
+
+
+def test_a_pod_gets_what_the_least_important_pod_leaves():
+    world = World(nodes=2)
+    world.run(wants("mid", 500), wants("low", 100))
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    world.preempt()
+    assert world.ending() == {"low"}
+    assert world.find("p").nominated_node == world.find("low").node_name == world.find("p").annotations[PREEMPTING]
+    assert world.find("low").preempted
+    assert "Preempted" in world.leader.events.reasons() and "Preempting" in world.leader.events.reasons()
+    world.create(wants("thief", 400))
+    world.refuse("thief")
+    world.end("low")
+    world.refuse("thief")
+    assert world.schedule("p") is not None
+    world.leader.watch()
+    world.preempt()
+    world.preempt()
+    assert world.leader.metrics.preemptions == ["planned"] and world.leader.metrics.victims == 1
+    assert len(world.leader.metrics.bound_after) == 1 and world.leader.metrics.in_vain == 0
+
+
+def test_the_calls_come_in_the_order_in_which_the_next_leader_can_go_on():
+    world = World(cards=2)
+    world.run(wants("a", 100), wants("b", 100))
+    world.create(wants("p", 1000, count=2))
+    world.refuse("p")
+    before = len(world.fake.calls)
+    world.preempt()
+    writes = [call.method for call in world.fake.calls[before:] if call.method != "disruption_budgets"]
+    assert writes == ["annotate_pod", "nominate", "mark_preempted", "mark_preempted", "evict", "evict"]
+
+
+@pytest.mark.parametrize("settings", [Settings(preemption="off"), Settings(preemption="strict"),
+                                      Settings(preemption_min_runtime=3600.0)],
+                         ids=lambda settings: f"{settings.preemption}, {settings.preemption_min_runtime:g} s")
+def test_nobody_is_evicted_where_the_settings_forbid_it(settings):
+    world = World(settings=settings)
+    world.fake.budgets = [DisruptionBudget(namespace="default", name="b", selector=(), allowed=0)]
+    world.run(wants("low", 100))
+    world.create(wants("p", 1000))
+    for _ in range(5):
+        world.refuse("p")
+        world.preempt()
+        world.clock.seconds += MAX_RETRY_S
+    assert world.ending() == set() and world.fake.calls_of("nominate", "mark_preempted", "evict") == []
+
+
+def test_a_budget_that_selects_other_pods_forbids_nothing():
+    world = World(settings=Settings(preemption="strict"))
+    world.fake.budgets = [DisruptionBudget(namespace="default", name="b", allowed=0,
+                                           selector=(LabelRequirement("app", "In", ("x",)),))]
+    world.run(wants("low", 100))
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    world.preempt()
+    assert world.ending() == {"low"}
+
+
+def test_budgets_that_cannot_be_read_forbid_everything_in_strict_mode_only():
+    for mode, victims in (("strict", set()), ("on", {"low"})):
+        world = World(settings=Settings(preemption=mode))
+        world.run(wants("low", 100))
+        world.create(wants("p", 1000))
+        world.refuse("p")
+        world.fake.fail("disruption_budgets", ClusterError("forbidden", 403), times=9)
+        world.preempt()
+        assert world.ending() == victims
+
+
+def test_nobody_is_evicted_while_kube_scheduler_makes_room():
+    world = World(nodes=2)
+    world.run(wants("a", 100), wants("b", 100))
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    answer = world.leader.preemption_filter.filter(world.find("p"), {"n0": ["cpu"], "n1": []})
+    holders = {item.node_name: item.ref.uid for item in world.fake.pods.values() if item.node_name}
+    assert {name: set(uids) for name, uids in answer.items()} == {"n0": {"cpu", holders["n0"]}, "n1": {holders["n1"]}}
+    world.preempt()
+    assert world.ending() == set()
+
+
+def test_what_kube_scheduler_frees_is_held_too():
+    world = World()
+    world.run(wants("low", 100))
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    world.leader.preemption_filter.filter(world.find("p"), {"n0": ["cpu"]})
+    world.fake.put_pod(replace(world.find("low"), preempted=True))
+    world.fake.put_pod(replace(world.find("p"), nominated_node="n0"))
+    world.leader.watch()
+    world.preempt()
+    world.end("low")
+    world.create(wants("thief", 100))
+    world.refuse("thief")
+    assert world.schedule("p") == "n0"
+
+
+def test_candidates_of_kube_scheduler_are_vetoed_while_others_are_evicted():
+    world = World(nodes=2)
+    world.run(wants("a", 100), wants("b", 100))
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    world.preempt()
+    assert world.leader.preemption_filter.filter(world.find("p"), {"n0": ["cpu"], "n1": []}) == {}
+
+
+def test_a_gang_is_planned_for_as_a_whole():
+    world = World(nodes=3)
+    world.run(wants("a", 100), wants("b", 100), wants("c", 5000))
+    for name in ("p", "q"):
+        world.create(wants(name, 1000, group="gang"))
+    world.refuse("p")
+    world.preempt()
+    assert world.ending() == {"a", "b"}
+    world.end("a")
+    world.create(wants("thief", 100))
+    world.refuse("thief")
+    world.end("b")
+    world.refuse("thief")
+    assert None not in (world.schedule("p"), world.schedule("q"))
+
+
+def test_nobody_is_evicted_for_a_gang_that_does_not_fit_as_a_whole():
+    world = World(nodes=2)
+    world.run(wants("a", 100), wants("c", 5000))
+    for name in ("p", "q"):
+        world.create(wants(name, 1000, group="gang"))
+    world.refuse("p")
+    world.preempt()
+    assert world.ending() == set()
+
+
+def test_a_node_whose_victim_does_not_end_is_avoided_for_a_while():
+    world = World(nodes=2)
+    world.run(wants("a", 100), wants("b", 200))
+    world.fake.deletion = "2026-08-21T12:00:40Z"
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    world.preempt()
+    assert world.ending() == {"a"}
+    world.clock.seconds += HOLD_S + 31
+    world.leader.watch()
+    world.refuse("p")
+    world.preempt()
+    world.preempt()
+    assert world.ending() == {"a", "b"}
+    assert world.leader.metrics.in_vain == 1
+    world.end("b")
+    assert world.schedule("p") is not None
+    assert AVOIDED_S > HOLD_S
+
+
+def test_a_refused_eviction_is_not_tried_again_at_once():
+    world = World()
+    world.run(wants("low", 100))
+    world.create(wants("p", 1000))
+    world.fake.fail("mark_preempted", ClusterError("forbidden", 403), times=99)
+    world.refuse("p")
+    world.preempt()
+    for _ in range(3):
+        world.refuse("p")
+        world.preempt()
+    assert len(world.fake.calls_of("mark_preempted")) == 1
+    assert "PreemptionFailed" in world.leader.events.reasons()
+    world.fake.heal()
+    world.clock.seconds += REFUSED_S
+    world.refuse("p")
+    world.preempt()
+    assert world.ending() == {"low"}
+
+
+@pytest.mark.parametrize("method", ["annotate_pod", "nominate", "mark_preempted", "evict"])
+def test_a_call_that_fails_is_tried_again(method):
+    world = World()
+    world.run(wants("low", 100))
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    world.fake.fail(method, ClusterError("no answer"))
+    world.preempt()
+    world.preempt()
+    assert world.ending() == {"low"}
+    world.end("low")
+    assert world.schedule("p") == "n0"
+
+
+def test_a_victim_that_has_ended_by_itself_is_no_failure():
+    world = World(cards=2)
+    world.run(wants("a", 100), wants("b", 100))
+    world.create(wants("p", 1000, count=2))
+    world.refuse("p")
+    world.fake.fail("evict", NotFound("gone", 404))
+    world.preempt()
+    assert len(world.ending()) == 1
+
+
+def test_the_rest_is_spared_when_the_preemptor_is_deleted_between_the_evictions():
+    world = World(cards=2)
+    world.run(wants("a", 100), wants("b", 100))
+    world.create(wants("p", 1000, count=2))
+    world.refuse("p")
+
+    def delete(call):
+        if call.method == "evict" and ("default", "p") in world.fake.pods:
+            world.fake.delete_pod("default", "p")
+            world.leader.watch()
+
+    world.fake.on_call = delete
+    world.preempt()
+    assert len(world.ending()) == 1
+
+
+def test_a_card_that_is_free_by_then_spares_everybody():
+    world = World()
+    world.run(wants("high", 5000, memory=4000), wants("low", 100, memory=4000))
+    world.create(wants("p", 1000, memory=4000))
+    world.refuse("p")
+
+    def end_another(call):
+        if call.method == "disruption_budgets" and world.find("high"):
+            world.end("high")
+
+    world.fake.on_call = end_another
+    world.preempt()
+    assert world.ending() == set()
+    world.create(wants("thief", 100, memory=4000))
+    world.refuse("thief")
+    assert world.schedule("p") == "n0"
+
+
+class Killed(BaseException):
+    """The leader dies within a call."""
+
+
+@settings(max_examples=100)
+@given(seed=integers(0, 2**32))
+def test_no_eviction_is_in_vain(seed):
+    """Every pod for which others were evicted is bound in the end, unless it is deleted or a pod of higher priority
+    has taken what was freed: through crashes and changes of the leader, and lost nominations."""
+    rng = random.Random(seed)
+    world = World(nodes=rng.randint(1, 3), cards=rng.randint(1, 2))
+    for number in range(rng.randint(2, 10)):
+        world.create(wants(f"first-{number}", rng.choice((0, 100)), memory=rng.choice((2000, 4000, CARD)),
+                           grace_s=rng.choice((0, 30))))
+        world.schedule(f"first-{number}")
+        world.leader.watch()
+    evicted_for = Counter()
+
+    def on_call(call):
+        if call.method == "evict":
+            victim = world.fake.pods.get((call.ref.namespace, call.ref.name))
+            if victim is not None and not victim.deletion:
+                evicted_for[world.marks[call.ref.uid]] += 1
+        elif call.method == "mark_preempted":
+            world.marks[call.ref.uid] = call.message.split()[3]
+        if call.method in ("annotate_pod", "nominate", "mark_preempted", "evict") and rng.random() < 0.1:
+            raise Killed
+
+    world.marks, world.fake.on_call = {}, on_call
+    for number in range(rng.randint(10, 40)):
+        move = rng.choice(("create", "schedule", "schedule", "preempt", "end", "wait", "delete", "lead", "forget"))
+        waiting = [item for item in world.fake.pods.values() if not item.node_name]
+        try:
+            if move == "create":
+                world.create(wants(f"p-{number}", rng.choice((0, 100, 500, 1000)),
+                                   memory=rng.choice((2000, 4000, CARD)), count=rng.choice((1, 1, 2))))
+            elif move == "schedule" and waiting:
+                world.schedule(rng.choice(waiting).ref.name)
+            elif move == "preempt":
+                world.preempt()
+            elif move == "end" and (ending := sorted(world.ending())):
+                world.end(rng.choice(ending))
+            elif move == "wait":
+                world.clock.seconds += rng.choice((0.1, 1, 5))
+            elif move == "delete" and world.fake.pods:
+                item = rng.choice(sorted(world.fake.pods.values(), key=lambda item: item.ref.name))
+                world.ended_by_user.add(item.ref.uid)
+                world.end(item.ref.name)
+            elif move == "lead":
+                world.next_leader()
+            elif move == "forget" and waiting:  # kube-scheduler clears a nomination
+                world.fake.put_pod(replace(rng.choice(waiting), nominated_node=""))
+            if rng.random() < 0.7:
+                world.leader.watch()
+        except Killed:
+            world.next_leader()
+    world.fake.on_call = lambda call: None
+    for _ in range(60):
+        world.clock.seconds += 5
+        world.leader.watch()
+        world.end(*world.ending())
+        for item in sorted(world.fake.pods.values(), key=lambda item: -item.priority):
+            if not item.node_name:
+                world.schedule(item.ref.name)
+                world.leader.watch()
+        world.preempt()
+    for name in world.fake.nodes:
+        assert all(memory <= CARD for _, memory, _ in world.fake.charges(name).values())
+    bound = {item.ref.uid for item in world.fake.pods.values() if item.node_name}
+    served = {uid for uid in evicted_for if uid in bound or uid in world.ended_by_user}
+    waiting = [item for item in world.fake.pods.values() if item.ref.uid in evicted_for and item.ref.uid not in served]
+    higher = {item.priority for item in world.fake.pods.values() if item.node_name}
+    assert all(any(priority > item.priority for priority in higher) for item in waiting), evicted_for
+    assert world.leader.metrics.in_vain == 0
