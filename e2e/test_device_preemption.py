@@ -1,15 +1,18 @@
-"""Pods of lower priority end for a pod with devices that no node fits: the fewest, never in vain, and what they leave is
-held for it."""
+"""Pods of lower priority end for a pod with devices that no node fits: the fewest, never in vain.
+
+What they leave is held for it."""
 
 import contextlib
 import time
 
 import pytest
 
+from e2e import vendor_nodes
 from e2e.eventually import eventually
-from e2e.nodes import LOCK_FREE, gpu
+from e2e.nodes import LOCK_FREE, gpu, mig_gpu
 from e2e.pods import pod
-from e2e.scheduler import kill_leader, second_replica
+from e2e.sandbox import LABEL, Sandbox
+from e2e.scheduler import kill_leader, redirect_webhook, second_replica
 
 PRIORITIES = {"low": 100, "mid": 500, "high": 1000, "patient": 1000, "urgent": 5000}  # the patient one never preempts
 KEPT = "hami-e2e/kept"
@@ -50,6 +53,34 @@ def kept(item):
 
 def release(sandbox, name):
     sandbox.kube.merge_patch("Pod", name, {"metadata": {"finalizers": None}}, sandbox.namespace)
+
+
+HOLDERS = {"v0", "v1", "v2", "v3"}
+
+
+def fill(sandbox):
+    """Fills the four cards with pods of low priority that take long to end."""
+    for number, node in enumerate(("n0", "n0", "n1", "n1")):
+        sandbox.create(kept(on(sandbox, of("low", f"v{number}"), node, number % 2)))
+    sandbox.bound(4)
+
+
+def ending(sandbox):
+    """Returns the pods that are being deleted."""
+    return {item["metadata"]["name"] for item in sandbox.kube.list("Pod", sandbox.namespace)
+            if item["metadata"].get("deletionTimestamp")}
+
+
+def budget(name, namespace):
+    """Returns a PodDisruptionBudget that allows no eviction of the pods labeled app=NAME."""
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": name}}}}
+
+
+def elsewhere(item, sandbox):
+    """Returns *item* for the nodes of *sandbox*."""
+    return {**item, "spec": {**item["spec"], "nodeSelector": {LABEL: sandbox.namespace}}}
 
 
 @pytest.fixture
@@ -103,9 +134,7 @@ def test_a_pod_that_needs_two_cards_spares_the_higher_priority(full):
 def test_a_disruption_budget_is_kept_where_others_can_end(full):
     for name in ("d", "e"):
         full.kube.merge_patch("Pod", name, {"metadata": {"labels": {"app": "kept"}}}, full.namespace)
-    full.kube.apply({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
-                     "metadata": {"name": "kept", "namespace": full.namespace},
-                     "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "kept"}}}}, full.namespace)
+    full.kube.apply(budget("kept", full.namespace), full.namespace)
     full.create(of("high", "p"))
     assert node_of(full, "p") == "n0"
     assert names(full) == {"c", "d", "e", "p"}
@@ -115,12 +144,9 @@ def test_a_disruption_budget_is_kept_where_others_can_end(full):
 def test_what_victims_leave_is_held_for_the_preemptor(two_nodes):
     """Victims that end late free their card in the end; nobody of the same or a lower priority gets it meanwhile."""
     sandbox = two_nodes
-    for number, node in enumerate(("n0", "n0", "n1", "n1")):
-        sandbox.create(kept(on(sandbox, of("low", f"v{number}"), node, number % 2)))
-    sandbox.bound(4)
+    fill(sandbox)
     sandbox.create(of("high", "p"))
-    victim = eventually(lambda: next((item["metadata"]["name"] for item in sandbox.kube.list("Pod", sandbox.namespace)
-                                      if item["metadata"].get("deletionTimestamp")), ""), "a victim is deleted")
+    victim, = eventually(lambda: ending(sandbox), "a victim is deleted")
     node = sandbox.short(sandbox.pod(victim)["spec"]["nodeName"])
     assert sandbox.short(eventually(lambda: sandbox.pod("p")["status"].get("nominatedNodeName"), "nominated")) == node
     sandbox.create_all(of("low", f"waits-{number}", 1000) for number in range(8))
@@ -129,23 +155,17 @@ def test_what_victims_leave_is_held_for_the_preemptor(two_nodes):
         sandbox.refusal(name)
     release(sandbox, victim)
     assert node_of(sandbox, "p") == node
-    assert set(sandbox.bound(4)) == {"p"} | {f"v{number}" for number in range(4)} - {victim}
+    assert set(sandbox.bound(4)) == {"p"} | HOLDERS - {victim}
 
 
 def test_a_pod_of_higher_priority_takes_what_is_held_and_the_other_gets_a_new_plan(two_nodes):
     sandbox = two_nodes
-    for number, node in enumerate(("n0", "n0", "n1", "n1")):
-        sandbox.create(kept(on(sandbox, of("low", f"v{number}"), node, number % 2)))
-    sandbox.bound(4)
+    fill(sandbox)
     sandbox.create(of("high", "p"))
 
-    def deleted():
-        return {item["metadata"]["name"] for item in sandbox.kube.list("Pod", sandbox.namespace)
-                if item["metadata"].get("deletionTimestamp")}
-
-    first = eventually(deleted, "a victim is deleted")
+    first = eventually(lambda: ending(sandbox), "a victim is deleted")
     sandbox.create(of("urgent", "q"))
-    second = eventually(lambda: len(deleted()) == 2 and deleted(), "a second victim is deleted") - first
+    second = eventually(lambda: ending(sandbox) - first, "a second victim is deleted")
     for name in first | second:
         release(sandbox, name)
     node_of(sandbox, "p"), node_of(sandbox, "q")
@@ -167,12 +187,9 @@ def test_nobody_is_evicted_where_that_does_not_help(full, item):
 
 def test_a_preemptor_that_is_deleted_leaves_its_hold(two_nodes):
     sandbox = two_nodes
-    for number, node in enumerate(("n0", "n0", "n1", "n1")):
-        sandbox.create(kept(on(sandbox, of("low", f"v{number}"), node, number % 2)))
-    sandbox.bound(4)
+    fill(sandbox)
     sandbox.create(of("high", "p"))
-    victim = eventually(lambda: next((item["metadata"]["name"] for item in sandbox.kube.list("Pod", sandbox.namespace)
-                                      if item["metadata"].get("deletionTimestamp")), ""), "a victim is deleted")
+    victim, = eventually(lambda: ending(sandbox), "a victim is deleted")
     sandbox.create(of("low", "next"))
     sandbox.refusal("next")
     sandbox.delete("p")
@@ -182,25 +199,18 @@ def test_a_preemptor_that_is_deleted_leaves_its_hold(two_nodes):
 
 def test_the_next_leader_finishes_an_eviction(two_nodes, scheduler):
     sandbox = two_nodes
-    for number, node in enumerate(("n0", "n0", "n1", "n1")):
-        sandbox.create(kept(on(sandbox, of("low", f"v{number}"), node, number % 2)))
-    sandbox.bound(4)
-
-    def deleted():
-        return [item["metadata"]["name"] for item in sandbox.kube.list("Pod", sandbox.namespace)
-                if item["metadata"].get("deletionTimestamp")]
-
+    fill(sandbox)
     with second_replica(scheduler) as standby:
         sandbox.create(of("high", "p"))
-        victim, = eventually(deleted, "a victim is deleted")
+        victim, = eventually(lambda: ending(sandbox), "a victim is deleted")
         node = sandbox.short(sandbox.pod(victim)["spec"]["nodeName"])
         kill_leader(scheduler, standby)
         sandbox.create_all(of("low", f"waits-{number}", 1000) for number in range(4))
         sandbox.refusal("waits-0", timeout=90)
         release(sandbox, victim)
         assert node_of(sandbox, "p", timeout=60) == node
-        assert deleted() == []
-        assert set(sandbox.bound(4)) == {"p"} | {f"v{number}" for number in range(4)} - {victim}
+        assert ending(sandbox) == set()
+        assert set(sandbox.bound(4)) == {"p"} | HOLDERS - {victim}
 
 
 def test_cpu_and_cards_that_are_short_at_once(two_nodes):
@@ -221,3 +231,94 @@ def test_cpu_and_cards_that_are_short_at_once(two_nodes):
     ended -= names(sandbox)
     assert len(ended) == 2 and any(name.startswith("cpu") for name in ended)
     assert {name for name in ended if name.startswith("holds")} <= {f"holds-{node}-0", f"holds-{node}-1"}
+
+
+def test_a_leader_that_was_suspended_evicts_nobody_else(two_nodes, scheduler):
+    sandbox = two_nodes
+    fill(sandbox)
+    with second_replica(scheduler) as standby:
+        sandbox.create(of("high", "p"))
+        victim, = eventually(lambda: ending(sandbox), "a victim is deleted")
+        scheduler.program.pause()
+        scheduler.cluster.components["kube-scheduler"].kill()
+        redirect_webhook(scheduler.cluster.kube, scheduler.certificates, standby.port)
+        sandbox.create(of("low", "waits", 1000))
+        sandbox.refusal("waits", timeout=90)
+        scheduler.program.resume()
+        release(sandbox, victim)
+        node_of(sandbox, "p", timeout=60)
+        assert ending(sandbox) == set()
+        assert set(sandbox.bound(4)) == {"p"} | HOLDERS - {victim}
+
+
+def test_none_of_five_hundred_pods_gets_what_is_freed(two_nodes):
+    sandbox = two_nodes
+    fill(sandbox)
+    sandbox.create(of("high", "p"))
+    victim, = eventually(lambda: ending(sandbox), "a victim is deleted")
+    sandbox.create_all(of("low", f"waits-{number}", 1000) for number in range(500))
+    release(sandbox, victim)
+    node_of(sandbox, "p")
+    assert set(sandbox.bound(4)) == {"p"} | HOLDERS - {victim}
+
+
+def test_only_pods_of_its_namespace_make_room_in_a_quota(two_nodes):
+    sandbox, gated = two_nodes, of("high", "p")
+    gated["spec"]["schedulingGates"] = [{"name": "hami-e2e/gate"}]
+    with Sandbox.opened(sandbox.kube) as other:
+        other.kube.create(elsewhere(of("low", "neighbor"), sandbox), other.namespace)
+        other.bound()
+        sandbox.create(of("mid", "own"))
+        sandbox.bound()
+        sandbox.create(gated)  # the webhook refuses pods for which the quota has no room
+        sandbox.kube.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"}, "spec": {
+            "hard": {"limits.nvidia.com/gpumem": str(CARD)}}}, sandbox.namespace)
+        sandbox.kube.merge_patch("Pod", "p", {"spec": {"schedulingGates": None}}, sandbox.namespace)
+        node_of(sandbox, "p")
+        assert names(sandbox) == {"p"} and names(other) == {"neighbor"}
+
+
+def test_a_card_that_dies_after_the_eviction_leads_to_another_plan(two_nodes):
+    sandbox = two_nodes
+    fill(sandbox)
+    sandbox.create(of("high", "p"))
+    victim, = eventually(lambda: ending(sandbox), "a victim is deleted")
+    node = sandbox.short(sandbox.pod(victim)["spec"]["nodeName"])
+    sandbox.register(node, *(gpu(memory_mib=CARD, uuid=sandbox.uuid(node, card), healthy=False) for card in range(2)))
+    second, = eventually(lambda: ending(sandbox) - {victim}, "another victim is deleted")
+    release(sandbox, second)
+    release(sandbox, victim)
+    assert node_of(sandbox, "p") != node
+
+
+def test_strict_preemption_violates_no_disruption_budget(full, scheduler):
+    for name in ("a", "d", "e"):
+        full.kube.merge_patch("Pod", name, {"metadata": {"labels": {"app": "kept"}}}, full.namespace)
+    full.kube.apply(budget("kept", full.namespace), full.namespace)
+    scheduler.run_with(preemption="strict")
+    try:
+        full.create(of("high", "p"))
+        assert node_of(full, "p", timeout=60) == "n0"
+        assert names(full) == {"a", "b", "d", "e", "p"}
+    finally:
+        scheduler.run_with()
+
+
+def test_an_ascend_device_is_freed(sandbox):
+    sandbox.add_node("n", vendor_nodes.ascend("Ascend910B3", vendor_nodes.card("dev-0", 65_536, cores=20)))
+    asked = {"gpu": 0, "huawei.com/Ascend910B3": 1, "huawei.com/Ascend910B3-memory": 65_536}
+    for name, priority in (("low", "low"), ("p", "high")):
+        made = pod(name, **{key: value for key, value in asked.items() if value})
+        made["spec"]["priorityClassName"] = f"e2e-{priority}"
+        sandbox.create(made)
+        node_of(sandbox, name)
+    assert names(sandbox) == {"p"}
+
+
+def test_a_mig_instance_is_freed(sandbox):
+    sandbox.add_gpu_node("n", mig_gpu(), annotations=LOCK_FREE)
+    sandbox.create(of("low", "a", 19_000), of("low", "b", 19_000))
+    sandbox.bound(2)
+    sandbox.create(of("high", "p", 19_000))
+    node_of(sandbox, "p")
+    assert "p" in names(sandbox) and len(names(sandbox)) == 2

@@ -72,13 +72,20 @@ def whole_card(name, group=""):
     return {**item, "spec": {**item["spec"], **({"schedulingGroup": {"podGroupName": group}} if group else {})}}
 
 
-def create_gang(kube, group, size):
+def waiting(kube):
+    return [item for item in kube.list("Pod", "default") if not item["spec"].get("nodeName")]
+
+
+def create_gang(kube, group, size, priority=""):
     """Returns the names of the pods."""
+    of_group = {"priorityClassName": priority} if priority else {}
     kube.call("POST", GROUPS, {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "metadata": {
-        "name": group}, "spec": {"schedulingPolicy": {"gang": {"minCount": size}}}})
+        "name": group}, "spec": {"schedulingPolicy": {"gang": {"minCount": size}}, **of_group}})
     names = {f"{group}-{number}" for number in range(size)}
     for name in sorted(names):
-        kube.create(whole_card(name, group), "default")
+        item = whole_card(name, group)
+        item["spec"] |= of_group
+        kube.create(item, "default")
     return names
 
 
@@ -157,3 +164,22 @@ def test_explain_says_what_a_gang_lacks(cluster, kube):
     gang = answer.document["gang"]
     assert [gang[key] for key in ("required", "tried", "fitting", "lacking")] == [8, 8, 7, 1]
     assert bound(kube) == set()
+
+
+def test_a_gang_of_higher_priority_gets_what_others_leave_or_nobody_ends(kube):
+    """The pods of a gang that cannot get all its cards end for nobody."""
+    for name, value in (("e2e-gang-low", 100), ("e2e-gang-mid", 500), ("e2e-gang-high", 1000)):
+        kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name},
+                    "value": value})
+    for number in range(7):
+        item = whole_card(f"single-{number}")
+        item["spec"]["priorityClassName"] = "e2e-gang-low" if number < 4 else "e2e-gang-high"
+        kube.create(item, "default")
+    wait_bound(kube, {f"single-{number}" for number in range(7)}, 10)
+    large = create_gang(kube, "large", 5, priority="e2e-gang-mid")
+    eventually(lambda: all(map(is_refused, waiting(kube))), "all members are refused")
+    time.sleep(3)
+    assert bound(kube) == {f"single-{number}" for number in range(7)}
+    remove(kube, *large)
+    wait_bound(kube, create_gang(kube, "small", 3, priority="e2e-gang-mid"), 20)
+    assert len(bound(kube)) == 7 and {"single-4", "single-5", "single-6"} < bound(kube)

@@ -12,7 +12,7 @@ from hami.state.holds import is_hold
 from hami.state.pods import PodRecord
 from hami.state.view import View
 
-MAX_TRIALS = 600  # decisions that a plan may take: some 100 ms
+MAX_TRIALS = 400  # decisions that a plan may take: some 100 ms
 OVERDUE_S = 60  # a pod that has not ended so long after its grace period may never end
 
 
