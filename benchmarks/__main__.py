@@ -25,12 +25,13 @@ from benchmarks.inspect import inspect_rows
 from benchmarks.limiter import limiter_rows
 from benchmarks.monitor import monitor_rows
 from benchmarks.placing import GROUPS, placing_rows
+from benchmarks.preemption import preemption_rows
 from benchmarks.processes import Run, loop_seconds, objects_seconds
 from benchmarks.realnode import realnode_rows
 from benchmarks.rows import Row, table
 from e2e.binaries import BinariesMissing
 
-ALL = ("filter", "hostile", "webhook", *GROUPS, "realnode", "limiter", "inspect", "monitor")
+ALL = ("filter", "hostile", "webhook", *GROUPS, "preemption", "realnode", "limiter", "inspect", "monitor")
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 160
 """Width of the table if standard output is not a terminal."""
@@ -61,6 +62,8 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
         yield from webhook_rows(run)
     if placing := [group for group in chosen.groups if group in GROUPS]:
         yield from placing_rows(run, placing, chosen.rounds)
+    if "preemption" in chosen.groups:
+        yield from preemption_rows(run)
     if "realnode" in chosen.groups:
         yield from realnode_rows(run, chosen.rounds)
     if "limiter" in chosen.groups:

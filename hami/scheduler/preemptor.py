@@ -185,7 +185,7 @@ class Preemptor(Task):
             self._nominate(hold)
             message = render_preempted(hold.ref.uid, hold.node)
             for victim in self.each(victims):
-                if not victim.preempted and not victim.ends_by:
+                if victim.preemptor != hold.ref.uid and not victim.ends_by:
                     self._of_victim(hold, lambda: self._cluster.mark_preempted(victim.ref, message, self._now()))
             for victim in self.each(victims):
                 if not victim.ends_by:

@@ -1,0 +1,139 @@
+"""Rows about preemption: how long a pod waits for what others leave, and what a plan costs."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.processes import Run
+from benchmarks.rows import Row
+from e2e.cluster import LocalCluster
+from e2e.eventually import eventually
+from e2e.nodes import LOCK_FREE, gpus
+from e2e.pods import pod
+from e2e.sandbox import Sandbox
+from e2e.scheduler import Certificates, Scheduler, install, wait_for_webhook
+from hami.state.preemption import PreemptionRules, plan_preemption
+from hami.state.store import Store
+from hami.state.view import Policies, View
+from tests import builders
+from tests.scheduler.replicas import holding
+from tests.world import Clock
+
+__all__ = ["preemption_rows"]
+
+Object = dict[str, Any]
+NODES, CARDS, CARD = 4, 2, 80_000
+PREEMPTORS = 6
+LATE_S = 3.0
+"""Seconds that the containers of a victim take to end."""
+KEPT = "benchmarks/kept"
+LOW, HIGH = 100, 1000
+FLEET = 1000
+"""Nodes of eight cards, each held by a pod of lower priority."""
+
+
+def preemption_rows(run: Run) -> Iterator[Row]:
+    """Yields rows for pods of high priority, one after the other, and for plans in a large cluster."""
+    yield from plan_rows(run)
+    run.say(f"preemption: {NODES} nodes")
+    with LocalCluster.started(durable=False) as cluster:
+        certificates = Certificates(cluster.folder / "tls")
+        scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
+        wait_for_webhook(cluster.kube)
+        for name, value in (("low", LOW), ("high", HIGH)):
+            cluster.kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+                                "metadata": {"name": name}, "value": value})
+        for late_s, target in ((0.0, 0.3), (LATE_S, LATE_S + 0.5)):
+            with Sandbox.opened(cluster.kube) as sandbox:
+                yield waiting_row(sandbox, late_s, target)
+        scheduler.close()
+
+
+def waiting_row(sandbox: Sandbox, late_s: float, target: float) -> Row:
+    """Each preemptor needs a card that two pods hold."""
+    sandbox.add_gpu_nodes({f"n{number}": gpus(CARDS, memory_mib=CARD) for number in range(NODES)},
+                          annotations=LOCK_FREE)
+    sandbox.create_all(of("low", f"low-{number}", CARD // 2, kept=late_s > 0) for number in range(2 * NODES * CARDS))
+    sandbox.bound(timeout=60)
+    waits = []
+    for number in range(PREEMPTORS):
+        begun = time.monotonic()
+        sandbox.create(of("high", f"high-{number}", CARD))
+        if late_s:
+            victims = eventually(lambda: ending(sandbox, 2), "two victims end", interval=0.01)
+            time.sleep(max(0.0, begun + late_s - time.monotonic()))
+            for name in victims:
+                sandbox.kube.merge_patch("Pod", name, {"metadata": {"finalizers": None}}, sandbox.namespace)
+        sandbox.kube.wait("Pod", lambda pods: pods[f"high-{number}"]["spec"].get("nodeName"), sandbox.namespace)
+        waits.append(time.monotonic() - begun)
+    evicted = 2 * NODES * CARDS - sum(item["metadata"]["name"].startswith("low")
+                                      for item in sandbox.kube.list("Pod", sandbox.namespace))
+    for item in sandbox.kube.list("Pod", sandbox.namespace) if late_s else ():
+        sandbox.kube.merge_patch("Pod", item["metadata"]["name"], {"metadata": {"finalizers": None}}, sandbox.namespace)
+    what = f"victims end after {late_s:g} s" if late_s else "victims end at once"
+    return Row(group="preemption", what=f"preemptor created to bound, {NODES} nodes, {what}, longest of {PREEMPTORS}",
+               measured=f"{max(waits):.2f} s (median {statistics.median(waits):.2f} s); {evicted} pods evicted",
+               target=f"≤ {target:g} s; {2 * PREEMPTORS} evicted",
+               met=max(waits) <= target and evicted == 2 * PREEMPTORS, figures={"seconds": waits, "evicted": evicted})
+
+
+def of(priority: str, name: str, memory: int, *, kept: bool = False) -> Object:
+    made = pod(name, gpu=1, gpumem=memory)
+    made["spec"]["priorityClassName"] = priority
+    if kept:
+        made["metadata"]["finalizers"] = [KEPT]
+    return made
+
+
+def ending(sandbox: Sandbox, count: int) -> list[str]:
+    """Returns the pods that are being deleted if they are *count*."""
+    names = [item["metadata"]["name"] for item in sandbox.kube.list("Pod", sandbox.namespace)
+             if item["metadata"].get("deletionTimestamp")]
+    return names if len(names) == count else []
+
+
+def plan_rows(run: Run) -> Iterator[Row]:
+    run.say(f"preemption: plans among {FLEET:,} nodes")
+    view, clock = crowded()
+    names, rules = list(view.nodes), PreemptionRules(now=clock.now().timestamp())
+    for what, count in (("one card", 1), ("two cards of a node", 2), ("a whole node", 8)):
+        item = builders.pod(builders.gpus(count, memory=CARD, cores=0), name="high", priority=HIGH)
+        times = []
+        with no_gc():
+            for _ in range(5):
+                begun = time.perf_counter()
+                plan = plan_preemption(view, item, names, rules)
+                times.append(1000 * (time.perf_counter() - begun))
+        assert plan is not None and len(plan.uids) == count, plan
+        yield Row(group="preemption", what=f"plan for {what}, {FLEET:,} × 8, {FLEET * 8:,} pods of lower priority",
+                  measured=f"{statistics.median(times):.0f} ms", target="≤ 150 ms",
+                  met=statistics.median(times) <= 150, compared="in-process; other filters go on meanwhile",
+                  figures={"milliseconds": times})
+
+
+def crowded() -> tuple[View, Clock]:
+    """Returns a cluster in which each card is held by a pod of one of seven priorities."""
+    clock = Clock()
+    store = Store(builders.ONLY_NVIDIA, Policies(), clock=clock, now=clock.now)
+    for number in range(FLEET):
+        store.nodes.upsert(builders.node(f"n{number}", *(
+            builders.gpu(f"GPU-{number}-{card}", index=card, memory_mib=CARD) for card in range(8))))
+        for card in range(8):
+            store.pods.upsert(holding(
+                f"low-{number}-{card}", f"n{number}", f"GPU-{number}-{card},NVIDIA,{CARD},0:;", resource_version="5",
+                priority=LOW + (number * 8 + card) % 7, started="2026-08-21T11:00:00Z"))
+    return store.view(), clock
+
+
+@contextmanager
+def no_gc() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
