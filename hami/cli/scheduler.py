@@ -17,7 +17,9 @@ from hami.runtime.options import (
     ADDRESS, BOOLEAN, COUNT, DURATION, FILE, RATE, STRING, Flag, Groups, Value, choice, whole_number,
 )
 from hami.runtime.settings import ClusterSettings
-from hami.scheduler.settings import DEVICE_POLICIES, NODE_POLICIES, PREEMPTION, Settings, parse_device_policy_flag, read_settings
+from hami.scheduler.settings import (
+    DEVICE_POLICIES, NODE_POLICIES, PREEMPTION, Settings, parse_device_policy_flag, read_settings,
+)
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
@@ -71,8 +73,9 @@ SCHEDULING = (
          "these annotations can claim devices."),
     Flag("--node-label-selector", Value("selector", str), "Label selector of the nodes to use, such as "
          "gpu=on,zone!=b; empty for all. The API server validates it after the start.", "node_selector"),
-    Flag("--preemption", choice("mode", *PREEMPTION), "Whether pods with devices are evicted for pods of higher priority "
-         "that no node fits: on, as kube-scheduler does; strict, never against a PodDisruptionBudget; or off."),
+    Flag("--preemption", choice("mode", *PREEMPTION), "Whether pods with devices are evicted for pods of higher "
+         "priority that no node fits: on, as kube-scheduler does; strict, never against a PodDisruptionBudget; or "
+         "off."),
     Flag("--preemption-min-runtime", DURATION, "How long a pod runs before it is evicted for one of higher priority."),
     Flag("--node-lock-timeout", DURATION, "How long a pod may hold a node's lock, such as 5m0s. Without the flag, the "
          "environment variable HAMI_NODELOCK_EXPIRE applies."),

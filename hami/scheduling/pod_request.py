@@ -57,7 +57,8 @@ class PodRequest:
     @property
     def needs_devices_alone(self) -> bool:
         """Reports whether the pod shares no device, whatever amounts it asks for."""
-        return self.policy.mutex or any(Rule.UNUSED in request.vendor.decision.rules for request in self.vendor_requests)
+        return self.policy.mutex or any(Rule.UNUSED in request.vendor.decision.rules
+                                        for request in self.vendor_requests)
 
     @property
     def kinds(self) -> tuple[ContainerKind, ...]:

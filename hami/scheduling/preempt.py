@@ -111,9 +111,11 @@ def best_plan(nodes: Iterable[PreemptionNode], allowed: Mapping[str, int], *, ma
             plans.append((plan, node))
             if plan.cost[:4] <= cheapest:
                 break
+    if not plans:
+        return None
     plans.sort(key=lambda item: (item[0].cost, item[0].node))
-    best = plans[0][0] if plans else None
-    for _, node in plans if best is not None else ():
+    best = plans[0][0]
+    for _, node in plans:
         best = _search(node, allowed, best.cost, lambda: trials >= max_trials) or best
     return best
 
@@ -143,7 +145,7 @@ def plan_node(node: PreemptionNode, allowed: Mapping[str, int]) -> PreemptionPla
 def _search(node: PreemptionNode, allowed: Mapping[str, int], bound: tuple[int, ...],
             is_exhausted: Callable[[], bool]) -> PreemptionPlan | None:
     """Returns the cheapest plan for *node* among all combinations if it costs less than *bound*, else ``None``."""
-    if len(node.candidates) > MAX_SEARCHED:
+    if len(node.candidates) > MAX_SEARCHED or is_exhausted():
         return None
     plans = (_plan(node, victims, allowed) for size in range(1, len(node.candidates) + 1)
              for victims in itertools.combinations(node.candidates, size))

@@ -136,4 +136,3 @@ class _Eviction:
             return ()
         labels = dict(record.traits.labels)
         return tuple(budget.key for budget in budgets if budget.selects(record.ref.namespace, labels))
-
