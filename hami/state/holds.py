@@ -7,14 +7,15 @@ that were made before are not affected, and what victims leave is the hold's in 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from hami.model import Pod, PodRef
+from hami.model import Partition, Pod, PodRef
 from hami.scheduling.placement import NodeUsage
-from hami.scheduling.usage import Charge
+from hami.scheduling.refusal import Choice
+from hami.scheduling.usage import Charge, charged_by
 from hami.state.table import Booking, Table
 
 PREFIX = "hold/"  # of the uid of a booking; no uid of a pod has a slash
@@ -50,15 +51,28 @@ def alone(booking: Booking, usages: NodeUsage) -> Booking:
                        for charge in charges)) for vendor, charges in booking.charges))
 
 
+def is_free(booking: Booking, usages: NodeUsage) -> bool:
+    """Reports whether *usages* of its node have room for *booking*, on devices that new pods may use."""
+    found = {(vendor, usage.device.uuid): usage for vendor, of_vendor in usages.items() for usage in of_vendor}
+    for vendor, charges in booking.charges:
+        for charge in charges:
+            usage = found.get((vendor, charge.uuid))
+            if (usage is None or not usage.device.healthy or usage.device.cordoned
+                    or charged_by(usage, charge).is_overcommitted):
+                return False
+    return True
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Hold:
     """The devices on *node* that *pod* gets once its *victims* (uids) have ended. Only :class:`Holds` changes it.
 
-    *booking*: all that it needs. *until*: when it ends at the latest, by the clock. *evicted*: the victims have been
-    deleted. *checked*: the version of the node in which the pod certainly gets what is held.
+    *choice*: the decision. *booking*: all that it needs. *until*: when it ends at the latest, by the clock. *evicted*:
+    the victims have been deleted. *checked*: the version of the node in which the pod certainly gets what is held.
     """
 
     pod: Pod
+    choice: Choice
     booking: Booking
     victims: frozenset[str]
     until: float
@@ -97,9 +111,8 @@ class Holds:
         return self._holds.get(uid)
 
     def add(self, hold: Hold) -> None:
-        """Adds *hold*, in place of an earlier one of its pod, and books it."""
+        """Adds *hold*, in place of an earlier one of its pod. `settle` books it."""
         self._holds[hold.ref.uid] = hold
-        self._book(hold)
 
     def remove(self, hold: Hold) -> None:
         """Ends *hold*."""
@@ -117,11 +130,32 @@ class Holds:
 
     def settle(self, has_reservation: Callable[[str], bool]) -> None:
         """Books all holds as their victims are now; not those of pods that have a reservation."""
-        for hold in self._holds.values():
-            if has_reservation(hold.ref.uid):
-                self._table.unbook(hold.booking.uid)
+        bookings = self.bookings([hold for hold in self if not has_reservation(hold.ref.uid)])
+        for hold in self:
+            if (booking := bookings.get(hold.booking.uid)) is not None:
+                self._table.book(booking)
             else:
-                self._book(hold)
+                self._table.unbook(hold.booking.uid)
+
+    def bookings(self, holds: Iterable[Hold], ended: Collection[str] = ()) -> dict[str, Booking]:
+        """Returns by uid what *holds* take beyond what their victims still have, if the pods *ended* have ended.
+
+        The pods of a gang may wait for the same victims: what one of them gets of a victim, no other does.
+        """
+        left: dict[tuple[str, str, str], Charge] = {}  # of a victim: by its uid, vendor and device
+        for uid in {uid for hold in holds for uid in hold.victims.difference(ended)}:
+            if (victim := self._table.bookings.get(uid)) is not None:
+                left |= {(uid, vendor, charge.uuid): charge for vendor, charges in victim.charges for charge in charges}
+        bookings = {}
+        for hold in holds:
+            on_node = [uid for uid in sorted(hold.victims) if (victim := self._table.bookings.get(uid)) is not None
+                       and victim.node == hold.node]
+            charges = tuple((vendor, tuple(rest for charge in own if (rest := _beyond(charge, left, [
+                (uid, vendor, charge.uuid) for uid in on_node])) is not None)) for vendor, own in hold.booking.charges)
+            if any(own for _, own in charges):
+                bookings[hold.booking.uid] = msgspec.structs.replace(
+                    hold.booking, charges=tuple(item for item in charges if item[1]))
+        return bookings
 
     def is_checked(self, hold: Hold) -> bool:
         """Reports whether the node of *hold* is as it was when it was marked."""
@@ -135,44 +169,47 @@ class Holds:
         """Records that the victims of *hold* have been deleted."""
         hold.evicted = True
 
+    def move(self, hold: Hold, choice: Choice, booking: Booking) -> None:
+        """Holds the devices of *choice* instead."""
+        hold.choice, hold.booking, hold.checked = choice, booking, -1
+
     def spare(self, hold: Hold) -> None:
         """Spares the victims of *hold*, since its pod fits without their end. It goes on to be held."""
         hold.victims, hold.evicted = frozenset(), True
-        self._book(hold)
 
     def victims(self) -> frozenset[str]:
         """Returns the victims of all holds."""
         return frozenset().union(*(hold.victims for hold in self._holds.values()))
 
-    def _book(self, hold: Hold) -> None:
-        booking = self._beyond_victims(hold.booking, hold.victims)
-        if booking.charges:
-            self._table.book(booking)
-        else:
-            self._table.unbook(booking.uid)
 
-    def _beyond_victims(self, booking: Booking, victims: Collection[str]) -> Booking:
-        """Returns *booking* without what the victims still have of it."""
-        theirs: dict[tuple[str, str], list[Charge]] = {}
-        for uid in victims:
-            victim = self._table.bookings.get(uid)
-            if victim is not None and victim.node == booking.node:
-                for vendor, charges in victim.charges:
-                    for charge in charges:
-                        theirs.setdefault((vendor, charge.uuid), []).append(charge)
-        left = tuple((vendor, tuple(rest for charge in charges
-                                    if (rest := _beyond(charge, theirs.get((vendor, charge.uuid), ()))) is not None))
-                     for vendor, charges in booking.charges)
-        return msgspec.structs.replace(booking, charges=tuple(item for item in left if item[1]))
-
-
-def _beyond(charge: Charge, held: Iterable[Charge]) -> Charge | None:
-    """Returns what *charge* needs of a device beside what is *held* of it; ``None`` for nothing."""
-    slots, memory_mib, cores, partitions = charge.slots, charge.memory_mib, charge.cores, charge.partitions
-    for other in held:
-        slots, memory_mib, cores = slots - other.slots, memory_mib - other.memory_mib, cores - other.cores
-        partitions = tuple(one for one in partitions if not any(map(one.overlaps, other.partitions)))
-    if slots <= 0 and memory_mib <= 0 and cores <= 0 and not partitions:
+def _beyond(charge: Charge, left: dict[tuple[str, str, str], Charge],
+            victims: Sequence[tuple[str, str, str]]) -> Charge | None:
+    """Returns what *charge* needs of a device beside what *victims* have *left* of it, and takes it from there;
+    ``None`` for nothing."""
+    partitions = charge.partitions
+    for victim in victims:
+        if (other := left.get(victim)) is None:
+            continue
+        less = (min(charge.slots, other.slots), min(charge.memory_mib, other.memory_mib),
+                min(charge.cores, other.cores))
+        charge, left[victim] = _minus(charge, *less), _minus(other, *less)
+        partitions = tuple(piece for part in partitions for piece in _pieces(part, other.partitions))
+    if not (charge.slots or charge.memory_mib or charge.cores or partitions):
         return None
-    return msgspec.structs.replace(charge, slots=max(0, slots), memory_mib=max(0, memory_mib), cores=max(0, cores),
-                                   partitions=partitions)
+    return msgspec.structs.replace(charge, partitions=partitions)
+
+
+def _minus(charge: Charge, slots: int, memory_mib: int, cores: int) -> Charge:
+    return msgspec.structs.replace(charge, slots=charge.slots - slots, memory_mib=charge.memory_mib - memory_mib,
+                                   cores=charge.cores - cores)
+
+
+def _pieces(part: Partition, others: Sequence[Partition]) -> Iterator[Partition]:
+    """Yields what is left of *part* beside *others*."""
+    start, end = part.start, part.start + part.size
+    for other in sorted(others, key=lambda other: other.start):
+        if start < other.start < end:
+            yield replace(part, start=start, size=other.start - start)
+        start = max(start, min(end, other.start + other.size)) if other.start < end else start
+    if start < end:
+        yield replace(part, start=start, size=end - start)

@@ -39,6 +39,8 @@ def plan_preemption(view: View, pod: Pod, names: Sequence[str], rules: Preemptio
     eviction = _Eviction(view, pod, rules, planned)
     candidates = view.may_preempt_on(pod, names)
     lowest = min((booking.priority for name in candidates[:1] for booking in view.bookings_on(name)), default=0)
+    ending = eviction.ending_on()
+    candidates.sort(key=lambda name: name not in ending)  # a plan without victims ends the search
     nodes = (node for name in candidates if (node := eviction.node(name)) is not None)
     return best_plan(nodes, eviction.allowed, max_trials=MAX_TRIALS, lowest=lowest, strict=rules.strict)
 
@@ -96,6 +98,10 @@ class _Eviction:
         uids = {*free, *(uid for unit in units.values() for uid in unit.uids)}
         fits = self._view.fits_without(self._pod, name, uids)
         return PreemptionNode(name, tuple(units.values()), lambda ended: fits({*free, *ended}), tuple(awaited))
+
+    def ending_on(self) -> set[str]:
+        """Returns the nodes on which pods are being deleted."""
+        return {record.node for record in self._view.facts.pods.values() if self._is_ending(record)}
 
     def _is_ending(self, record: PodRecord) -> bool:
         return 0 < record.ends_by and self._rules.now < record.ends_by + OVERDUE_S

@@ -14,8 +14,9 @@ from datetime import datetime
 
 from hami.codec.objects import parse_resource_version
 from hami.errors import HamiError
-from hami.model import Allocation, DeviceUsage, Pod, PodRef
+from hami.model import Allocation, DeviceUsage, Pod, PodRef, Share
 from hami.state.binding import add_bind_time, render_annotations, render_labels
+from hami.state.holds import is_hold
 from hami.state.nodes import NodeCache
 from hami.state.table import Booking, Table
 from hami.vendors.spec import Vendor
@@ -309,6 +310,17 @@ class Reservations:
             device = usages.get((share.type, share.uuid))
             if device is None or not device.device.healthy:
                 return f"device {share.uuid} on node {reservation.node} is gone or unhealthy"
-            if device.is_overcommitted:
+            if device.is_overcommitted and self._is_overcommitted(reservation.node, share):
                 return f"device {share.uuid} on node {reservation.node} was taken by another pod meanwhile"
         return None
+
+    def _is_overcommitted(self, node: str, share: Share) -> bool:
+        """Reports whether pods alone overcommit the device of *share*. What is only held for others does not count."""
+        table = Table()
+        for booking in self._table.bookings_on(node):
+            if not is_hold(booking):
+                table.book(booking)
+        devices = {vendor: [usage.device for usage in of_vendor]
+                   for vendor, of_vendor in self._table.usages(node).items()}
+        return any(usage.is_overcommitted for usage in table.usages_of(node, devices)[share.type]
+                   if usage.device.uuid == share.uuid)

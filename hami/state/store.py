@@ -20,12 +20,13 @@ from hami.codec.keys import PREEMPTING
 from hami.errors import MalformedInput
 from hami.model import Budget, NodePolicy, Pod, PodRef, PodScope
 from hami.scheduling.node_order import NodeOrder, node_order_of
+from hami.scheduling.placement import NodeUsage
 from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.preempt import PreemptionPlan
 from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota, quota_allows
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.state.bookings import PodBookings
-from hami.state.holds import MAX_HOLDS, Hold, HoldEnd, Holds, alone, hold_uid
+from hami.state.holds import MAX_HOLDS, Hold, HoldEnd, Holds, alone, hold_uid, is_free
 from hami.state.nodes import NodeCache
 from hami.state.pending import PendingPod, PendingPods
 from hami.state.pods import PodCache, PodRecord
@@ -96,7 +97,9 @@ class Store:
         order = node_order_of(pod, self.policies.node)
 
         def choose() -> Choice | None:
-            return self._verdicts.choose(request, rows, order, self._check_quota(pod, request))
+            quota = self._check_quota(pod, request)
+            return (self._verdicts.choose(request, rows, order, quota)
+                    or self._held_choice(pod.ref.uid, request, names, quota))
 
         choice = choose()
         if choice is None and (self._take_from_group(pod, names) or self._lift_lower_holds(pod)):
@@ -104,6 +107,10 @@ class Store:
         if choice is not None:
             self._reserve(pod, request, choice)
             self._pending.remove(pod.ref.uid)
+            if (hold := self._holds.get(pod.ref.uid)) is not None:  # it holds the same once the reservation ends
+                self._holds.move(hold, choice, _held(pod, request, choice))
+                if not hold.evicted:
+                    self._holds.spare(hold)
             self._end_taken_holds(pod, choice.node)
             return choice
         self._settle_holds(pod.ref.uid)
@@ -226,31 +233,51 @@ class Store:
                           key=lambda pending: (-pending.pod.priority, pending.since, pending.pod.ref.uid))
 
     def hold(self, plans: Sequence[tuple[Pod, PreemptionPlan]]) -> list[Hold]:
-        """Holds what the *plans* free for their pods: all of them, or none if one cannot be carried out any more."""
+        """Holds what the *plans* free for their pods: all of them, or none if one cannot be carried out any more.
+
+        The plans of several pods are those of a gang, which may have reservations that wait for the rest of it.
+        """
         made: list[Hold] = []
         with self._lock:
             self._settle_holds()
+            dropped = [(reservation, self._table.bookings[pod.ref.uid]) for pod, _ in plans
+                       if pod.group and (reservation := self.reservations.find(pod.ref.uid)) is not None
+                       and not reservation.is_wanted]
+            for reservation, _ in dropped:
+                self.reservations.forget(reservation.ref.uid)
+            leaving = {uid for _, plan in plans for uid in (*plan.uids, *plan.awaited)}
             for pod, plan in plans:
-                if (hold := self._make_hold(pod, plan)) is None:
+                hold = self._make_hold(pod, plan, {*plan.uids, *plan.awaited}) or self._make_hold(pod, plan, leaving)
+                if hold is None:
                     for earlier in made:
                         self._holds.remove(earlier)
+                    for reservation, booking in dropped:
+                        self.reservations.assume(reservation, booking)
                     return []
                 self._holds.add(hold)
                 made.append(hold)
+            self._settle_holds()
             for hold in made:
                 self._end_taken_holds(hold.pod, hold.node)
+            self._settle_holds()
         return made
 
     def holds(self) -> list[Hold]:
         """Returns the holds that stand. Those whose pod can no longer get what is held have ended."""
         with self._lock:
             self._settle_holds()
-            for hold in self._holds:
-                if hold.ref.uid not in self.reservations and not self._holds.is_checked(hold):
-                    if self._still_fits(hold):
-                        self._holds.mark_checked(hold)
-                    else:
-                        self._end_hold(hold, HoldEnd.UNFIT)
+            checked = []
+            for hold in sorted(self._holds, key=lambda hold: -hold.pod.priority):
+                if (self._holds.get(hold.ref.uid) is not hold or hold.ref.uid in self.reservations
+                        or self._holds.is_checked(hold)):
+                    continue
+                if self._renew(hold):
+                    checked.append(hold)
+                else:
+                    self._end_hold(hold, HoldEnd.UNFIT)
+            self._settle_holds()
+            for hold in checked:
+                self._holds.mark_checked(hold)
             return list(self._holds)
 
     def planned_victims(self) -> frozenset[str]:
@@ -266,17 +293,17 @@ class Store:
                 return []
             victims = [record for uid in hold.victims if (record := self.pods.get(uid)) is not None
                        and not record.terminated]
-            if (not any(record.preempted or record.ends_by for record in victims)
-                    and self._choice_without(hold.pod, hold.node, ()) is not None):
+            if not any(record.preempted or record.ends_by for record in victims) and self._renew(hold, ended=()):
                 self._holds.spare(hold)
+                self._settle_holds()
                 return []
             return sorted(victims, key=lambda record: record.ref.uid)
 
     def still_evicts(self, hold: Hold) -> bool:
-        """Reports whether *hold* stands, so that the rest of its victims may be evicted."""
+        """Reports whether *hold* stands and its pod waits, so that the rest of its victims may be evicted."""
         with self._lock:
             self._settle_holds()
-            return self._holds.get(hold.ref.uid) is hold
+            return self._holds.get(hold.ref.uid) is hold and hold.ref.uid not in self.reservations
 
     def mark_evicted(self, hold: Hold) -> None:
         """Records that the victims of *hold* have been deleted."""
@@ -378,7 +405,8 @@ class Store:
     def _node_for(self, request: PodRequest, pending: PendingPod) -> str | None:
         names = pending.nodes if pending.nodes is not None else tuple(self._table.rows)
         quota = self._check_quota(pending.pod, request)
-        choice = self._verdicts.choose(request, self._verdicts.rows(names), NodeOrder(NodePolicy.BINPACK), quota)
+        choice = (self._verdicts.choose(request, self._verdicts.rows(names), NodeOrder(NodePolicy.BINPACK), quota)
+                  or self._held_choice(pending.pod.ref.uid, request, names, quota))
         if choice is None and self._take_from_group(pending.pod, names):
             return self._node_for(request, pending)
         return choice.node if choice is not None else None
@@ -439,43 +467,67 @@ class Store:
 
     def _end_taken_holds(self, pod: Pod, node: str) -> None:
         """Ends the holds on *node* for pods of lower priority than *pod* that do not fit beside it any more."""
-        for hold in self._holds.below(pod.priority):
-            if hold.node == node and not self._still_fits(hold):
+        for hold in sorted(self._holds.below(pod.priority), key=lambda hold: -hold.pod.priority):
+            if (hold.node == node and self._holds.get(hold.ref.uid) is hold
+                    and hold.ref.uid not in self.reservations and not self._renew(hold)):
                 self._end_hold(hold, HoldEnd.TAKEN)
 
     def _end_hold(self, hold: Hold, end: HoldEnd) -> None:
         self._holds.remove(hold)
         self._ended_holds.append((hold, end))
 
-    def _make_hold(self, pod: Pod, plan: PreemptionPlan) -> Hold | None:
-        """Returns the hold that *plan* makes for *pod*; ``None`` if it cannot be carried out any more."""
+    def _make_hold(self, pod: Pod, plan: PreemptionPlan, leaving: Collection[str]) -> Hold | None:
+        """Returns the hold that *plan* makes for *pod* once the pods *leaving* have ended; ``None`` if it cannot be
+        carried out any more."""
         uid, records = pod.ref.uid, [self.pods.get(victim) for victim in plan.uids]
-        if self._waits_no_longer(uid) or len(self._holds) >= MAX_HOLDS or (uid in self.reservations and not pod.group):
+        if uid in self.reservations or self._waits_no_longer(uid) or len(self._holds) >= MAX_HOLDS:
             return None
         if not all(record is not None and record.node and not record.terminated for record in records):
             return None
-        leaving = {*plan.uids, *plan.awaited}
-        choice = self._choice_without(pod, plan.node, leaving)
-        request = make_pod_request(pod, self.vendors, self.policies.device)
+        view = self._view_without(pod, plan.node, leaving)
+        choice, request = view.choose(pod, [plan.node]), make_pod_request(pod, self.vendors, self.policies.device)
         if choice is None or request is None:
             return None
-        grace_s = max((record.traits.grace_s for record in records if record is not None), default=0)
-        booking = msgspec.structs.replace(booking_of(pod, request, choice), uid=hold_uid(uid))
-        if request.needs_devices_alone:
-            booking = alone(booking, self._table.usages(plan.node))
-        return Hold(pod=pod, booking=booking, victims=frozenset(leaving),
-                    until=self._clock() + min(grace_s, MAX_GRACE_S) + HOLD_S)
+        grace_s = max((record.traits.grace_s for victim in leaving if (record := self.pods.get(victim)) is not None),
+                      default=0)
+        return Hold(pod=pod, choice=choice, booking=_held(pod, request, choice, view.usages(plan.node)),
+                    victims=frozenset(leaving), until=self._clock() + min(grace_s, MAX_GRACE_S) + HOLD_S)
 
-    def _still_fits(self, hold: Hold) -> bool:
-        """Reports whether the pod of *hold* gets what is held once the victims have ended."""
-        return self._choice_without(hold.pod, hold.node, hold.victims) is not None
+    def _renew(self, hold: Hold, ended: Collection[str] | None = None) -> bool:
+        """Reports whether the pod of *hold* gets what is held once the pods *ended*, by default its victims, have
+        ended. If it gets other devices of the node instead, these are held from now on."""
+        view = self._view_without(hold.pod, hold.node, hold.victims if ended is None else ended)
+        if is_free(hold.booking, view.usages(hold.node)):
+            return True
+        choice = view.choose(hold.pod, [hold.node])
+        request = make_pod_request(hold.pod, self.vendors, self.policies.device)
+        if choice is None or request is None:
+            return False
+        self._holds.move(hold, choice, _held(hold.pod, request, choice, view.usages(hold.node)))
+        self._end_taken_holds(hold.pod, hold.node)
+        return True
 
-    def _choice_without(self, pod: Pod, node: str, victims: Collection[str]) -> Choice | None:
-        """Returns what *pod* gets on *node* without *victims*, its own hold and those of lower priority."""
-        lower = [hold.booking.uid for hold in self._holds.below(pod.priority)]
+    def _view_without(self, pod: Pod, node: str, ended: Collection[str]) -> View:
+        """Returns the view in which the pods *ended* have ended and *pod* has nothing on *node*, where nothing is held
+        for lower priorities."""
+        uid, on_node = pod.ref.uid, [hold for hold in self._holds if hold.node == node]
+        others = self._holds.bookings([
+            hold for hold in on_node if hold.pod.priority >= pod.priority and hold.ref.uid != uid
+            and hold.ref.uid not in self.reservations], ended)
         now = View(self._table, Facts(vendors=self.vendors, policies=self.policies, quotas=self.quotas.by_namespace()),
                    verdicts=self._verdicts)
-        return now.what_if(without={pod.ref.uid, hold_uid(pod.ref.uid), *victims, *lower}).choose(pod, [node])
+        return now.what_if(without={uid, hold_uid(uid), *ended, *(hold.booking.uid for hold in on_node)},
+                           with_=others.values())
+
+    def _held_choice(self, uid: str, request: PodRequest, names: Sequence[str], quota: QuotaCheck) -> Choice | None:
+        """Returns the choice of the pod's hold if what it needs is free.
+
+        The decision might find another placement, or none: it depends on the pods that have come since.
+        """
+        if (hold := self._holds.get(uid)) is None or hold.node not in names or quota.decided or (
+                quota.open and not quota.covers(request, hold.choice.placement)):
+            return None
+        return hold.choice if is_free(hold.booking, self._table.usages(hold.node)) else None
 
     def _state(self) -> tuple[int, ...]:
         """Returns a value that differs after every change that could make room for a pod."""
@@ -496,3 +548,10 @@ def _assume_again(reservation: Reservation, names: Sequence[str]) -> Choice:
     if reservation.node not in names:
         raise Rejected(f"pod {reservation.ref}: it is not known whether it was bound to {reservation.node}")
     return Choice(reservation.node, reservation.placement, (), 0, len(names))
+
+
+def _held(pod: Pod, request: PodRequest, choice: Choice, usages: NodeUsage | None = None) -> Booking:
+    """Returns the booking of the hold for *pod*. *usages*: of the node, if nobody else may get the same devices before
+    the pod."""
+    booking = msgspec.structs.replace(booking_of(pod, request, choice), uid=hold_uid(pod.ref.uid))
+    return alone(booking, usages) if usages is not None and request.needs_devices_alone else booking
