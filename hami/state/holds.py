@@ -15,7 +15,7 @@ import msgspec
 from hami.model import Partition, Pod, PodRef
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.refusal import Choice
-from hami.scheduling.usage import Charge, charged_by
+from hami.scheduling.usage import Charge, charged_by, total_charge
 from hami.state.table import Booking, Table
 
 PREFIX = "hold/"  # of the uid of a booking; no uid of a pod has a slash
@@ -150,12 +150,27 @@ class Holds:
         for hold in holds:
             on_node = [uid for uid in sorted(hold.victims) if (victim := self._table.bookings.get(uid)) is not None
                        and victim.node == hold.node]
-            charges = tuple((vendor, tuple(rest for charge in own if (rest := _beyond(charge, left, [
-                (uid, vendor, charge.uuid) for uid in on_node])) is not None)) for vendor, own in hold.booking.charges)
-            if any(own for _, own in charges):
-                bookings[hold.booking.uid] = msgspec.structs.replace(
-                    hold.booking, charges=tuple(item for item in charges if item[1]))
+            charges = []
+            for vendor, own in hold.booking.charges:
+                beyond = [rest for charge in own if (rest := _beyond(charge, left, [
+                    (uid, vendor, charge.uuid) for uid in on_node])) is not None]
+                beyond += self._quota_beyond(hold, vendor, beyond, ended)
+                if beyond:
+                    charges.append((vendor, tuple(beyond)))
+            if charges:
+                bookings[hold.booking.uid] = msgspec.structs.replace(hold.booking, charges=tuple(charges))
         return bookings
+
+    def _quota_beyond(self, hold: Hold, vendor: str, beyond: Iterable[Charge], ended: Collection[str]) -> list[Charge]:
+        """Returns a charge of no device for what *hold* takes of its namespace's quotas, unless it has it *beyond* its
+        victims or these have it: then no other pod of the namespace gets it meanwhile."""
+        need, booked = total_charge(dict(hold.booking.charges)[vendor]), total_charge(beyond)
+        theirs = total_charge(
+            charge for uid in hold.victims.difference(ended) if (victim := self._table.bookings.get(uid)) is not None
+            and (victim.namespace, victim.scope) == (hold.booking.namespace, hold.booking.scope)
+            for charge in dict(victim.charges).get(vendor, ()))
+        memory, cores = (max(0, amounts[0] - amounts[1] - amounts[2]) for amounts in zip(need, booked, theirs))
+        return [Charge("", 0, memory, cores)] if memory or cores else []
 
     def is_checked(self, hold: Hold) -> bool:
         """Reports whether the node of *hold* is as it was when it was marked."""

@@ -145,8 +145,8 @@ def test_one_pod_of_the_lowest_priority_ends_the_search():
 # against an exhaustive search
 
 def some_node(rng, name):
-    """A node with at most six candidates on two cards, where the pod needs memory of one card. The decision is greedy in
-    one case of four: it takes the fullest card that has enough, and then needs a second part on the other card."""
+    """A node with at most six candidates on two cards, where the pod needs memory of one card. In one case of four it
+    takes the fullest card that has enough, and then needs a second part of the other card."""
     units, cards = [], {}
     for number in range(rng.randint(1, 6)):
         uid = f"{name}-{number}"
