@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from pytest import param
 
-from hami.codec.objects import parse_node, parse_quota
+from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
 from hami.codec.pods import ContainerRuns, PodCondition, convert_pod, parse_node_pod, parse_observed_pod, parse_pod
 from hami.errors import MalformedInput
-from hami.model import Container, ContainerKind, Node, Pod, PodRef, PodScope, QuotaLimits, ScopeRequirement
+from hami.model import (
+    Container, ContainerKind, DisruptionBudget, LabelRequirement, Node, Pod, PodRef, PodScope, QuotaLimits,
+    ScopeRequirement,
+)
 from tests.codec.fuzz import bodies
 
 WIRE_POD = {
@@ -182,10 +185,13 @@ def test_malformed(parse, text, field, problem):
 
 NODE = {"metadata": {"name": "n", "labels": {"a": "b"}}, "status": {"allocatable": {"nvidia.com/gpu": "10"}}}
 QUOTA = {"metadata": {"name": "q"}, "spec": {"hard": {"limits.nvidia.com/gpumem": "4k"}}}
+BUDGET = {"metadata": {"name": "b"}, "spec": {"selector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}},
+          "status": {"disruptionsAllowed": 1}}
 
 
-@pytest.mark.parametrize("parse", [parse_pod, parse_node_pod, parse_observed_pod, parse_node, parse_quota])
-@given(data=bodies(WIRE_POD | {"status": status(i=0)}) | bodies(NODE) | bodies(QUOTA))
+@pytest.mark.parametrize("parse", [parse_pod, parse_node_pod, parse_observed_pod, parse_node, parse_quota,
+                                   parse_disruption_budget])
+@given(data=bodies(WIRE_POD | {"status": status(i=0)}) | bodies(NODE) | bodies(QUOTA) | bodies(BUDGET))
 def test_anything_is_read_or_malformed(parse, data):
     try:
         parse(data)
@@ -236,3 +242,69 @@ def test_what_kube_scheduler_shows_of_a_pod(wire, fields):
     pod = parse_pod(json.dumps(wire).encode())
     assert {name: getattr(pod, name) for name in ("priority", "nominated_node", "group", "scheduling_failure")} == {
         "priority": 0, "nominated_node": "", "group": "", "scheduling_failure": ""} | fields
+
+
+TARGET = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+PREEMPTION = {"preempts": True, "preempted": False, "controller": "", "is_node_agent": False, "grace_s": 30,
+              "started": "", "deletion": ""}
+
+
+@pytest.mark.parametrize("wire, fields", [
+    param({}, {}, id="nothing"),
+    param({"spec": {"preemptionPolicy": "Never"}}, {"preempts": False}, id="never preempts"),
+    param({"spec": {"preemptionPolicy": "PreemptLowerPriority"}}, {}, id="preempts"),
+    param({"spec": {"terminationGracePeriodSeconds": 0}}, {"grace_s": 0}, id="no grace period"),
+    param({"spec": {"terminationGracePeriodSeconds": None, "preemptionPolicy": None},
+           "metadata": {"ownerReferences": None}, "status": {"startTime": None}}, {}, id="null"),
+    param({"metadata": {"deletionTimestamp": "2026-08-21T10:00:30Z"}}, {"deletion": "2026-08-21T10:00:30Z"},
+          id="being deleted"),
+    param({"status": {"startTime": "2026-08-21T10:00:00Z"}}, {"started": "2026-08-21T10:00:00Z"}, id="started"),
+    param({"status": {"conditions": [TARGET]}}, {"preempted": True}, id="preempted"),
+    param({"status": {"conditions": [TARGET | {"status": "False"}]}}, {}, id="not preempted any more"),
+    param({"status": {"conditions": [TARGET | {"reason": "EvictionByEvictionAPI"}]}}, {}, id="evicted by another"),
+    param({"status": {"conditions": [{"type": "Ready", "status": "True", "message": "DisruptionTarget"}]}}, {},
+          id="another condition"),
+    param({"metadata": {"ownerReferences": [{"kind": "X", "uid": "x"},
+                                            {"kind": "ReplicaSet", "uid": "r", "controller": True}]}},
+          {"controller": "r"}, id="controlled by one of its owners"),
+    param({"metadata": {"ownerReferences": [{"kind": "ReplicaSet", "uid": "r", "controller": False}]}}, {},
+          id="owned, not controlled"),
+    param({"metadata": {"ownerReferences": [{"kind": "DaemonSet", "uid": "d", "controller": True}]}},
+          {"controller": "d", "is_node_agent": True}, id="of a DaemonSet"),
+    param({"metadata": {"ownerReferences": [{"kind": "Node", "uid": "n", "controller": True}]}},
+          {"controller": "n", "is_node_agent": True}, id="mirror pod"),
+])
+def test_what_preemption_reads_of_a_pod(wire, fields):
+    pod = parse_pod(json.dumps(wire).encode())
+    assert {name: getattr(pod, name) for name in PREEMPTION} == PREEMPTION | fields
+
+
+@pytest.mark.parametrize("wire, fields", [
+    param({}, {"selector": None}, id="without a selector: of no pod"),
+    param({"selector": {}}, {"selector": ()}, id="of all pods"),
+    param({"selector": {"matchLabels": None, "matchExpressions": None}}, {"selector": ()}, id="null"),
+    param({"selector": {"matchLabels": {"a": "1"}, "matchExpressions": [
+        {"key": "b", "operator": "NotIn", "values": ["2", "3"]}, {"key": "c", "operator": "Exists"}]}},
+        {"selector": (LabelRequirement("a", "In", ("1",)), LabelRequirement("b", "NotIn", ("2", "3")),
+                      LabelRequirement("c", "Exists"))}, id="of some"),
+])
+def test_disruption_budget(wire, fields):
+    data = json.dumps({"metadata": {"namespace": "ns", "name": "b"}, "spec": wire,
+                       "status": {"disruptionsAllowed": 2}}).encode()
+    found = parse_disruption_budget(data)
+    assert found == DisruptionBudget(namespace="ns", name="b", allowed=2, **fields) and found.key == "ns/b"
+
+
+def test_a_budget_without_a_status_allows_nothing():
+    assert parse_disruption_budget(b'{"metadata": {"name": "b"}, "spec": {}}').allowed == 0
+
+
+@pytest.mark.parametrize("labels, selected", [
+    ({"a": "1", "c": ""}, True), ({"a": "1", "b": "9", "c": "x"}, True), ({"a": "1", "b": "2", "c": ""}, False),
+    ({"a": "1"}, False), ({"a": "2", "c": ""}, False), ({}, False)])
+def test_the_pods_of_a_budget(labels, selected):
+    budget = DisruptionBudget(namespace="ns", name="b", selector=(
+        LabelRequirement("a", "In", ("1",)), LabelRequirement("b", "NotIn", ("2", "3")),
+        LabelRequirement("c", "Exists")))
+    assert budget.selects("ns", labels) is selected and not budget.selects("other", labels)
+    assert not DisruptionBudget(namespace="ns", name="b").selects("ns", labels)

@@ -5,9 +5,7 @@ import random
 
 import pytest
 
-from hami.scheduling.preempt import (
-    PRIORITY_OFFSET, EvictionUnit, PreemptionNode, PreemptionPlan, best_plan, plan_node,
-)
+from hami.scheduling.preempt import PRIORITY_OFFSET, EvictionUnit, PreemptionNode, PreemptionPlan, best_plan, plan_node
 
 ENOUGH = 10_000
 

@@ -1,0 +1,328 @@
+"""Who may be evicted for a pod that waits, and whose end helps it."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from hami.model import DisruptionBudget, LabelRequirement, MigProfile, Partition
+from hami.scheduling.preempt import PreemptionPlan
+from hami.state.preemption import OVERDUE_S, PreemptionRules, plan_further, plan_preemption
+from hami.state.store import Store
+from hami.state.view import Policies
+from hami.vendors.spec import Catalog
+from tests.builders import NVIDIA, container, gpu, gpus, node, pod, quota
+from tests.state.caches import SmallStore
+from tests.vendors.rows_ascend import B910, npu
+from tests.world import NOON, Clock
+
+NOW = int(NOON.timestamp())
+RULES = PreemptionRules(now=NOW)
+MIB = 8000
+
+
+def runs(name, uuid="GPU-0", memory=MIB, on="n1", priority=10, **fields):
+    """A bound pod with a part of a card."""
+    annotations = {"hami.io/vgpu-node": on, "hami.io/vgpu-time": "1", "hami.io/bind-phase": "success",
+                   NVIDIA.annotations.allocated: f"{uuid},NVIDIA,{memory},0:;"}
+    return pod(gpus(1, memory=memory, cores=0), name=name, node_name=on, resource_version="50", priority=priority,
+               annotations=annotations, **{"started": "2026-08-21T10:00:00Z"} | fields)
+
+
+def waits(name="p", memory=MIB, count=1, priority=100, **fields):
+    return pod(gpus(count, memory=memory, cores=0), name=name, priority=priority, **fields)
+
+
+def store(*pods, nodes=(("n1", ("GPU-0",)),)):
+    cache = SmallStore(*(node(name, *(gpu(uuid, memory_mib=MIB, index=index) for index, uuid in enumerate(uuids)))
+                         for name, uuids in nodes))
+    for one in pods:
+        cache.pods.upsert(one)
+    return cache
+
+
+def planned(cache, waiting=None, rules=RULES, names=None, **options):
+    view = cache.view()
+    return plan_preemption(view, waiting or waits(), names or sorted(view.nodes), rules, **options)
+
+
+def victims(*arguments, **options):
+    """The names of the victims; ``None`` without a plan."""
+    plan = planned(*arguments, **options)
+    return None if plan is None else sorted(uid.removeprefix("uid-") for uid in plan.uids)
+
+
+# who
+
+@pytest.mark.parametrize(("fields", "waiting"), [
+    pytest.param({"priority": 100}, {}, id="equal priority"),
+    pytest.param({"priority": 101}, {}, id="higher priority"),
+    pytest.param({"is_node_agent": True}, {}, id="a DaemonSet's or mirror pod"),
+    pytest.param({"labels": {"hami.io/preemptible": "false"}}, {}, id="protected by its label"),
+    pytest.param({"controller": "owner"}, {"controller": "owner"}, id="of the same controller"),
+    pytest.param({"deletion": "2026-08-21T11:00:00Z"}, {}, id="should have ended long ago"),
+])
+def test_who_is_never_evicted(fields, waiting):
+    cache = store(runs("v", **fields))
+    assert victims(cache, waits(**waiting)) is None
+
+
+@pytest.mark.parametrize(("fields", "waiting"), [
+    pytest.param({"priority": 99}, {}, id="lower priority"),
+    pytest.param({"priority": -10}, {"priority": -9}, id="negative priorities"),
+    pytest.param({"labels": {"hami.io/preemptible": "true"}}, {}, id="another value of the label"),
+    pytest.param({"controller": "owner"}, {"controller": "other"}, id="of another controller"),
+    pytest.param({"controller": ""}, {"controller": ""}, id="both without a controller"),
+    pytest.param({"started": ""}, {}, id="not started yet"),
+])
+def test_who_is_evicted(fields, waiting):
+    assert victims(store(runs("v", **fields)), waits(**waiting)) == ["v"]
+
+
+@pytest.mark.parametrize(("started", "expected"), [
+    ("2026-08-21T11:50:01Z", None), ("2026-08-21T11:50:00Z", ["v"]), ("2026-08-21T11:00:00Z", ["v"]), ("", None)])
+def test_pods_that_have_run_for_too_short_a_time_are_spared(started, expected):
+    assert victims(store(runs("v", started=started)), rules=replace(RULES, min_runtime_s=600)) == expected
+
+
+def test_a_pod_that_has_only_a_reservation_is_not_evicted():
+    cache = store()
+    assert cache.place(waits("x", priority=0)) == "n1"
+    assert victims(cache) is None
+
+
+def test_only_the_nodes_that_are_offered_count():
+    cache = store(runs("a"), runs("b", "GPU-1", on="n2", priority=50), nodes=(("n1", ("GPU-0",)), ("n2", ("GPU-1",))))
+    assert (victims(cache), victims(cache, names=["n2"])) == (["a"], ["b"])
+
+
+def test_nobody_is_evicted_for_a_pod_that_no_idle_node_fits():
+    assert victims(store(runs("v")), waits(memory=MIB + 1)) is None
+    assert victims(store(runs("v")), waits(count=2)) is None
+
+
+def test_nobody_is_evicted_for_a_pod_that_requests_no_device():
+    assert victims(store(runs("v")), pod(container({"cpu": "1"}), name="p", priority=100)) is None
+
+
+def test_the_worked_examples():
+    """E1 and E3 of the design: two nodes with two cards."""
+    nodes = ("n0", ("GPU-0", "GPU-1")), ("n1", ("GPU-2", "GPU-3"))
+    cache = store(runs("a", memory=4000, on="n0", priority=100), runs("b", memory=4000, on="n0", priority=100),
+                  runs("c", "GPU-1", on="n0", priority=500), runs("d", "GPU-2", priority=100),
+                  runs("e", "GPU-3", priority=100, started="2026-08-21T11:00:00Z"), nodes=nodes)
+    assert victims(cache, waits(priority=1000)) == ["e"]
+    assert victims(cache, waits(priority=1000, count=2)) == ["d", "e"]
+    assert victims(cache, waits(priority=1000), names=["n0"]) == ["a", "b"]
+
+
+def test_the_pod_itself_is_not_in_its_own_way():
+    cache = store(runs("v"), nodes=(("n1", ("GPU-0", "GPU-1")),))
+    waiting = waits(count=1)
+    assert cache.place(waiting) == "n1"
+    assert victims(cache, waiting) in ([], None)
+
+
+# pods that end anyway
+
+def test_a_pod_that_is_being_deleted_is_waited_for():
+    cache = store(runs("v", deletion="2026-08-21T12:00:30Z"))
+    assert planned(cache) == PreemptionPlan("n1", (), 0, ("uid-v",))
+    assert victims(cache, rules=replace(RULES, now=NOW + 30 + OVERDUE_S)) is None, "it may never end"
+
+
+def test_nobody_is_evicted_where_another_node_becomes_free_anyway():
+    cache = store(runs("a", priority=0), runs("b", "GPU-1", on="n2", priority=50, deletion="2026-08-21T12:00:30Z"),
+                  nodes=(("n1", ("GPU-0",)), ("n2", ("GPU-1",))))
+    assert planned(cache) == PreemptionPlan("n2", (), 0, ("uid-b",))
+
+
+def test_a_pod_of_higher_priority_that_is_being_deleted_makes_room_for_others():
+    cache = store(runs("v", priority=1000, deletion="2026-08-21T12:00:30Z"))
+    assert victims(cache) is None
+
+
+def test_the_victims_of_another_plan_are_not_counted_on():
+    cache = store(runs("v"), runs("w", "GPU-1", priority=20), nodes=(("n1", ("GPU-0", "GPU-1")),))
+    assert (victims(cache), victims(cache, planned={"uid-v"})) == (["v"], ["w"])
+    assert victims(cache, planned={"uid-v", "uid-w"}) is None
+
+
+def test_what_is_held_for_lower_priority_is_free_and_for_equal_priority_taken():
+    cache = store(runs("v"), runs("w", "GPU-1", priority=20), nodes=(("n1", ("GPU-0", "GPU-1")),))
+    other = waits("other", priority=50)
+    cache.place(other)
+    (hold,) = cache.hold([(other, planned(cache, other))])
+    cache.pods.remove(replace(runs("v"), resource_version="60"))
+    assert victims(cache, waits(priority=50), planned=hold.victims) == ["w"]
+    assert victims(cache, planned=hold.victims) == [], "what is held needs no eviction"
+
+
+# gangs
+
+def gang(*priorities, nodes=(("n1", ("GPU-0",)), ("n2", ("GPU-1",))), **fields):
+    """A store with a gang of two pods, on two nodes."""
+    own = [runs(name, f"GPU-{place}", on=f"n{place + 1}", priority=priority, group="gang", **fields)
+           for place, (name, priority) in enumerate(zip("ab", priorities))]
+    return store(*own, nodes=nodes)
+
+
+def test_a_gang_is_evicted_as_a_whole():
+    assert victims(gang(10, 10)) == ["a", "b"]
+    assert planned(gang(10, 10)).victims[0].priorities == (10, 10)
+
+
+def test_another_namespace_may_have_a_gang_of_the_same_name():
+    cache = gang(10, 10)
+    cache.pods.upsert(replace(runs("b", "GPU-1", on="n2", group="gang"), resource_version="60", group="another"))
+    assert victims(cache) in (["a"], ["b"])
+
+
+@pytest.mark.parametrize(("priorities", "fields"), [
+    pytest.param((10, 100), {}, id="a member of equal priority"),
+    pytest.param((10, 10), {"controller": "owner"}, id="a member of the same controller"),
+    pytest.param((10, 10), {"labels": {"hami.io/preemptible": "false"}}, id="a protected member"),
+])
+def test_a_gang_stays_if_one_of_its_pods_may_not_be_evicted(priorities, fields):
+    assert victims(gang(*priorities, **fields), waits(controller="owner")) is None
+
+
+def test_a_gang_of_which_one_pod_is_evicted_for_others_stays():
+    assert victims(gang(10, 10), planned={"uid-b"}) is None
+
+
+# budgets
+
+def budget(allowed, **labels):
+    return DisruptionBudget(namespace="default", name="budget", allowed=allowed, selector=tuple(
+        LabelRequirement(key, "In", (value,)) for key, value in labels.items()))
+
+
+def two_teams():
+    return store(runs("a", priority=0, labels={"team": "x"}), runs("b", "GPU-1", priority=50, labels={"team": "y"}),
+                 nodes=(("n1", ("GPU-0", "GPU-1")),))
+
+
+@pytest.mark.parametrize(("budgets", "expected", "violations"), [
+    pytest.param([], "a", 0, id="none"),
+    pytest.param([budget(1, team="x")], "a", 0, id="it allows one"),
+    pytest.param([budget(0, team="x")], "b", 0, id="it allows none"),
+    pytest.param([replace(budget(0, team="x"), namespace="other")], "a", 0, id="of another namespace"),
+    pytest.param([budget(0)], "a", 1, id="of all pods"),
+    pytest.param([replace(budget(0), selector=None)], "a", 0, id="of no pod"),
+])
+def test_budgets_are_kept_if_possible(budgets, expected, violations):
+    plan = planned(two_teams(), rules=replace(RULES, budgets=budgets))
+    assert (plan.uids, plan.violations) == ((f"uid-{expected}",), violations)
+
+
+def test_strict_plans_violate_no_budget():
+    strict = replace(RULES, budgets=[budget(0)], strict=True)
+    assert victims(two_teams(), rules=strict) is None
+    assert victims(two_teams(), rules=replace(strict, budgets=[budget(0, team="x")])) == ["b"]
+
+
+def test_the_victims_of_other_plans_use_up_a_budget():
+    cache = two_teams()
+    cache.pods.upsert(runs("c", "GPU-2", on="n2", labels={"team": "x"}))
+    rules = replace(RULES, budgets=[budget(1, team="x")])
+    assert (victims(cache, rules=rules), victims(cache, rules=rules, planned={"uid-c"})) == (["a"], ["b"])
+    cache.pods.upsert(replace(runs("c", "GPU-2", on="n2", labels={"team": "x"}, deletion="2026-08-21T12:00:30Z"),
+                              resource_version="60"))
+    assert victims(cache, rules=rules, planned={"uid-c"}) == ["a"], "the API server has counted it by now"
+
+
+# quotas
+
+def test_only_pods_of_the_own_namespace_help_where_the_quota_is_exceeded():
+    cache = store(runs("own", priority=50), runs("other", "GPU-1", priority=0, namespace="other"),
+                  nodes=(("n1", ("GPU-0", "GPU-1")),))
+    assert victims(cache) == ["other"]
+    cache.quotas.upsert(quota(gpumem=MIB))
+    assert victims(cache) == ["own"]
+    cache.quotas.upsert(replace(quota(gpumem=MIB - 1), uid="lower"))
+    assert victims(cache) is None
+
+
+# beside the victims of kube-scheduler
+
+def test_further_victims_are_those_that_are_needed_beside_others():
+    cache = store(runs("a", memory=4000), runs("b", memory=4000))
+    view = cache.view()
+    assert plan_further(view, waits(), "n1", ["uid-a", "uid-b"], RULES).uids == ()
+    assert plan_further(view, waits(), "n1", ["uid-a"], RULES).uids == ("uid-b",)
+    assert set(plan_further(view, waits(), "n1", [], RULES).uids) == {"uid-a", "uid-b"}
+    assert plan_further(view, waits(count=2), "n1", ["uid-a"], RULES) is None
+
+
+# other devices
+
+def test_a_part_of_an_ascend_chip():
+    vendor = B910
+    cache = Store(Catalog([vendor]), Policies(), clock=Clock(), now=Clock().now)
+    text = ('[{"id":"d","count":4,"devmem":65536,"devcore":20,"type":"Ascend910B3","health":true,'
+            '"custominfo":{"NetworkID":3}}]')
+    cache.nodes.upsert(node("n1", annotations={vendor.annotations.register: text},
+                            allocatable={vendor.resources.count: "4"}))
+
+    def asks(name, priority, memory=None, **fields):
+        return pod(container(npu(vendor, 1, memory)), name=name, priority=priority, **fields)
+    for name, memory in (("v", 32768), ("w", 16384)):
+        placed = asks(name, 10, memory)
+        assert cache.assume(placed, ["n1"]).node == "n1"
+        annotations = cache.reservations.get(placed.ref.uid).annotations
+        cache.reservations.forget(placed.ref.uid)
+        cache.pods.upsert(replace(placed, node_name="n1", resource_version="50", annotations=annotations))
+    assert victims(cache, asks("p", 100)) == ["v", "w"]
+    assert victims(cache, asks("p", 100, 32768)) == ["w"]
+
+
+def test_a_mig_instance():
+    """Instances begin at fixed places: only the end of the pod that is in the way helps."""
+    profiles = (
+        MigProfile(name="1g.5gb", memory_mib=4864, cores=14, slices=1,
+                   placements=tuple(Partition(start, 1) for start in range(7))),
+        MigProfile(name="3g.20gb", memory_mib=19968, cores=42, slices=3, placements=(Partition(0, 4), Partition(4, 4))))
+    cache = SmallStore(node("n1", gpu("GPU-0", memory_mib=40960, slots=7, mode="mig", mig_profiles=profiles)))
+    placed = []
+    while cache.place(small := waits(f"v{len(placed)}", 4000, priority=10)) is not None:
+        annotations = cache.reservations.get(small.ref.uid).annotations
+        cache.reservations.forget(small.ref.uid)
+        cache.pods.upsert(replace(small, node_name="n1", resource_version="50", annotations=annotations))
+        placed.append(small.ref.name)
+    large = waits("large", 15000)
+    assert cache.place(large) is None
+    found = planned(cache, large)
+    starts = {uid: charge.partitions[0].start for uid in found.uids
+              for _, charges in cache.booking(uid).charges for charge in charges}
+    assert set(starts.values()) in ({0, 1, 2, 3}, {4, 5, 6}), "those of one half of the card"
+    (hold,) = cache.hold([(large, found)])
+    for uid in hold.victims:
+        assert cache.place(large) is None and cache.place(waits("x", 4000, priority=10)) is None
+        cache.pods.remove(replace(pod(gpus(), name=uid.removeprefix("uid-")), resource_version="60"))
+    assert cache.place(waits("x", 4000, priority=10)) is None and cache.place(large) == "n1"
+
+
+# random clusters
+
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_a_plan_is_just_enough(first):
+    """The pod fits after it, and not if one victim is spared; nobody of equal or higher priority is a victim."""
+    for seed in range(first, first + 50):
+        rng = random.Random(seed)
+        nodes = [(f"n{number}", [f"GPU-{number}-{card}" for card in range(rng.randint(1, 3))]) for number in range(3)]
+        cache, count = store(nodes=nodes), 0
+        for name, uuids in nodes:
+            for uuid in uuids:
+                for memory in rng.choice(([MIB], [5000, 3000], [4000], [1000] * 5, [2000, 6000])):
+                    count += 1
+                    cache.pods.upsert(runs(f"v{count}", uuid, memory, name, priority=rng.choice((0, 50, 100, 500))))
+        waiting = waits(memory=rng.choice((2000, 5000, MIB)), count=rng.choice((1, 1, 2)))
+        view, names = cache.view(), [name for name, _ in nodes]
+        if view.choose(waiting, names) is not None or (found := planned(cache, waiting)) is None:
+            continue
+        assert view.what_if(without=found.uids).choose(waiting, [found.node]) is not None, seed
+        assert all(priority < 100 for victim in found.victims for priority in victim.priorities), seed
+        for spared in found.uids:
+            without = set(found.uids) - {spared}
+            assert view.what_if(without=without).choose(waiting, [found.node]) is None, seed
