@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hami.codec.keys import ASSIGNED_NODE, SCHEDULER_OWNED
+from hami.codec.keys import ASSIGNED_NODE, PREEMPTING, SCHEDULER_OWNED
 from hami.model import PodRef
 from hami.scheduler.settings import Settings
 from hami.state.binding import expected_label, failed_allocation
@@ -53,7 +53,7 @@ def _unbound_moves(record: PodRecord, vendors: Catalog, settings: Settings, cloc
     scheduler = record.scheduler_name
     if scheduler == settings.scheduler_name:
         if record.assigned_node and record.assigned.proven_age(record.assigned_at, clock) > 2 * FOREIGN_TTL_S:
-            keys = {*SCHEDULER_OWNED,
+            keys = {*SCHEDULER_OWNED - {PREEMPTING},
                     *(key for keys in (vendor.annotations for vendor in vendors)
                       for key in (keys.to_allocate, keys.allocated) if key),
                     *(key for vendor in vendors if vendor.key in record.vendors
