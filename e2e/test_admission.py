@@ -158,12 +158,18 @@ def test_the_shipped_accounts_have_no_other_rights(local, replica, account, word
 
 
 @pytest.mark.parametrize("words", [
-    "delete pods", "patch pods/status", "update persistentvolumes", "patch persistentvolumeclaims",
-    "list persistentvolumes", "update resourceclaims/status group=resource.k8s.io",
-    "list csinodes group=storage.k8s.io", "list services", "list namespaces",
+    "update persistentvolumes", "patch persistentvolumeclaims", "list persistentvolumes",
+    "update resourceclaims/status group=resource.k8s.io", "list csinodes group=storage.k8s.io", "list services",
+    "list namespaces", "watch poddisruptionbudgets group=policy",
     "update leases group=coordination.k8s.io name=hami-scheduler"])
 def test_only_kube_scheduler_may_do_what_only_it_does(local, replica, words):
     assert has(local, SCHEDULER, words) and not has(local, EXTENDER, words)
+
+
+@pytest.mark.parametrize("words", ["delete pods", "patch pods/status", "list poddisruptionbudgets group=policy"])
+def test_both_may_evict(local, replica, words):
+    """The policies restrict the extender to pods with devices that carry the condition."""
+    assert has(local, SCHEDULER, words) and has(local, EXTENDER, words)
 
 
 @pytest.mark.parametrize("words", [

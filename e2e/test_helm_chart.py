@@ -81,6 +81,7 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
     "selinux": ("overlays/self-signed", ["selinux"], {"selinux": True}),
     "strict": ("overlays/self-signed", ["strict"], {"device-config": {"content": STRICT}}),
     "dashboard": ("overlays/self-signed", ["dashboard"], {"dashboard": {"enabled": True}}),
+    "no-preemption": ("overlays/self-signed", ["no-preemption"], {"scheduler": {"preemption": {"mode": "off"}}}),
     "all": ("overlays/cert-manager", ["hami-limiter", "mig", "selinux", "strict", "prometheus", "dashboard"], {
         "dashboard": {"enabled": True},
         "scheduler": {"certManager": {"enabled": True}}, "limiter": {"hami": True}, "mig": True, "selinux": True,
@@ -158,6 +159,8 @@ WRONG: dict[str, tuple[Object, str]] = {
     "flag": ({"devicePlugin": {"extraArgs": ["--split=2"]}}, "devicePlugin.extraArgs has --split=2, a flag that our"),
     "port": ({"scheduler": {"service": {"httpTargetPort": 70000}}}, "httpTargetPort': maximum: got 70,000, want"),
     "mode": ({"certificates": {"mode": "vault"}}, r'certificates.mode is "vault": expected auto,'),
+    "preemption": ({"scheduler": {"preemption": {"mode": "maybe"}}}, r"preemption/mode': value must be one of 'on', 'off'"),
+    "run time": ({"scheduler": {"preemption": {"minRuntime": "ten minutes"}}}, r"minRuntime': 'ten minutes' does not match"),
     "take-over": ({"takeOver": "yes"}, r'takeOver is "yes": expected auto, always or never'),
     "monitor alone": ({"monitor": {"enabled": True}, "devicePlugin": {"enabled": False}}, "needs the device plugin"),
     "mock alone": ({"devicePlugin": {"enabled": False, "mockCards": True}}, "set devicePlugin.enabled to true"),
@@ -282,6 +285,7 @@ EXAMPLES: dict[str, Object] = {
     "everything": {**SETTINGS["all"][2], "dashboard": {"enabled": True, "grafana": True}, "legacyMetrics": True,
                    "devicePlugin": {"mockCards": True}},
     "scheduler only": {"devicePlugin": {"enabled": False}, "scheduler": {"leaderElect": False, "replicas": 3}},
+    "preemption": {"scheduler": {"preemption": {"mode": "strict", "minRuntime": "10m"}}},
     "few vendors": {"devices": {"ascend": {"enabled": False}, "kunlun": {"enabled": False}}, "strict": True},
     "bare": {"policies": {"enabled": False}, "networkPolicy": {"enabled": False},
              "disruptionBudget": {"enabled": False}},
@@ -337,8 +341,10 @@ def test_a_take_over_keeps_the_limiter_and_adds_no_network_policies_and_no_refus
         pod = found["DaemonSet/hami-device-plugin"]["spec"]["template"]["spec"]
         assert [one["name"] for one in pod.get("initContainers", ())] == [limiter] * (limiter is not None)
         assert ("NetworkPolicy/hami-monitor" in found) is policies
-        bindings = [item for item in found.values() if item["kind"] == "ValidatingAdmissionPolicyBinding"]
-        assert bindings and all(item["spec"]["validationActions"] == actions for item in bindings)
+        bindings = {item["metadata"]["name"]: item["spec"]["validationActions"] for item in found.values()
+                    if item["kind"] == "ValidatingAdmissionPolicyBinding"}
+        assert bindings.pop("hami-preemption") == ["Deny"]  # it holds our own account
+        assert bindings and all(found == actions for found in bindings.values())
 
 
 @pytest.mark.parametrize(("values", "image"), [
@@ -381,6 +387,21 @@ def test_a_secret_admits_clients_with_a_certificate(helm: Helm) -> None:
     assert "--client-ca-file=/client-ca/ca.crt" in extender["command"]
     assert {"name": "client-ca", "mountPath": "/client-ca", "readOnly": True} in extender["volumeMounts"]
     assert {"name": "client-ca", "secret": {"secretName": "hami-clients"}} in pod["volumes"]
+
+
+@pytest.mark.parametrize(("values", "flags"), [
+    ({}, []), ({"mode": "on"}, []), ({"mode": True, "minRuntime": "10m"}, ["--preemption-min-runtime=10m"]),
+    ({"mode": "strict"}, ["--preemption=strict"]), ({"mode": "off"}, ["--preemption=off"]),
+    ({"mode": False, "minRuntime": "1h30m"}, ["--preemption=off", "--preemption-min-runtime=1h30m"])], ids=str)
+def test_the_extender_may_evict_where_preemption_is_on(helm: Helm, values: Object, flags: list[str]) -> None:
+    """In YAML, `on` and `off` without quotes are booleans."""
+    items = by_name(helm, scheduler={"preemption": values})
+    command = container(items, "Deployment/hami-scheduler", 1)["command"]
+    assert [flag for flag in command if "preemption" in flag] == flags
+    rules = items["ClusterRole/hami-scheduler-preemption"]["rules"]
+    assert bool(rules) is ("--preemption=off" not in flags)
+    others = [rule for name, item in items.items() if "scheduler-extender" in name for rule in item.get("rules", ())]
+    assert others and not [rule for rule in others if "delete" in rule["verbs"] or "pods/status" in rule["resources"]]
 
 
 def test_runbooks_are_places_below_the_address_of_the_files(helm: Helm) -> None:
@@ -549,7 +570,8 @@ def test_what_pods_reach_has_no_right_of_kube_scheduler_at_any_time(helm: Helm, 
             if item["kind"].endswith("Binding") and "scheduler" in str(item.get("subjects"))}
     of_extender = both if take_over == "always" else both[:1]
     of_kube = dict.fromkeys(("system:kube-scheduler", "system:volume-scheduler", "hami-scheduler-kube"), both[1:])
-    assert held == {**of_kube, "hami-scheduler-extender": of_extender, "hami-scheduler-self-signed": of_extender}
+    assert held == {**of_kube, "hami-scheduler-extender": of_extender, "hami-scheduler-self-signed": of_extender,
+                    "hami-scheduler-preemption": both[:1]}
 
 
 def test_the_transition_gives_the_device_plugins_of_hami_their_rights(helm: Helm) -> None:

@@ -236,7 +236,7 @@ def test_the_scheduler_of_a_release_with_one_account_keeps_its_rights_until_it_i
     eventually(lambda: may(kube, kube_scheduler, verb="patch", resource="nodes"), "its scheduler may lock nodes")
     assert may(kube, kube_scheduler, verb="write", group="hami.io", resource="allocations")
     assert may(kube, extender, verb="patch", resource="nodes")
-    assert not may(kube, extender, verb="delete", resource="pods")
+    assert not may(kube, extender, verb="update", resource="persistentvolumes")
     left = {item["subject"]: item["remedy"].partition(", ")[2] for item in findings(cluster, "LeftoverRights")}
     again = "run helm upgrade again, without takeOver=always"
     assert left == {

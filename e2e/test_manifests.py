@@ -208,7 +208,7 @@ def test_the_token_follows_the_names_of_its_account(local: LocalCluster, tmp_pat
     bound = {item["roleRef"]["name"] for item in built for subject in item.get("subjects", ())
              if subject["name"] == account}
     assert {role.removeprefix("team-").removesuffix("-next") for role in bound} == {
-        "hami-scheduler-extender", "hami-scheduler-self-signed"}
+        "hami-scheduler-extender", "hami-scheduler-preemption", "hami-scheduler-self-signed"}
 
 
 def test_the_upgrade_keeps_the_name_of_the_secret(local: LocalCluster) -> None:

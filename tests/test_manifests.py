@@ -10,7 +10,9 @@ import yaml
 from hami import __version__
 from hami.cli import main
 from hami.codec.device_config import chart_config
-from hami.codec.keys import CORDON, GPU_POLICY, NODE_LOCK, NODE_POLICY, NUMA_BIND, ROOM, SCHEDULER_OWNED, WEIGHTS
+from hami.codec.keys import (
+    CORDON, GPU_POLICY, NODE_LOCK, NODE_POLICY, NUMA_BIND, PREEMPTIBLE, ROOM, SCHEDULER_OWNED, WEIGHTS,
+)
 from hami.node.library import install_library
 from hami.vendors.catalog import vendors
 
@@ -53,6 +55,21 @@ def test_the_conditions_name_every_resource(place):
     file, *name = place
     names = names_in(expressions(file)[tuple(name)])
     assert set(names) == RESOURCES and len(names) == len(RESOURCES)
+
+
+def test_an_extender_writes_the_status_of_and_deletes_pods_with_any_resource():
+    judged = [names_in(expression) for (policy, _), expression in expressions("policies.yaml").items()
+              if "r in [" in expression and policy != "hami-placement"]
+    assert len(judged) == 2 and all(set(names) == RESOURCES for names in judged)
+
+
+def test_the_label_that_needs_a_right_is_that_which_the_scheduler_reads():
+    """No other pod is looked at."""
+    (policy,) = (item for item in yaml.safe_load_all((BASE / "policies.yaml").read_text())
+                 if item["metadata"]["name"] == "hami-preemptible" and item["kind"] == "ValidatingAdmissionPolicy")
+    assert policy["spec"]["matchConstraints"]["objectSelector"] == {
+        "matchExpressions": [{"key": PREEMPTIBLE, "operator": "Exists"}]}
+    assert f"'{PREEMPTIBLE}'" in policy["spec"]["matchConditions"][0]["expression"]
 
 
 def test_kube_scheduler_passes_all_resources_that_nodes_do_not_offer_to_the_extender():
@@ -141,20 +158,33 @@ def rights(account, *folders):
             }, {name for _, name in bound if name.startswith("system:")}
 
 
-def test_what_other_pods_reach_may_neither_delete_nor_create_anything_but_bindings_events_and_leases():
-    """What it may write of pods and nodes, the policies hold to keys of HAMi."""
+def test_what_other_pods_reach_may_only_delete_pods_and_create_only_bindings_events_and_leases():
+    """The policies hold what it may write of pods and nodes to keys of HAMi, and deletions to pods that are evicted."""
     found, of_kubernetes = rights("hami-scheduler-extender", "base", "components/self-signed")
     assert of_kubernetes == set()
     assert {(resource, name, verb) for _, resource, name, verb in found if verb not in ("get", "list", "watch")} == {
-        ("pods", "", "patch"), ("pods/binding", "", "create"), ("nodes", "", "patch"),
-        ("events", "", "create"), ("events", "", "patch"),
+        ("pods", "", "patch"), ("pods", "", "delete"), ("pods/status", "", "patch"), ("pods/binding", "", "create"),
+        ("nodes", "", "patch"), ("events", "", "create"), ("events", "", "patch"),
         ("leases", "", "create"), ("leases", "hami-scheduler-extender", "patch"),
         ("allocations", "", "write"), ("registrations", "", "write"),
         ("secrets", "hami-scheduler-self-signed", "patch"), ("mutatingwebhookconfigurations", "hami-webhook", "patch")}
     assert {(resource, name) for _, resource, name, verb in found if verb in ("get", "list", "watch")} == {
-        ("pods", ""), ("nodes", ""), ("resourcequotas", ""), ("leases", ""), ("leases", "hami-scheduler-extender"),
+        ("pods", ""), ("nodes", ""), ("resourcequotas", ""), ("poddisruptionbudgets", ""),
+        ("leases", ""), ("leases", "hami-scheduler-extender"),
         ("secrets", "hami-scheduler-self-signed"), ("secrets", "hami-scheduler-tls"),
         ("mutatingwebhookconfigurations", "hami-webhook")}
+
+
+def test_without_preemption_no_rule_is_left_that_it_needs():
+    """The component empties the role: to leave it out would not take it away from a cluster that has it."""
+    component = yaml.safe_load((ROOT / "manifests" / "components" / "no-preemption" / "kustomization.yaml").read_text())
+    role, deployment = component["patches"]
+    emptied = [item for item in shipped("base") if (item["kind"], item["metadata"]["name"]) == (
+        role["target"]["kind"], role["target"]["name"])]
+    assert [{(resource, verb) for rule in item["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+            for item in emptied] == [{("pods", "delete"), ("pods/status", "patch"), ("poddisruptionbudgets", "list")}]
+    assert yaml.safe_load(role["patch"]) == [{"op": "replace", "path": "/rules", "value": []}]
+    assert yaml.safe_load(deployment["patch"])[-1]["value"] == "--preemption=off"
 
 
 def test_kube_scheduler_has_its_own_roles_and_no_key_of_hami():

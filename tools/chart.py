@@ -26,8 +26,9 @@ OPEN = re.compile(
     r"(^|\.)(labels|annotations|podAnnotations|resources|nodeSelector|nvidiaNodeSelector|nvidianodeSelector|matchLabels"
     r"|nodeLabelSelector|managedNodeSelector|updateStrategy|extraEnvs|securityContext|hami-dra)$")
 """Maps with keys that users choose, or that belong to Kubernetes."""
-EITHER = {"devicePlugin.disablecorelimit", "scheduler.overwriteEnv", "metaxsGPUTopologyAware"}
-"""Booleans that HAMi's chart also writes as strings."""
+EITHER = {"devicePlugin.disablecorelimit", "metaxsGPUTopologyAware", "scheduler.overwriteEnv",
+          "scheduler.preemption.mode"}
+"""Booleans that HAMi's chart also writes as strings, and words that are booleans in YAML without quotes."""
 DEVICE_POLICY = r"^(spread|binpack|numa|mutex|topology-aware)(,(spread|binpack|numa|mutex|topology-aware))*$"
 PLAIN = r"^[A-Za-z0-9._/:@+=,\[\]-]*$"
 """Texts that mean nothing to YAML, to CEL, to templates, to a shell or to a program's flags."""
@@ -43,6 +44,8 @@ RULES: dict[str, dict[str, object]] = {
     "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": {"pattern": DEVICE_POLICY},
     "scheduler.admissionWebhook.failurePolicy": {"enum": ["Ignore", "Fail"]},
     "scheduler.admissionWebhook.reinvocationPolicy": {"enum": ["Never", "IfNeeded"]},
+    "scheduler.preemption.mode": {"enum": ["on", "off", "strict", True, False]},
+    "scheduler.preemption.minRuntime": {"pattern": r"^([0-9.]+(ns|us|ms|s|m|h))*$"},
     "scheduler.service.type": {"enum": ["", "ClusterIP", "NodePort", "LoadBalancer"]},
     "devicePlugin.service.type": {"enum": ["", "ClusterIP", "NodePort", "LoadBalancer"]},
     "devicePlugin.migStrategy": {"enum": ["none", "single", "mixed"]},

@@ -15,7 +15,8 @@ from string import Template
 import click
 
 from hami.codec.device_config import chart_config, parse_device_config
-from hami.codec.keys import ALLOCATION_PATTERN, NODE_LOCK, ROOM, SCHEDULER_OWNED, is_scheduler_owned
+from hami.codec.keys import ALLOCATION_PATTERN, NODE_LOCK, PREEMPTIBLE, ROOM, SCHEDULER_OWNED, is_scheduler_owned
+from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED
 from hami.vendors.capacity import capacity_names
 from hami.vendors.entry_points import full_catalog, sections
 from hami.vendors.inventory import PAIR_SCORES
@@ -43,6 +44,8 @@ DEVICE_PLUGIN = "request.userInfo.username.matches('^system:serviceaccount:[^:]+
 """CEL: the account of a device plugin, in any namespace, also with a prefix or suffix of an overlay."""
 SCHEDULER = "request.userInfo.username.matches('^system:serviceaccount:[^:]+:[^:]*hami-scheduler[^:]*$')"
 """CEL: the account of an extender or of its kube-scheduler, likewise."""
+EXTENDER = SCHEDULER.replace("hami-scheduler", "hami-scheduler-extender")
+"""CEL: the account of an extender that has one of its own, likewise."""
 _HAMI = "k.startsWith('hami.io/')"
 _HIGH_PRIORITY = f"""\
 [object.spec.containers + object.spec.?initContainers.orValue([])].exists(all,
@@ -50,6 +53,22 @@ _HIGH_PRIORITY = f"""\
     env.size() > {MAX_VARIABLES} || env.exists(e,
       e.name == 'CUDA_TASK_PRIORITY' && !e.?value.orValue('').matches('^[1-9][0-9]{{0,8}}$')))))"""
 """CEL: a container of the pod may go before others on its devices."""
+_IS_PREEMPTED = f"c.type == '{DISRUPTION_TARGET}' && c.?reason.orValue('') == '{PREEMPTED}'"
+"""CEL: *c* is the condition of a pod that is evicted for one of higher priority."""
+_ONLY_PREEMPTION = f"""\
+oldObject != null
+&& [[dyn(object), dyn(oldObject)], [dyn(oldObject), dyn(object)]].all(pair,
+  pair[0].all(f, f in ['metadata', 'status'] || pair[0][f] == pair[1][?f].orValue(null))
+  && pair[0].metadata.all(f, f in ['managedFields', 'resourceVersion']
+    || pair[0].metadata[f] == pair[1].metadata[?f].orValue(null))
+  && pair[0].?status.orValue({{}}).all(f, f in ['conditions', 'nominatedNodeName']
+    || pair[0].status[f] == pair[1].?status[?f].orValue(null))
+  && pair[0].?status.conditions.orValue([]).all(c,
+    c in pair[1].?status.conditions.orValue([]) || c.type == '{DISRUPTION_TARGET}'))
+&& object.?status.conditions.orValue([]).all(c,
+  c in oldObject.?status.conditions.orValue([])
+  || ({_IS_PREEMPTED}))"""
+"""CEL: nothing of the pod changes but its nomination and that condition. Each field is compared, whatever its name."""
 
 
 def generated_files(catalog: Catalog, folder: Path = BASE) -> dict[Path, str]:
@@ -85,6 +104,7 @@ def render_policies(catalog: Catalog) -> str:
         most_keys=MAX_KEYS,
         device_plugin=DEVICE_PLUGIN,
         scheduler=SCHEDULER,
+        extender=EXTENDER,
         token_node="request.userInfo.?extra['authentication.kubernetes.io/node-name'].orValue([''])[0]",
         only_hami=_indented(_confined(_HAMI), 6),
         only_hami_and_capacity=_indented(_confined(_HAMI, status=_only_amounts(catalog)), 6),
@@ -93,6 +113,10 @@ def render_policies(catalog: Catalog) -> str:
         pod_key=_indented(_owned_pod_key(catalog), 8),
         node_key=_indented(_owned_node_key(catalog), 8),
         requests_devices=_indented(_requests_devices(catalog), 6),
+        requested_devices=_indented(_requests_devices(catalog, pod="oldObject"), 6),
+        is_preempted=_IS_PREEMPTED,
+        only_preemption=_indented(_ONLY_PREEMPTION, 6),
+        preemptible=PREEMPTIBLE,
         priority=" or ".join(f"'{vendor.resources.priority}'" for vendor in catalog if vendor.resources.priority)
                  or "priority",
         has_high_priority=_indented(_HIGH_PRIORITY, 6),
@@ -164,11 +188,11 @@ def _owned_node_key(catalog: Catalog) -> str:
     return f"k.startsWith('{NODE_PREFIX}') || k in [\n  {_indented(_names(node_keys(catalog)), 2)}]"
 
 
-def _requests_devices(catalog: Catalog) -> str:
-    """Returns the CEL expression for: a container of the pod names a resource of the catalog."""
+def _requests_devices(catalog: Catalog, pod: str = "object") -> str:
+    """Returns the CEL expression for: a container of *pod* names a resource of the catalog."""
     resources = _names(name for vendor in catalog for name in vendor.resources.names)
     return f"""\
-[object.spec.containers + object.spec.?initContainers.orValue([])].exists(all,
+[{pod}.spec.containers + {pod}.spec.?initContainers.orValue([])].exists(all,
   all.size() > {MAX_CONTAINERS} || all.exists(c,
     [c.?resources.limits.orValue({{}}), c.?resources.requests.orValue({{}})].exists(amounts,
       amounts.size() > {MAX_AMOUNTS} || amounts.exists(r, r in [

@@ -20,6 +20,7 @@
 {{- if .strict -}}{{- include "hami.component" (list $ctx "components/strict") -}}{{- end -}}
 {{- if $v.prometheus.enabled -}}{{- include "hami.component" (list $ctx "components/prometheus") -}}{{- end -}}
 {{- if $v.dashboard.enabled -}}{{- include "hami.component" (list $ctx "components/dashboard") -}}{{- end -}}
+{{- if eq .preemption "off" -}}{{- include "hami.component" (list $ctx "components/no-preemption") -}}{{- end -}}
 {{- if $v.devicePlugin.mockCards -}}{{- include "hami.component" (list $ctx "overlays/kind") -}}{{- end -}}
 {{- range $key, $object := .objects -}}
 {{- $drop := and (not $v.policies.enabled) (hasPrefix "ValidatingAdmissionPolicy" $object.kind) -}}
@@ -27,7 +28,9 @@
 {{- $drop = or $drop (and (not $v.disruptionBudget.enabled) (eq $object.kind "PodDisruptionBudget")) -}}
 {{- $drop = or $drop (and (not $v.scheduler.admissionWebhook.enabled) (eq $object.kind "MutatingWebhookConfiguration")) -}}
 {{- if $drop -}}{{- $_ := unset $ctx.objects $key -}}{{- end -}}
-{{- if and $ctx.policiesWarn (eq $object.kind "ValidatingAdmissionPolicyBinding") -}}{{- $_ := set $object.spec "validationActions" (list "Warn" "Audit") -}}{{- end -}}
+{{- /* that of preemption is about our own account, which has no transition */ -}}
+{{- $warns := and $ctx.policiesWarn (ne $object.metadata.name (printf "%s-preemption" $ctx.name)) -}}
+{{- if and $warns (eq $object.kind "ValidatingAdmissionPolicyBinding") -}}{{- $_ := set $object.spec "validationActions" (list "Warn" "Audit") -}}{{- end -}}
 {{- end -}}
 {{- if not $v.devicePlugin.enabled -}}{{- include "hami.drop" (list $ctx "device-plugin" list) -}}{{- end -}}
 {{- if not .monitor -}}{{- include "hami.drop" (list $ctx "monitor" list) -}}{{- end -}}
@@ -198,6 +201,8 @@
 -}}
 {{- include "hami.decisionFlags" (list . $extender) -}}
 {{- if .v.legacyMetrics -}}{{- $flags = append $flags (list "legacy-metrics" true) -}}{{- end -}}
+{{- if eq .preemption "strict" -}}{{- $flags = append $flags (list "preemption" "strict") -}}{{- end -}}
+{{- with $s.preemption.minRuntime -}}{{- $flags = append $flags (list "preemption-min-runtime" .) -}}{{- end -}}
 {{- range $flags -}}{{- include "hami.flag" (list $extender (index . 0) (index . 1)) -}}{{- end -}}
 {{- $_ := set $extender "command" (concat $extender.command ($s.extender.extraArgs | default list)) -}}
 {{- with $s.extender.clientCASecret -}}
@@ -288,7 +293,7 @@
 {{- range $key, $object := .objects -}}
 {{- if eq $object.kind "ValidatingAdmissionPolicy" -}}
 {{- range concat $object.spec.matchConditions $object.spec.validations -}}{{- $_ := set . "expression" (include "hami.expression" (list $ctx .expression)) -}}{{- end -}}
-{{- range $object.spec.validations -}}{{- $_ := set . "message" (include "hami.expression" (list $ctx .message) | replace "hami-priority-user" (printf "%s-priority-user" $ctx.name)) -}}{{- end -}}
+{{- range $object.spec.validations -}}{{- $_ := set . "message" (include "hami.expression" (list $ctx .message) | replace "hami-priority-user" (printf "%s-priority-user" $ctx.name) | replace "hami-preemption-refuser" (printf "%s-preemption-refuser" $ctx.name)) -}}{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -313,11 +318,11 @@ change its role. */}}
 {{- $_ := set .metadata "name" (printf "%s-rights" .metadata.name) -}}
 {{- end -}}
 {{- /* The scheduler of HAMi, and that of our releases until they had two accounts, runs with the account of kube-scheduler
-until its pods are replaced. Only such a release has the binding. */ -}}
+until its pods are replaced, and evicts no pods. Only such a release has the binding. */ -}}
 {{- if or .takeOver (lookup "rbac.authorization.k8s.io/v1" "ClusterRoleBinding" "" (printf "%s-scheduler-rights" .name)) -}}
 {{- range $object := .objects -}}
 {{- range $object.subjects -}}
-{{- if eq .name (printf "%s-scheduler-extender" $ctx.name) -}}
+{{- if and (eq .name (printf "%s-scheduler-extender" $ctx.name)) (ne $object.metadata.name (printf "%s-scheduler-preemption" $ctx.name)) -}}
 {{- $both := list . (merge (dict "name" (printf "%s-scheduler" $ctx.name)) .) -}}
 {{- $_ := set $object "subjects" $both -}}
 {{- end -}}

@@ -24,6 +24,8 @@ alone, without the defaults of this one. */}}
 {{- $monitor := $v.monitor.enabled -}}
 {{- if kindIs "invalid" $monitor -}}{{- $monitor = $v.devicePlugin.enabled -}}{{- end -}}
 {{- $_ := set $ctx "monitor" $monitor -}}
+{{- /* `on` and `off` without quotes are booleans in YAML */ -}}
+{{- $_ := set $ctx "preemption" (get (dict "true" "on" "false" "off") (toString $v.scheduler.preemption.mode) | default (toString $v.scheduler.preemption.mode)) -}}
 {{- include "hami.inherit" $ctx -}}
 {{- include "hami.check" $ctx -}}
 {{- end -}}
