@@ -10,11 +10,10 @@ from e2e.eventually import eventually
 from e2e.kube import Kube
 from e2e.sandbox import Sandbox
 
-__all__ = ["account", "binding", "may", "permit_priority", "permitted", "wait_permitted"]
+__all__ = ["account", "binding", "may", "permit_priority", "permit_refusal", "permitted", "wait_permitted"]
 
 Object = dict[str, Any]
 RBAC = "rbac.authorization.k8s.io"
-PRIORITY_USER = "hami-priority-user"
 
 
 def account(sandbox: Sandbox, name: str, *roles: str) -> Kube:
@@ -52,14 +51,22 @@ def wait_permitted(sandbox: Sandbox, client: Kube, verb: str, resource: str, gro
 
 def permit_priority(sandbox: Sandbox, *accounts: str) -> None:
     """Gives ServiceAccounts of the sandbox the right to priority 0 (default: all), and waits until they have it."""
+    _permit(sandbox, "hami-priority-user", accounts, verb="use", resource="priorities")
+
+
+def permit_refusal(sandbox: Sandbox, *accounts: str) -> None:
+    """The same for the right to refuse preemptions."""
+    _permit(sandbox, "hami-preemption-refuser", accounts, verb="refuse", resource="preemptions")
+
+
+def _permit(sandbox: Sandbox, role: str, accounts: Sequence[str], **right: str) -> None:
     users = [{"kind": "ServiceAccount", "name": name, "namespace": sandbox.namespace} for name in accounts] or [
         {"kind": "Group", "apiGroup": RBAC, "name": "system:serviceaccounts"}]
-    sandbox.kube.create(binding(sandbox, "", PRIORITY_USER, subjects=users), sandbox.namespace)
+    sandbox.kube.create(binding(sandbox, "", role, subjects=users), sandbox.namespace)
     for name in accounts or ("default",):
         user = f"system:serviceaccount:{sandbox.namespace}:{name}"
-        eventually(lambda user=user: may(
-            sandbox.kube, user, groups=["system:serviceaccounts"], verb="use", group="hami.io", resource="priorities",
-            namespace=sandbox.namespace), f"{name} may use priorities")
+        eventually(lambda user=user: may(sandbox.kube, user, groups=["system:serviceaccounts"], group="hami.io",
+                                         namespace=sandbox.namespace, **right), f"{name} has the rights of {role}")
 
 
 @contextlib.contextmanager

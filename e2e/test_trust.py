@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.accounts import account, binding, permit_priority, permitted, wait_permitted
+from e2e.accounts import account, binding, permit_priority, permit_refusal, permitted, wait_permitted
 from e2e.cluster import MANIFESTS
 from e2e.eventually import eventually
 from e2e.kube import ApiError, Kube, path_of
@@ -28,6 +28,8 @@ Object = dict[str, Any]
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 NODE, TIME = "hami.io/vgpu-node", "hami.io/vgpu-time"
 IGNORE = {"hami.io/webhook": "ignore"}
+STAYS = {"hami.io/preemptible": "false"}
+PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
 HIDDEN = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}
 SYSTEM = "kube-system"
 PLUGIN = "hami-device-plugin"
@@ -429,18 +431,16 @@ def forbidden(call: Callable[[], object]) -> None:
 
 
 @pytest.mark.installation
-def test_a_stolen_token_of_the_extender_deletes_no_pod_and_changes_no_volume(sandbox: Sandbox, extender_token: Kube,
-                                                                             running: str) -> None:
+def test_a_stolen_token_of_the_extender_evicts_and_creates_no_pod_and_changes_no_volume(
+        sandbox: Sandbox, extender_token: Kube, running: str) -> None:
     """Which kube-scheduler may do; nor can it get a token of that account or of others."""
     token, namespace = extender_token, sandbox.namespace
-    condition = {"status": {"conditions": [{"type": "Ready", "status": "False"}], "nominatedNodeName": "n1"}}
+    condition = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": running}}
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     pods = path_of("Pod", namespace)
-    forbidden(lambda: token.delete("Pod", running, namespace))
     forbidden(lambda: token.call("DELETE", pods))
     forbidden(lambda: token.call("POST", f"{pods}/{running}/eviction", eviction))
-    forbidden(lambda: token.merge_patch("Pod", running, condition, namespace, subresource="status"))
     forbidden(lambda: token.create(pod("more"), namespace))
     forbidden(lambda: token.delete("Node", of(sandbox, "n0")))
     forbidden(lambda: token.merge_patch("Node", of(sandbox, "n0"), condition, subresource="status"))
@@ -460,7 +460,7 @@ def test_a_stolen_token_of_the_extender_deletes_no_pod_and_changes_no_volume(san
 @pytest.mark.installation
 def test_a_stolen_token_of_kube_scheduler_writes_no_key_of_hami(sandbox: Sandbox, kube_scheduler_token: Kube,
                                                                 running: str) -> None:
-    """And no specification, label or taint: it may delete pods, and change their status and volumes."""
+    """And no specification, label or taint: it may delete all pods, and change their status and volumes."""
     token, namespace = kube_scheduler_token, sandbox.namespace
     for patch in (annotated({ALLOCATED: ";"}), {"metadata": {"labels": {NODE: "n1"}}}, annotated({PHASE: None})):
         forbidden(lambda patch=patch: token.merge_patch("Pod", running, patch, namespace))
@@ -529,6 +529,180 @@ def test_the_account_of_the_extender_can_do_its_work(sandbox: Sandbox, extender_
     for values in ({MUTEX: "x"}, {MUTEX: None}, {"hami.io/node-handshake": "Requesting_2026.11.24 12:00:00"},
                    {"hami.io/room-for-waiting-pods": "2026-11-24T12:00:00.000000Z"}):
         extender_token.merge_patch("Node", of(sandbox, "n0"), annotated(values))
+
+
+def write_status(client: Kube, sandbox: Sandbox, name: str, status: Object, *, strategic: bool = False) -> Object:
+    """Merges *status* into that of a pod. *strategic*: conditions are merged, too, by their types."""
+    return client.call("PATCH", path_of("Pod", sandbox.namespace, name, "status"), {"status": status},
+                       content_type=f"application/{'strategic-' if strategic else ''}merge-patch+json")
+
+
+def mark(client: Kube, sandbox: Sandbox, name: str, **fields: str) -> None:
+    """Writes the condition of a pod that is evicted for one of higher priority, with other *fields*."""
+    write_status(client, sandbox, name, {"conditions": [PREEMPTED | fields]}, strategic=True)
+
+
+@pytest.mark.installation
+def test_the_extender_deletes_only_pods_that_it_has_marked(sandbox: Sandbox, extender_token: Kube, running: str,
+                                                           ) -> None:
+    def delete(name: str) -> None:
+        extender_token.delete("Pod", name, sandbox.namespace)
+
+    assert refused(lambda: delete(running)) == "hami-preemption"
+    for other in ({"status": "False"}, {"reason": "EvictionByEvictionAPI"}, {"type": "Ready"}):
+        mark(sandbox.kube, sandbox, running, **other)
+        assert refused(lambda: delete(running)) == "hami-preemption", other
+    mark(extender_token, sandbox, running)
+    delete(running)
+    sandbox.kube.wait("Pod", lambda pods: running not in pods, sandbox.namespace, what="the pod is evicted")
+
+
+@pytest.mark.installation
+def test_the_extender_deletes_no_pod_without_devices_and_none_that_waits(sandbox: Sandbox, extender_token: Kube,
+                                                                         two_nodes: None) -> None:
+    """Not even if somebody else has marked them; it cannot mark the first."""
+    sandbox.create(pod("plain", node_name="n0"), pod("waits", gpu=64))
+    assert refused(lambda: mark(extender_token, sandbox, "plain")) == "hami-allocations"
+    for name in ("plain", "waits"):
+        mark(sandbox.kube, sandbox, name)
+        assert refused(lambda name=name: extender_token.delete("Pod", name, sandbox.namespace)) == "hami-preemption"
+
+
+@pytest.mark.installation
+def test_the_extender_writes_nothing_into_a_status_but_what_an_eviction_needs(sandbox: Sandbox, extender_token: Kube,
+                                                                              running: str) -> None:
+    """Alone, and beside what it may write. Every field that the pod has is removed once."""
+    status = sandbox.pod(running)["status"]
+    conditions = [*status["conditions"], PREEMPTED]
+    ready = next(condition for condition in conditions if condition["type"] == "Ready")
+    others = [condition for condition in conditions if condition is not ready]
+    attempts: dict[str, Object] = {
+        **{f"without {field}": {field: None} for field in status},
+        "phase": {"phase": "Failed"}, "message": {"message": "x"}, "reason": {"reason": "Evicted"},
+        "address": {"podIP": "10.9.9.9", "podIPs": [{"ip": "10.9.9.9"}]}, "containers": {"containerStatuses": []},
+        "resize": {"resize": "Infeasible"},
+        "another condition": {"conditions": [*conditions, {"type": "example.com/Gate", "status": "True"}]},
+        "a condition that changes": {"conditions": [*others, ready | {"status": "False"}]},
+        "a condition less": {"conditions": others},
+        "another reason": {"conditions": [*conditions[:-1], PREEMPTED | {"reason": "EvictionByEvictionAPI"}]},
+        "no reason": {"conditions": [*conditions[:-1], {"type": "DisruptionTarget", "status": "True"}]},
+    }
+    ignored = set()
+    for what, attempt in attempts.items():
+        for beside in ({}, {"conditions": conditions}):
+            try:
+                done = write_status(extender_token, sandbox, running, beside | attempt)
+            except ApiError as error:
+                assert POLICY.findall(error.message) == ["hami-allocations"], what
+            else:
+                ignored.add(what)
+                assert done["status"] | {"conditions": 0} == status | {"conditions": 0}, what
+    assert ignored <= {"without qosClass"}, "what the API server itself keeps as it is"
+    assert sandbox.pod(running)["status"]["conditions"][:len(status["conditions"])] == status["conditions"]
+
+
+@pytest.mark.installation
+def test_a_status_does_not_lead_the_extender_to_other_fields(sandbox: Sandbox, extender_token: Kube, running: str,
+                                                             ) -> None:
+    """The API server itself takes no specification and no owners there."""
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "0"}
+    held = sandbox.pod(running)
+    for patch in ({"metadata": {"labels": {"app": "x"}}}, annotated({"example.com/x": "1"}), annotated({PHASE: "x"}),
+                  {"metadata": {"finalizers": ["example.com/stay"]}}, {"metadata": {"labels": STAYS}}):
+        assert refused(lambda patch=patch: extender_token.merge_patch(
+            "Pod", running, patch, sandbox.namespace, subresource="status")) in ("hami-allocations", "hami-preemptible")
+    for patch in ({"metadata": {"ownerReferences": [owner]}}, {"spec": {"activeDeadlineSeconds": 1}}):
+        extender_token.merge_patch("Pod", running, patch, sandbox.namespace, subresource="status")
+    left = sandbox.pod(running)
+    assert left["spec"] == held["spec"] and "ownerReferences" not in left["metadata"]
+
+
+@pytest.mark.installation
+def test_the_extender_nominates_and_marks(sandbox: Sandbox, extender_token: Kube, running: str) -> None:
+    """Again and again, and it takes both back."""
+    sandbox.create(pod("waits", gpu=64))
+    for node in ("n0", "n1", None):
+        write_status(extender_token, sandbox, "waits", {"nominatedNodeName": node})
+    mark(sandbox.kube, sandbox, running, reason="EvictionByEvictionAPI")
+    for fields in ({}, {"message": "for another pod"}, {"status": "False"}):
+        mark(extender_token, sandbox, running, **fields)
+    conditions = sandbox.pod(running)["status"]["conditions"]
+    left = [condition for condition in conditions if condition["type"] != "DisruptionTarget"]
+    assert len(left) == len(conditions) - 1
+    write_status(extender_token, sandbox, running, {"conditions": left})
+
+
+# -- the label of pods that are not evicted
+
+
+@pytest.mark.installation
+def test_a_tenant_cannot_keep_its_pods_from_being_evicted(sandbox: Sandbox, tenant: Kube, running: str) -> None:
+    """Nor change what an administrator has decided, nor can a Binding or the extender bring the label."""
+    def labeled(value: str | None) -> Object:
+        return {"metadata": {"labels": {"hami.io/preemptible": value}}}
+
+    for value in ("false", "true", ""):
+        made = pod("p", gpu=1, labels={"hami.io/preemptible": value})
+        assert refused(lambda made=made: tenant.create(made, sandbox.namespace)) == "hami-preemptible"
+        patch = labeled(value)
+        assert refused(lambda patch=patch: tenant.merge_patch("Pod", running, patch, sandbox.namespace)) == (
+            "hami-preemptible")
+    sandbox.kube.merge_patch("Pod", running, labeled("false"), sandbox.namespace)
+    for value in ("true", None):
+        patch = labeled(value)
+        assert refused(lambda patch=patch: tenant.merge_patch("Pod", running, patch, sandbox.namespace)) == (
+            "hami-preemptible")
+    tenant.merge_patch("Pod", running, {"metadata": {"labels": {"team": "a"}}}, sandbox.namespace)
+    kubelet = sandbox.kube.impersonating(f"system:node:{of(sandbox, 'n0')}", "system:nodes")
+    kubelet.merge_patch("Pod", running, {"status": {"message": "fine"}}, sandbox.namespace, subresource="status")
+    kubelet.close()
+    sandbox.kube.merge_patch("Pod", running, labeled(None), sandbox.namespace)
+
+
+def test_nobody_else_brings_the_label(sandbox: Sandbox, extender_token: Kube, running: str) -> None:
+    """Neither the extender, which may write other labels of HAMi, nor a subresource or a Binding."""
+    patch = {"metadata": {"labels": STAYS}}
+    assert refused(lambda: extender_token.merge_patch("Pod", running, patch, sandbox.namespace)) == "hami-preemptible"
+    sandbox.create(pod("waits", scheduler="nobody"))
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "waits", "labels": STAYS},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": of(sandbox, "n0")}}
+    path = path_of("Pod", sandbox.namespace, "waits", "binding")
+    with permitted(sandbox, "writer", "pods/status pods/binding", "patch create") as writer:
+        assert refused(lambda: writer.call("POST", path, body)) == "hami-preemptible"
+        assert refused(lambda: writer.merge_patch("Pod", running, patch, sandbox.namespace, subresource="status")) == (
+            "hami-preemptible")
+
+
+@pytest.mark.installation
+def test_the_account_of_a_new_pod_has_the_right_to_refuse_preemption_not_its_creator(sandbox: Sandbox, tenant: Kube,
+                                                                                     ) -> None:
+    """Controllers create most pods, some of them with all rights."""
+    account(sandbox, "serving")
+    item = pod("p", gpu=1, labels={"app": "r", **STAYS})
+    item["spec"]["serviceAccountName"] = "serving"
+    for client in (tenant, sandbox.kube):
+        assert refused(lambda client=client: client.create(item, sandbox.namespace)) == "hami-preemptible"
+    tenant.create({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "r"}, "spec": {
+        "replicas": 1, "selector": {"matchLabels": {"app": "r"}},
+        "template": {"metadata": {"labels": item["metadata"]["labels"]}, "spec": item["spec"]}}}, sandbox.namespace)
+    assert "hami-preemption-refuser" in sandbox.event("r", "FailedCreate")
+    permit_refusal(sandbox, "serving")
+    sandbox.kube.wait("Pod", len, sandbox.namespace, timeout=60, what="the controller tries again")
+    tenant.create(item, sandbox.namespace)
+    patch = {"metadata": {"labels": {"hami.io/preemptible": None}}}
+    assert refused(lambda: tenant.merge_patch("Pod", "p", patch, sandbox.namespace)) == "hami-preemptible"
+    tenant.delete("ReplicaSet", "r", sandbox.namespace)
+
+
+def test_a_role_lets_people_refuse_preemption_of_pods_that_exist(sandbox: Sandbox, tenant: Kube) -> None:
+    tenant.create(pod("p", gpu=1), sandbox.namespace)
+    person = account(sandbox, "person", "hami-preemption-refuser")
+    sandbox.kube.create(binding(sandbox, "person", "edit", metadata={"name": "person-edit"}), sandbox.namespace)
+    wait_permitted(sandbox, person, "refuse", "preemptions", "hami.io")
+    wait_permitted(sandbox, person, "patch", "pods")
+    for value in ("false", "true", None):
+        person.merge_patch("Pod", "p", {"metadata": {"labels": {"hami.io/preemptible": value}}}, sandbox.namespace)
+    person.close()
 
 
 @contextlib.contextmanager
