@@ -83,6 +83,12 @@ def test_both_programs_use_every_right_that_they_have_and_miss_none(sandbox: San
         assert len(sandbox.started(wait_for=9, timeout=60)) == 9
     sandbox.kube.wait("Pod", lambda pods: pods[itself]["metadata"]["labels"].get("hami.io/scheduler-role") == "leader",
                       "kube-system", what="labels the pod that leads")
+    with priority_class(sandbox) as priority:
+        urgent = pod("urgent", gpu=1, gpumem=80_000)
+        urgent["spec"]["priorityClassName"] = priority
+        sandbox.create(urgent)
+        sandbox.kube.wait("Pod", lambda pods: pods["urgent"]["spec"].get("nodeName"), sandbox.namespace, timeout=60,
+                          what="all others are evicted")
     for account in (EXTENDER, SCHEDULER):
         assert not refused(calls(local.audit_log, account, begun))
         assert not unused(granted(shipped("rbac.yaml"), account), calls(local.audit_log, account))
@@ -96,24 +102,17 @@ def test_kube_scheduler_evicts_binds_and_provisions_with_its_own_account(sandbox
     begun = local.audit_log.stat().st_size
     sandbox.add_gpu_node("n0")
     volume = f"v-{sandbox.namespace}"
-    priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": volume}, "value": 9}
-    for item in (priority, *storage(volume)):
-        kube.create(item, sandbox.namespace if item["kind"] == "PersistentVolumeClaim" else None)
-    try:
+    with priority_class(sandbox) as priority, claimed(sandbox, volume):
         low = pod("low", cpu=900, scheduler=SCHEDULER)
         claims = pod("claims", cpu=50, scheduler=SCHEDULER)
         claims["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": volume}}]
         sandbox.create(low, claims)
         assert sandbox.bound(2) == {"low": "n0", "claims": "n0"}
         high = pod("high", gpu=1, gpumem=1000, cpu=500)
-        high["spec"]["priorityClassName"] = volume
+        high["spec"]["priorityClassName"] = priority
         sandbox.create(high)
         kube.wait("Pod", lambda pods: "low" not in pods and pods["high"]["spec"].get("nodeName"), sandbox.namespace,
                   timeout=60, what="the pod that is in the way is evicted")
-    finally:
-        for kind, namespace in (("PersistentVolumeClaim", sandbox.namespace), ("PersistentVolume", None),
-                                ("StorageClass", None), ("PriorityClass", None)):
-            kube.delete(kind, volume, namespace)
     made = list(calls(local.audit_log, SCHEDULER, begun))
     assert not refused(made) and not refused(calls(local.audit_log, EXTENDER, begun))
     done = {(call.right.resource, call.right.verb) for call in made}
@@ -121,6 +120,31 @@ def test_kube_scheduler_evicts_binds_and_provisions_with_its_own_account(sandbox
                     ("persistentvolumes", "update")}
     assert ("pods/binding", "create") in {
         (call.right.resource, call.right.verb) for call in calls(local.audit_log, EXTENDER, begun)}
+
+
+@contextlib.contextmanager
+def priority_class(sandbox: Sandbox) -> Iterator[str]:
+    """The name of a PriorityClass above the default."""
+    name = f"p-{sandbox.namespace}"
+    sandbox.kube.create({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name},
+                         "value": 9})
+    try:
+        yield name
+    finally:
+        sandbox.kube.delete("PriorityClass", name)
+
+
+@contextlib.contextmanager
+def claimed(sandbox: Sandbox, name: str) -> Iterator[None]:
+    """A volume that waits for its first pod, and a claim for it."""
+    items = [(item, sandbox.namespace if item["kind"] == "PersistentVolumeClaim" else None) for item in storage(name)]
+    for item, namespace in items:
+        sandbox.kube.create(item, namespace)
+    try:
+        yield
+    finally:
+        for item, namespace in reversed(items):
+            sandbox.kube.delete(item["kind"], name, namespace)
 
 
 def storage(name: str) -> list[Object]:
