@@ -163,7 +163,8 @@ CLASSES = {node.name for tree in CODE for node in tree.body if isinstance(node, 
 ALERTS = {rule["alert"] for group in GROUPS for rule in group["rules"] if "alert" in rule}
 KUBERNETES = {"FailedScheduling", "GenericWorkload", "UnexpectedAdmissionError", "CreateContainerConfigError",
               "CreateContainerError", "PreStartContainer", "ResourceQuota", "ServiceMonitor", "DaemonSet",
-              "ValidatingAdmissionPolicy", "ScheduleAnyway", "ServiceAccountTokenPodNodeInfo"}
+              "ValidatingAdmissionPolicy", "ScheduleAnyway", "ServiceAccountTokenPodNodeInfo", "DisruptionTarget",
+              "PreemptionByScheduler", "FailedCreate"}
 """Words of Kubernetes and its operators that stand between back-ticks."""
 
 
