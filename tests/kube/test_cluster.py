@@ -3,12 +3,13 @@
 import inspect
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from urllib3.exceptions import NewConnectionError, ProtocolError, ReadTimeoutError
 
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
-from hami.kube.api import MERGE_PATCH
+from hami.kube.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from hami.kube.cluster import Cluster, LeaseRecord
 from hami.model import PodRef
 from tests.fake_cluster import FakeCluster
@@ -258,3 +259,42 @@ def calls(of):
 @pytest.mark.parametrize("name", sorted(calls(Cluster)))
 def test_the_fake_takes_the_same_calls(name):
     assert calls(FakeCluster)[name] == calls(Cluster)[name]
+
+
+def test_an_eviction_is_a_condition_and_a_deletion_of_exactly_this_pod():
+    api, cluster = talk(b"{}", b"{}", b"{}")
+    cluster.nominate(REF, "n1")
+    cluster.mark_preempted(REF, "why", datetime(2026, 1, 1, tzinfo=UTC))
+    cluster.evict(REF)
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "why",
+                 "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    assert [call[:4] for call in api.calls] == [
+        ("PATCH", f"{POD_PATH}/status", MERGE_PATCH,
+         {"metadata": {"uid": "uid-1"}, "status": {"nominatedNodeName": "n1"}}),
+        ("PATCH", f"{POD_PATH}/status", STRATEGIC_MERGE_PATCH,
+         {"metadata": {"uid": "uid-1"}, "status": {"conditions": [condition]}}),
+        ("DELETE", POD_PATH, "application/json",
+         {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": "uid-1"}})]
+
+
+@pytest.mark.parametrize("act", [lambda cluster: cluster.nominate(REF, "n1"),
+                                 lambda cluster: cluster.mark_preempted(REF, "why", datetime(2026, 1, 1, tzinfo=UTC))],
+                         ids=["nominate", "mark_preempted"])
+def test_a_status_of_another_pod_is_a_conflict(act):
+    _, cluster = talk(ClusterError("metadata.uid: Invalid value", 422))
+    with pytest.raises(Conflict):
+        act(cluster)
+
+
+def test_disruption_budgets_are_read_from_the_cache_of_the_api_server():
+    api, cluster = talk({"metadata": {}, "items": [
+        {"metadata": {"namespace": "team", "name": "b"}, "status": {"disruptionsAllowed": 2},
+         "spec": {"selector": {"matchLabels": {"app": "x"},
+                               "matchExpressions": [{"key": "tier", "operator": "Exists"}]}}},
+        {"metadata": {"namespace": "team", "name": "none"}}]})
+    (selecting, none) = cluster.disruption_budgets()
+    assert (selecting.key, selecting.allowed) == ("team/b", 2)
+    assert selecting.selects("team", {"app": "x", "tier": ""}) and not selecting.selects("team", {"app": "x"})
+    assert not selecting.selects("other", {"app": "x", "tier": ""}) and not none.selects("team", {})
+    assert api.calls[0][:2] == ("GET", "/apis/policy/v1/poddisruptionbudgets")
+    assert api.queries == [{"resourceVersion": "0"}]
