@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,13 @@ import click
 
 from hami.errors import HamiError
 from hami.inspect.tables import FORMS, Style, printable, render_document
-from hami.model import Pod, PodRef
+from hami.model import DisruptionBudget, Pod, PodRef
 from hami.runtime.options import read_text
 from hami.scheduler.settings import NODE_POLICIES
 
 if TYPE_CHECKING:
     from hami.inspect.cluster import ClusterRecord, InspectedCluster, SchedulingEvent
+    from hami.inspect.manifests import PriorityClass
     from hami.inspect.read import Reader
     from hami.kube.pages import Requester
 
@@ -95,6 +96,14 @@ class Client:
     def gang_size(self, pod: Pod) -> int | None:
         """Returns how many pods of the group of *pod* are placed together; ``None`` if that is not known."""
         return None if self.snapshot or not pod.group else self.reader().gang_size(pod)
+
+    def budgets(self) -> Sequence[DisruptionBudget]:
+        """Returns the PodDisruptionBudgets; a snapshot has none."""
+        return () if self.snapshot else self.reader().budgets()
+
+    def priority_classes(self) -> Mapping[str, PriorityClass]:
+        """Returns the PriorityClasses by name; a snapshot has none."""
+        return {} if self.snapshot else self.reader().priority_classes()
 
     def single_namespace(self, reason: str) -> str:
         """Returns the chosen namespace. Raises: HamiError with *reason* if it is not a single one."""

@@ -77,8 +77,9 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
     """Explain why a pod waits and what would help, or what a bound pod holds and with whom.
 
     For each node and card: what is short and by how much, nearest first; what kube-scheduler said; and the smallest
-    changes with which the pod would fit, each tried with the scheduler's own decision. Needs the right to list nodes
-    and pods of the cluster, and events of the namespace; for a pod of a gang, also the right to get podgroups there.
+    changes with which the pod would fit, each tried with the scheduler's own decision; whom it would preempt. Needs the
+    right to list nodes and pods of the cluster, and events of the namespace; for a pod of a gang, also the right to get
+    podgroups there; and to count with PodDisruptionBudgets, the right to list them.
     """
     from hami.inspect.cluster import unknown_name
     from hami.inspect.explain import explain_pod, render_report
@@ -92,7 +93,9 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
     if pod.node_name:
         report = explain_pod(cluster, pod, ())
     else:
-        report = explain_pod(cluster, pod, client.events(cluster.record, pod.ref), required=client.gang_size(pod))
+        budgets = client.budgets() if pod.preempts else ()
+        report = explain_pod(cluster, pod, client.events(cluster.record, pod.ref), required=client.gang_size(pod),
+                             budgets=budgets)
     return Answer(document=report, text=lambda: render_report(report, wide=style.form == "wide"))
 
 
@@ -107,23 +110,26 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
 @click.option("--cordon", "cordoned", multiple=True, metavar="CARD", help="Do without this card (UUID) for new pods.")
 @click.option("--without", "ended", multiple=True, metavar="POD", help="Do without this pod (NAMESPACE/NAME or NAME).")
 @click.option("--policy", type=click.Choice(NODE_POLICIES), help="Node policy of the new pods, instead of their own.")
+@click.option("--with-preemption", is_flag=True, help="Evict pods of lower priority for pods that fit nowhere.")
 @SCHEDULER_NAME
 def simulate_command(*, client: Client, style: Style, files: tuple[Any, ...], scheduler_name: str,
-                     **changes: Any) -> Answer:
+                     with_preemption: bool, **changes: Any) -> Answer:
     """Show how many pods of manifests would fit, where each would go, and why the next would not.
 
     Nothing is written. Pods, Deployments, ReplicaSets, StatefulSets, Jobs and CronJobs pass the same admission as in
     the cluster and are placed one after the other, in the order of the files. Exit status 1 if not all fit.
     """
     from hami.inspect.cluster import InspectedCluster
-    from hami.inspect.simulate import Scenario, change_record, render_simulation, simulate
+    from hami.inspect.simulate import Scenario, SimulatedPreemption, change_record, render_simulation, simulate
 
     sources = read_files(files)
     scenario = Scenario(namespace=client.single_namespace("new pods have one namespace"), **changes)
     record, moved = change_record(client.read(), scenario)
     cluster = InspectedCluster(record)
     cluster.check_has_devices()
-    report = simulate(cluster, sources, moved, scenario, make_admit(scheduler_name))
+    preemption = SimulatedPreemption(
+        budgets=client.budgets(), classes=client.priority_classes()) if with_preemption else None
+    report = simulate(cluster, sources, moved, scenario, make_admit(scheduler_name), preemption)
     return Answer(document=report, text=lambda: render_simulation(report, style), status=0 if report.all_fit else 1)
 
 

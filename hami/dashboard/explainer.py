@@ -19,6 +19,7 @@ from hami.dashboard.live import LiveCluster
 from hami.errors import HamiError
 from hami.inspect.explain import NodeShortage, Suggestion, WaitingReport, explain_pod
 from hami.inspect.gang import GangReport
+from hami.inspect.preemption import PreemptionReport
 from hami.model import Pod
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,8 @@ class Explanation(msgspec.Struct, rename="camel", frozen=True):
     """Why a pod waits. *fits*: the node that it would get now. *reasons*: each with the number of nodes.
 
     *unfit*: the number of nodes that it does not fit; the nearest of them are *nodes*. *suggestions*: what would help.
-    *gang*: the group with which the pod is placed. *problem*: why there is no answer.
+    *gang*: the group with which the pod is placed. *preemption*: who is evicted for it, or would be. *problem*: why
+    there is no answer.
     """
 
     fits: str = ""
@@ -43,6 +45,7 @@ class Explanation(msgspec.Struct, rename="camel", frozen=True):
     without_devices: int = 0
     suggestions: tuple[Suggestion, ...] = ()
     gang: GangReport | None = None
+    preemption: PreemptionReport | None = None
     problem: str = ""
 
 
@@ -57,7 +60,8 @@ class Question:
     @classmethod
     def of(cls, pod: Pod, scope: Scope) -> Question:
         """Returns the question about *pod*."""
-        requests = (pod.ref.namespace, pod.scheduler_name, pod.group, dict(pod.annotations), pod.containers)
+        requests = (pod.ref.namespace, pod.scheduler_name, pod.group, dict(pod.annotations), pod.containers,
+                    pod.priority, pod.preempts, pod.controller, pod.nominated_node)
         return cls(msgspec.msgpack.encode(requests), scope, pod)
 
 
@@ -86,4 +90,5 @@ def _bounded(report: WaitingReport) -> Explanation:
     return Explanation(
         fits=report.fits, reasons={reason: len(names) for reason, names in report.reasons.items()},
         unfit=len(report.nodes), nodes=nodes, cordoned=len(report.cordoned),
-        without_devices=report.without_devices, suggestions=report.suggestions, gang=report.gang)
+        without_devices=report.without_devices, suggestions=report.suggestions, gang=report.gang,
+        preemption=report.preemption)

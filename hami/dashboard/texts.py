@@ -11,6 +11,7 @@ from hami.codec.times import render_time
 from hami.dashboard.use import Use
 from hami.inspect.explain import lacks
 from hami.inspect.gang import gang_sentences
+from hami.inspect.preemption import preemption_sentences
 from hami.inspect.top import age_text
 
 HUES = 6  # colors of namespaces in the style sheet
@@ -57,5 +58,6 @@ def in_words(use: Use) -> str:
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "percent": percent, "width": width, "hue": hue, "number": number, "mib": mib, "age": age_text,
     "timestamp": timestamp, "lacks": lacks, "in_words": in_words, "gang_sentences": gang_sentences,
+    "preemption_sentences": preemption_sentences,
 }
 """Filters of templates by name."""

@@ -15,9 +15,10 @@ from hami.errors import HamiError, MalformedInput
 from hami.inspect.changes import KINDS, find_changes
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, selection_keys
 from hami.inspect.gang import GangReport, gang_of, gang_sentences
+from hami.inspect.preemption import PreemptionReport, preemption_of, preemption_sentences
 from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_of, age_text
-from hami.model import Pod
+from hami.model import DisruptionBudget, Pod
 from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, request_text
 from hami.state.binding import bound_at
 from hami.vendors.request import device_requests, requests_devices
@@ -70,7 +71,7 @@ class WaitingReport(_Record, frozen=True):
     """A pod that waits. *fits*: the node that it would get now. *nodes*: those that do not fit, nearest first.
 
     *without_devices*: the number of nodes without any. *suggestions*: what would help; empty if no known change does.
-    *gang*: the group with which it is placed.
+    *gang*: the group with which it is placed. *preemption*: who is evicted for it, or would be.
     """
 
     namespace: str
@@ -87,6 +88,7 @@ class WaitingReport(_Record, frozen=True):
     events: tuple[SchedulingEvent, ...]
     suggestions: tuple[Suggestion, ...]
     gang: GangReport | None = None
+    preemption: PreemptionReport | None = None
 
 
 class HeldDevice(_Record, frozen=True):
@@ -114,9 +116,9 @@ class BoundReport(_Record, frozen=True):
 
 
 def explain_pod(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent], *,
-                required: int | None = None) -> WaitingReport | BoundReport:
+                required: int | None = None, budgets: Sequence[DisruptionBudget] = ()) -> WaitingReport | BoundReport:
     """Returns the report on *pod*. *events*: those about it. *required*: how many pods of its gang are placed together,
-    if that is known.
+    if that is known. *budgets*: the PodDisruptionBudgets of the cluster.
 
     Raises: HamiError if it requests no devices or has finished.
     """
@@ -124,7 +126,7 @@ def explain_pod(cluster: InspectedCluster, pod: Pod, events: Sequence[Scheduling
         raise HamiError(f"pod {pod.ref} requests no devices that HAMi manages; hami vendors lists their resources")
     if pod.is_terminated:
         raise HamiError(f"pod {pod.ref} has finished ({pod.phase}) and holds no devices")
-    return _bound(cluster, pod) if pod.node_name else _waiting(cluster, pod, events, required)
+    return _bound(cluster, pod) if pod.node_name else _waiting(cluster, pod, events, required, budgets)
 
 
 def render_report(report: WaitingReport | BoundReport, *, wide: bool) -> str:
@@ -136,8 +138,8 @@ def render_report(report: WaitingReport | BoundReport, *, wide: bool) -> str:
 # A pod that waits
 
 
-def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent],
-             required: int | None) -> WaitingReport:
+def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent], required: int | None,
+             budgets: Sequence[DisruptionBudget]) -> WaitingReport:
     view = cluster.view.what_if(without=[pod.ref.uid])  # another scheduler's reservation for it is not in its way
     offered = cluster.offered()
     choice = view.choose(pod, offered)
@@ -155,7 +157,8 @@ def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEve
                               if node.unschedulable and name in cluster.view.nodes)),
         without_devices=len(refusal.unknown) if refusal is not None else 0, events=tuple(events),
         suggestions=tuple(Suggestion(change.texts, change.node) for change in changes),
-        gang=gang_of(cluster, pod, required))
+        gang=gang_of(cluster, pod, required),
+        preemption=preemption_of(cluster, view, pod, budgets) if refusal is not None else None)
 
 
 def node_shortage(pod: Pod, refusal: NodeRefusal) -> NodeShortage:
@@ -198,6 +201,9 @@ def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
     if report.gang is not None:
         yield ""
         yield from gang_sentences(report.gang)
+    if report.preemption is not None:
+        yield ""
+        yield from preemption_sentences(report.preemption)
     yield from _event_lines(report.events)
     if not report.fits:
         yield ""

@@ -21,6 +21,14 @@ _COUNT = Annotated[int, msgspec.Meta(ge=0)] | None
 _OBJECT = Annotated[dict[str, Any], msgspec.Meta(description="a mapping")]
 
 
+class PriorityClass(msgspec.Struct, frozen=True, rename="camel"):
+    """A PriorityClass. *global_default*: it is that of pods that name none."""
+
+    value: int = 0
+    global_default: bool | None = False
+    preemption_policy: str | None = None
+
+
 class _ManifestMeta(msgspec.Struct, frozen=True, rename="camel"):
     name: str = ""
     generate_name: str = ""
@@ -262,3 +270,13 @@ def _running(job: _WorkloadSpec) -> tuple[_Template, int]:
     """Returns the pod of a Job, and how many run at a time."""
     parallelism = _or_one(job.parallelism)
     return job.template, parallelism if job.completions is None else min(parallelism, job.completions)
+
+
+def with_priority(pod: Mapping[str, Any], classes: Mapping[str, PriorityClass]) -> dict[str, Any]:
+    """Returns *pod* with the priority that the API server would give it: that of its class, or the default one."""
+    spec = dict(pod.get("spec") or {})
+    default = next((one for one in classes.values() if one.global_default), None)
+    if (priority := classes.get(spec.get("priorityClassName") or "", default)) is not None:
+        spec.setdefault("priority", priority.value)
+        spec.setdefault("preemptionPolicy", priority.preemption_policy)
+    return {**pod, "spec": spec}

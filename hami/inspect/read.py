@@ -13,7 +13,7 @@ import msgspec
 
 from hami.codec.documents import decode
 from hami.codec.keys import CORDON, LOCK_FREE, NODE_LOCK, is_scheduler_owned
-from hami.codec.objects import parse_node, parse_quota
+from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
 from hami.codec.pods import GROUP_LABEL, parse_pod
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
 from hami.inspect.cluster import ClusterRecord, SchedulingEvent, UnreadableObject, catalog_of, selection_keys
@@ -21,9 +21,9 @@ from hami.inspect.installation import (
     DEVICE_PLUGINS, SCHEDULERS, ExcessBinding, Installation, parse_device_class, parse_excess_binding, parse_plugins,
     parse_scheduler, parse_warning_policy,
 )
-from hami.inspect.manifests import TEMPLATE_KINDS
+from hami.inspect.manifests import TEMPLATE_KINDS, PriorityClass
 from hami.kube.pages import ObjectMeta, Requester, parse_meta, read_list
-from hami.model import Node, Pod, PodRef, QuotaLimits
+from hami.model import DisruptionBudget, Node, Pod, PodRef, QuotaLimits
 from hami.runtime.clock import utc_now
 from hami.state.view import Policies
 from hami.vendors.inventory import PAIR_SCORES
@@ -96,6 +96,7 @@ class _PodGroup(msgspec.Struct):
 
 
 _POD_GROUP = msgspec.json.Decoder(_PodGroup)
+_PRIORITY_CLASS = msgspec.json.Decoder(PriorityClass)
 _EVENT = msgspec.json.Decoder(_PodEvent)
 _CONFIG_MAP = msgspec.json.Decoder(_ConfigMap)
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
@@ -180,6 +181,35 @@ class Reader:
             gang = spec.scheduling_policy.gang if spec.scheduling_policy is not None else None
             return gang.min_count if gang is not None else spec.min_member
         return None
+
+    def budgets(self) -> tuple[DisruptionBudget, ...]:
+        """Returns the PodDisruptionBudgets of the cluster; none, with a note, if they cannot be listed."""
+        budgets: dict[str, DisruptionBudget] = {}
+
+        def take(raw: msgspec.Raw) -> None:
+            budget = parse_disruption_budget(raw)
+            budgets[budget.key] = budget
+
+        try:
+            self._each("poddisruptionbudgets", "/apis/policy/v1/poddisruptionbudgets", {}, take)
+        except HamiError as error:
+            self.note(f"{error}; PodDisruptionBudgets are left out of account")
+            return ()
+        return tuple(budgets.values())
+
+    def priority_classes(self) -> dict[str, PriorityClass]:
+        """Returns the PriorityClasses by name; none, with a note, if they cannot be listed."""
+        classes: dict[str, PriorityClass] = {}
+
+        def take(raw: msgspec.Raw) -> None:
+            classes[parse_meta(raw).name] = decode("priorityclass", _PRIORITY_CLASS, raw)
+
+        try:
+            self._each("priorityclasses", "/apis/scheduling.k8s.io/v1/priorityclasses", {}, take)
+        except HamiError as error:
+            self.note(f"{error}; pods whose manifest has no priority count with priority 0")
+            return {}
+        return classes
 
     def events(self, ref: PodRef) -> list[SchedulingEvent]:
         """Returns why *ref* could not be scheduled, in the words of kube-scheduler, latest last; with a note if events

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -21,11 +21,13 @@ from hami.inspect.cluster import ClusterRecord, InspectedCluster, unknown_name
 from hami.inspect.explain import (
     NodeShortage, RequestedDevices, node_lines, node_shortage, request_lines, requested_devices,
 )
-from hami.inspect.manifests import PodSource
+from hami.inspect.manifests import PodSource, PriorityClass, with_priority
+from hami.inspect.preemption import pod_names
 from hami.inspect.tables import Column, Style, counted, printable, render_rows
-from hami.model import Node, Pod, PodRef
-from hami.scheduling.refusal import CLOSEST_NODES, Refusal
+from hami.model import DisruptionBudget, Node, Pod, PodRef
+from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal
 from hami.state.binding import assigned_at, bound_at
+from hami.state.preemption import PreemptionRules, plan_preemption
 from hami.state.view import View
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Rule
@@ -34,8 +36,10 @@ SHOWN_DEVICES = 3  # of each of the nearest nodes
 MAX_ADDED = 10_000  # nodes
 MAX_COUNTED = 1_000_000  # pods of capacity
 NOT_LOOKED_AT = ("Not looked at, since kube-scheduler decides it: CPU, memory, taints, required affinity and affinity "
-                 "to pods, topology spread, volumes and preemption. Preferred node affinity counts. Pods that wait in "
-                 "the cluster are left out.")
+                 "to pods, topology spread, volumes{}. Preferred node affinity counts. Pods that wait in "
+                 "the cluster are left out{}.")
+WITHOUT_PREEMPTION = NOT_LOOKED_AT.format(" and preemption", "")
+WITH_PREEMPTION = NOT_LOOKED_AT.format("", ", and so are those that the controllers of preempted pods create")
 _ADDED = re.compile(r"like=(?P<node>[^:]+):(?P<count>[1-9][0-9]{0,4})")
 
 Admit = Callable[[View, Mapping[str, Any], str], "Pod | str"]
@@ -60,13 +64,22 @@ class Scenario:
     replicas: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedPreemption:
+    """The objects that preemption depends on beside the record. *classes*: PriorityClasses by name."""
+
+    budgets: Sequence[DisruptionBudget] = ()
+    classes: Mapping[str, PriorityClass] = field(default_factory=dict)
+
+
 class PlacedPod(msgspec.Struct, rename="camel", frozen=True):
-    """A pod that would be placed. *cards*: by index."""
+    """A pod that would be placed. *cards*: by index. *preempts*: the pods that are evicted for it."""
 
     workload: str
     pod: str
     node: str
     cards: tuple[str, ...]
+    preempts: tuple[str, ...] = ()
 
 
 class Outcome(msgspec.Struct, rename="camel", frozen=True):
@@ -89,6 +102,7 @@ class SimulationReport(msgspec.Struct, rename="camel", frozen=True):
 
     outcomes: tuple[Outcome, ...]
     pods: tuple[PlacedPod, ...]
+    with_preemption: bool = False
 
     @property
     def all_fit(self) -> bool:
@@ -124,12 +138,15 @@ def change_record(record: ClusterRecord, scenario: Scenario) -> tuple[ClusterRec
 
 
 def simulate(cluster: InspectedCluster, sources: Sequence[PodSource], moved: Sequence[Pod], scenario: Scenario,
-             admit: Admit) -> SimulationReport:
-    """Returns what would become of the pods *moved* and those of *sources*, in this order.
+             admit: Admit, preemption: SimulatedPreemption | None = None) -> SimulationReport:
+    """Returns what would become of the pods *moved* and those of *sources*, in this order. Without *preemption* none
+    evicts others.
 
     Raises: HamiError.
     """
-    placer = _Placer(cluster)
+    placer = _Placer(cluster, preemption)
+    if preemption is not None:
+        sources = [replace(source, pod=with_priority(source.pod, preemption.classes)) for source in sources]
     outcomes = [placer.place(f"pod/{pod.ref.name}", 1, [pod]) for pod in moved
                 if requests_devices(cluster.vendors, pod.containers)]
     for number, source in enumerate(sources):
@@ -137,7 +154,7 @@ def simulate(cluster: InspectedCluster, sources: Sequence[PodSource], moved: Seq
         pods = (_numbered(_admitted(placer.view, source, scenario, admit), source, number, count, wanted)
                 for count in range(wanted))
         outcomes.append(placer.place(source.title, wanted, pods))
-    return SimulationReport(tuple(outcomes), tuple(placer.placed))
+    return SimulationReport(tuple(outcomes), tuple(placer.placed), preemption is not None)
 
 
 def count_capacity(cluster: InspectedCluster, source: PodSource, scenario: Scenario,
@@ -171,7 +188,10 @@ def render_simulation(report: SimulationReport, style: Style) -> str:
     shown = [printable(line) for outcome in report.outcomes for line in _outcome_lines(outcome)]
     if report.pods:
         shown += ["", render_rows(report.pods, _PLACED_COLUMNS, style)]
-    return "\n".join([*shown, "", NOT_LOOKED_AT])
+    for pod in report.pods:
+        if pod.preempts:
+            shown.append(printable(f"{pod.pod} would preempt {', '.join(pod.preempts)} on {pod.node}"))
+    return "\n".join([*shown, "", WITH_PREEMPTION if report.with_preemption else WITHOUT_PREEMPTION])
 
 
 def _outcome_lines(outcome: Outcome) -> Iterator[str]:
@@ -191,7 +211,7 @@ def render_capacity(source: PodSource, capacities: Sequence[NodeCapacity], style
     total = sum(capacity.pods for capacity in capacities)
     head = printable(f"{counted(total, 'more pod')} like those of {source.title} fit")
     table = [render_rows(capacities, _CAPACITY_COLUMNS, style), ""] if capacities else []
-    return "\n".join([head, "", *table, NOT_LOOKED_AT])
+    return "\n".join([head, "", *table, WITHOUT_PREEMPTION])
 
 
 _PLACED_COLUMNS: tuple[Column[PlacedPod], ...] = (
@@ -208,9 +228,11 @@ _CAPACITY_COLUMNS: tuple[Column[NodeCapacity], ...] = (
 class _Placer:
     """Places pods one after the other, on nodes that kube-scheduler offers. *view*: the cluster after the last one."""
 
-    def __init__(self, cluster: InspectedCluster) -> None:
+    def __init__(self, cluster: InspectedCluster, preemption: SimulatedPreemption | None) -> None:
         self.placed: list[PlacedPod] = []
         self._cluster = cluster
+        self._rules = None if preemption is None else PreemptionRules(
+            now=cluster.record.taken.timestamp(), budgets=preemption.budgets)
         self.view = cluster.view
         self._names = cluster.offered()
         self._indexes = {(node, usage.device.vendor, usage.device.uuid): usage.device.index
@@ -222,6 +244,9 @@ class _Placer:
             if isinstance(pod, str):
                 return Outcome(title, wanted, count, pod)
             answer, self.view = self.view.assume(pod, self._names)
+            preempts: tuple[str, ...] = ()
+            if isinstance(answer, Refusal) and (evicted := self._preempt(pod)) is not None:
+                answer, preempts = evicted
             if isinstance(answer, Refusal):
                 return self._refused(title, wanted, count, pod, answer)
             node, devices = "", list[str]()
@@ -229,8 +254,21 @@ class _Placer:
                 node = answer.node
                 shares = {(share.type, share.uuid): None for shares in answer.placement for share in shares}
                 devices = [str(self._indexes.get((node, *share), share[1])) for share in shares]
-            self.placed.append(PlacedPod(title, pod.ref.name, node, tuple(devices)))
+            self.placed.append(PlacedPod(title, pod.ref.name, node, tuple(devices), preempts))
         return Outcome(title, wanted, wanted)
+
+    def _preempt(self, pod: Pod) -> tuple[Choice, tuple[str, ...]] | None:
+        """Places *pod* after those that are evicted for it have ended. Returns what it gets, and these pods; ``None``
+        if that makes no room for it."""
+        if self._rules is None or not pod.preempts:
+            return None
+        if (plan := plan_preemption(self.view, pod, self._names, self._rules)) is None:
+            return None
+        left = self.view.what_if(without=(*plan.uids, *plan.awaited))
+        if (choice := left.choose(pod, [plan.node])) is None:
+            return None
+        self.view = left.placed(pod, choice)
+        return choice, pod_names(self._cluster, plan.uids)
 
     def _refused(self, title: str, wanted: int, placed: int, pod: Pod, refusal: Refusal) -> Outcome:
         by_count = sorted(refusal.nodes_by_reason.items(), key=lambda item: (-len(item[1]), item[0]))

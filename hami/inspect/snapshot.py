@@ -17,7 +17,7 @@ import msgspec
 import yaml
 
 from hami.codec.allocation import parse_shares
-from hami.codec.keys import ASSIGNED_NODE, NODE_LOCK
+from hami.codec.keys import ASSIGNED_NODE, NODE_LOCK, PREEMPTIBLE
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, UnreadableObject
 from hami.inspect.installation import Installation
@@ -135,6 +135,8 @@ class _Anonymizer:
         self._schedulers = _numbered("scheduler", (
             pod.scheduler_name for pod in record.pods if pod.scheduler_name not in ("", *SCHEDULERS)))
         self._groups = {"": ""} | _numbered("group", (pod.group for pod in record.pods if pod.group))
+        self._controllers = {"": ""} | _numbered("controller", (
+            pod.controller for pod in record.pods if pod.controller))
         self._uuids = self._device_names()
         self._pattern = re.compile("|".join(
             rf"(?<![\w-]){re.escape(uuid)}(?![\w-])" for uuid in sorted(self._uuids, key=len, reverse=True)) or "(?!)")
@@ -186,10 +188,12 @@ class _Anonymizer:
         containers = tuple(replace(container, name=f"container-{number}")
                            for number, container in enumerate(pod.containers, start=1))
         labels = {ASSIGNED_NODE: self._place(pod.labels[ASSIGNED_NODE])} if ASSIGNED_NODE in pod.labels else {}
+        if pod.labels.get(PREEMPTIBLE) == "false":
+            labels[PREEMPTIBLE] = "false"
         scope = replace(pod.scope, priority_class=self._priority_classes[pod.scope.priority_class])
         return replace(pod, ref=ref, labels=labels, containers=containers, node_name=self._place(pod.node_name),
                        scope=scope, group=self._groups[pod.group], nominated_node=self._place(pod.nominated_node),
-                       scheduling_failure="", preferences=(),
+                       scheduling_failure="", preferences=(), controller=self._controllers[pod.controller],
                        scheduler_name=self._schedulers.get(pod.scheduler_name, pod.scheduler_name),
                        annotations={key: self._place(text) if key == ASSIGNED_NODE else self._text(text)
                                     for key, text in pod.annotations.items()})

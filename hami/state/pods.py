@@ -425,6 +425,6 @@ def _interned(text: str | None) -> str | None:
     return None if text is None else sys.intern(text)
 
 
-def _shown(record: PodRecord) -> tuple[str, str, tuple[str, ...]]:
+def _shown(record: PodRecord) -> tuple[str, str, tuple[str, ...], bool]:
     """Returns what is shown of a pod, beside its devices."""
-    return record.node, record.phase, record.problems
+    return record.node, record.phase, record.problems, record.preempted or record.ends_by > 0

@@ -109,6 +109,26 @@ def test_a_pod_of_a_gang_shows_what_the_gang_lacks(stage):
     assert f"HAMi would place {gang['fitting']} of the 3 that are not bound now" in text
 
 
+def test_a_pod_of_high_priority_shows_whom_it_would_preempt():
+    stage = Stage([node("n1", gpu(**GPU))], pods=[bound("low", "n1", (0, 5000, 10))])
+    urgent = pending("urgent", gpu=1, gpumem=9000)
+    urgent["spec"]["priority"] = 100
+    stage.add(urgent)
+    stage.json("/pods/default/urgent")
+    stage.explain()
+    assert "It would preempt 1 pod on n1: default/low." in html.unescape(stage.ask("/pods/default/urgent").text)
+    low = bound("low", "n1", (0, 5000, 10))
+    low["metadata"] |= {"deletionTimestamp": "2026-08-21T12:00:30Z", "resourceVersion": "2"}
+    urgent["metadata"]["resourceVersion"], urgent["status"]["nominatedNodeName"] = "2", "n1"
+    stage.add(low)
+    stage.add(urgent)
+    stage.clock.seconds += 60
+    stage.json("/pods/default/urgent")
+    stage.explain()
+    text = html.unescape(stage.ask("/pods/default/urgent").text)
+    assert "It waits for default/low on n1, which is being evicted for it." in text
+
+
 def test_an_answer_follows_the_cluster(stage):
     stage.json("/pending")
     stage.explain()

@@ -67,6 +67,33 @@ def test_events_that_may_not_be_listed_are_left_out():
     assert result.exit_code == 0 and "you may not list events in namespace team" in result.stderr
 
 
+def test_explain_whom_a_pod_would_preempt():
+    waits = pending("b", "team", gpu=1, gpumem=80_000)
+    waits["spec"]["priority"] = 100
+    budget = {"metadata": {"namespace": "default", "name": "b"}, "spec": {"selector": {}}, "status": {}}
+    of = FakeApi([node("n1")], [bound("a", "n1", (0, 40_000, 10)), waits], others={"poddisruptionbudgets": [budget]})
+    said = hami("explain", "pod", "b", of=of).stdout
+    assert "It would preempt 1 pod on n1: default/a.\n1 eviction would violate a PodDisruptionBudget.\n" in said
+    report = json.loads(hami("explain", "pod", "b", "-o", "json", of=of).stdout)
+    assert report["preemption"] == {"node": "n1", "evicted": ["default/a"], "violations": 1}
+    of.errors["/apis/policy/v1/poddisruptionbudgets"] = refused()
+    result = hami("explain", "pod", "b", of=of)
+    assert result.exit_code == 0 and "violate" not in result.stdout
+    assert "PodDisruptionBudgets are left out of account" in result.stderr
+
+
+def test_simulate_with_preemption(tmp_path):
+    path = tmp_path / "web.yaml"
+    urgent = pod("web", gpu=1, gpumem=80_000)
+    urgent["spec"]["priorityClassName"] = "urgent"
+    path.write_text(json.dumps(urgent))
+    of = FakeApi([node("n1")], [bound("a", "n1", (0, 40_000, 10))], others={
+        "priorityclasses": [{"metadata": {"name": "urgent"}, "value": 500}]})
+    assert hami("simulate", "-f", str(path), of=of).exit_code == 1
+    result = hami("simulate", "-f", str(path), "--with-preemption", of=of)
+    assert result.exit_code == 0 and "web would preempt default/a on n1\n" in result.stdout
+
+
 def test_simulate_and_capacity(tmp_path):
     path = tmp_path / "web.yaml"
     path.write_text(json.dumps(pod("web", gpu=1, gpumem=50_000)) + "\n---\nkind: Service\nmetadata: {name: s}\n")

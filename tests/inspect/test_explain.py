@@ -1,16 +1,19 @@
 """``hami explain``: reports on pods that wait and on pods that are bound."""
 
 import re
+from dataclasses import replace
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import randoms
+from pytest import param
 
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, store_of
 from hami.inspect.explain import BoundReport, explain_pod, render_report
-from hami.model import Node
+from hami.inspect.preemption import preemption_sentences
+from hami.model import DisruptionBudget, Node
 from hami.scheduling.refusal import CLOSEST_NODES, describe
 from tests.builders import INIT, gpu, gpus, node, pod
 from tests.inspect.records import PENDING, held, record, some_record
@@ -159,3 +162,66 @@ def test_the_event_names_the_same_nodes_as_the_explanation():
     closest = [shortage.node for shortage in report(pods=[*pods, pending], nodes=nodes).nodes[:CLOSEST_NODES]]
     assert closest == ["n100", "n101", "n102"]
     assert re.findall(r"(n\d+): ", event) == closest
+
+
+# preemption
+
+def explained(waits, *pods, budgets=(), nodes=NODES[:1]):
+    """The sentences about preemption in the report on a pod that waits."""
+    cluster = InspectedCluster(record(nodes, [*pods, waits]))
+    report = explain_pod(cluster, waits, (), budgets=budgets)
+    text = render_report(report, wide=False)
+    sentences = list(preemption_sentences(report.preemption)) if report.preemption is not None else []
+    assert all(sentence in text for sentence in sentences)
+    return sentences
+
+
+def urgent(**fields):
+    return replace(waiting(gpus(1, 16_000, 0)), **{"priority": 100} | fields)
+
+
+LOW = [held("x", "n1", ("a", 9000, 0), namespace="team", labels={"app": "x"}), held("y", "n1", ("a", 5000, 0)),
+       held("z", "n1", ("b", 9000, 0), priority=100)]
+BUDGET = DisruptionBudget(namespace="team", name="b", selector=())
+
+
+@pytest.mark.parametrize("waits, pods, budgets, said", [
+    param(urgent(), LOW, (), ["It would preempt 2 pods on n1: default/y, team/x."], id="two pods"),
+    param(urgent(), LOW, (BUDGET,), ["It would preempt 2 pods on n1: default/y, team/x.",
+                                     "1 eviction would violate a PodDisruptionBudget."], id="against a budget"),
+    param(urgent(preempts=False), LOW, (), [
+        "Pods of lower priority hold devices. None is evicted for it: its preemptionPolicy is Never."], id="never"),
+    param(urgent(), [*LOW[1:], replace(LOW[0], labels={"hami.io/preemptible": "false"})], (), [
+        "Pods of lower priority hold devices, but to evict those that may be evicted would not be enough."],
+        id="not enough"),
+    param(urgent(priority=0), LOW, (), [], id="no pod of lower priority"),
+    param(urgent(nominated_node="n1"), [replace(LOW[0], preempted=True), *LOW[1:]], (), [
+        "It waits for team/x on n1, which is being evicted for it."], id="one is being evicted"),
+    param(urgent(nominated_node="n1"), [
+        replace(LOW[0], preempted=True), replace(LOW[1], deletion="2026-08-21T12:00:30Z"), LOW[2]], (), [
+        "It waits for default/y, team/x on n1, which are being evicted for it."], id="two are being evicted"),
+    param(urgent(), [replace(pod, deletion="2026-08-21T12:00:30Z") for pod in LOW[:2]] + LOW[2:], (), [
+        "It waits for default/y, team/x on n1, which are being deleted."], id="they end anyway"),
+])
+def test_whom_a_pod_would_preempt(waits, pods, budgets, said):
+    assert explained(waits, *pods, budgets=budgets) == said
+
+
+def test_many_victims_are_not_all_named():
+    waits = replace(waiting(gpus(1, 80_000, 0)), priority=1)
+    pods = [held(f"p{number:02}", "n1", ("a", 8000, 0)) for number in range(10)]
+    nodes = [node("n1", gpu("a", **A100))]
+    assert explained(waits, *pods, nodes=nodes) == [
+        "It would preempt 10 pods on n1: " + ", ".join(f"default/p{number:02}" for number in range(8)) + ", 2 more."]
+
+
+def test_victims_of_namespaces_that_are_not_seen_are_counted():
+    waits = urgent()
+    cluster = InspectedCluster(record(NODES[:1], [*LOW, waits]))
+    limited = InspectedCluster(replace(cluster.record, pods=(LOW[1], waits)), cluster.view)
+    (sentence,) = preemption_sentences(explain_pod(limited, waits, ()).preemption)
+    assert sentence == "It would preempt 2 pods on n1: default/y, 1 pod of other namespaces."
+
+
+def test_a_pod_that_fits_preempts_nobody():
+    assert explained(replace(urgent(), containers=(gpus(1, 100, 0),)), *LOW) == []

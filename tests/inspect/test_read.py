@@ -101,3 +101,28 @@ def test_equal_events_count_as_one():
     api = FakeApi(events=[event("a", "3"), event("b", "2"), event("a", "1", series=series)])
     events = Reader(api.request).events(PodRef("default", "p", "u"))
     assert [(said.message, said.count, said.last) for said in events] == [("b", 1, "2"), ("a", 5, "3")]
+
+
+BUDGET = {"metadata": {"namespace": "team", "name": "b"}, "spec": {"selector": {}}, "status": {"disruptionsAllowed": 1}}
+URGENT = {"metadata": {"name": "urgent"}, "value": 500, "preemptionPolicy": "Never"}
+DEFAULT = {"metadata": {"name": "default"}, "value": 10, "globalDefault": True}
+
+
+def test_budgets_and_priority_classes():
+    reader = Reader(FakeApi(others={"poddisruptionbudgets": [BUDGET], "priorityclasses": [URGENT, DEFAULT]}).request)
+    (budget,) = reader.budgets()
+    assert (budget.key, budget.allowed, budget.selector) == ("team/b", 1, ())
+    classes = reader.priority_classes()
+    assert (classes["urgent"].value, classes["urgent"].preemption_policy) == (500, "Never")
+    assert classes["default"].global_default and not classes["urgent"].global_default
+
+
+def test_without_the_right_to_budgets_and_priority_classes_there_is_a_note():
+    notes = []
+    reader = Reader(FakeApi(errors={
+        "/apis/policy/v1/poddisruptionbudgets": refused(),
+        "/apis/scheduling.k8s.io/v1/priorityclasses": refused()}).request, note=notes.append)
+    assert (reader.budgets(), reader.priority_classes()) == ((), {})
+    assert [note.rpartition("; ")[2] for note in notes] == [
+        "PodDisruptionBudgets are left out of account",
+        "pods whose manifest has no priority count with priority 0"]

@@ -10,9 +10,12 @@ from hami.cli.people import make_admit
 from hami.codec.pods import convert_pod
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, store_of
-from hami.inspect.manifests import PodSource
-from hami.inspect.simulate import Scenario, change_record, count_capacity, render_capacity, render_simulation, simulate
+from hami.inspect.manifests import PodSource, PriorityClass
+from hami.inspect.simulate import (
+    Scenario, SimulatedPreemption, change_record, count_capacity, render_capacity, render_simulation, simulate,
+)
 from hami.inspect.tables import Style
+from hami.model import DisruptionBudget, LabelRequirement
 from tests.builders import gpu, node, pod, quota
 from tests.inspect.records import held, record, some_record
 
@@ -204,3 +207,61 @@ def test_the_capacity_is_what_a_simulation_without_end_places(chance):
     total = count_capacity(inspected, workload, Scenario(), make_admit("hami-scheduler"))
     (outcome,) = simulate(other, [workload], [], Scenario(), make_admit("hami-scheduler")).outcomes
     assert sum(node.pods for node in total) == outcome.placed
+
+
+# preemption
+
+LOW = [held("low", "n1", ("a", 9000, 0)), held("lower", "n1", ("b", 9000, 0), priority=-10),
+       held("high", "n2", ("c", 9000, 0), priority=1000)]
+CLASSES = {"urgent": PriorityClass(value=500), "polite": PriorityClass(value=500, preemption_policy="Never")}
+
+
+def classed(priority_class, count=1, **limits):
+    made = source(count, **limits)
+    spec = {**made.pod["spec"], "priorityClassName": priority_class}
+    return replace(made, pod={**made.pod, "spec": spec})
+
+
+def preempting(*sources, budgets=(), classes=CLASSES):
+    cluster = InspectedCluster(record(NODES, LOW))
+    return simulate(cluster, sources, (), Scenario(), make_admit("hami-scheduler"),
+                    SimulatedPreemption(budgets=budgets, classes=classes))
+
+
+def test_pods_of_lower_priority_end_for_pods_that_fit_nowhere():
+    report = preempting(classed("urgent", 3, gpumem=16_000))
+    assert [(placed.node, placed.preempts) for placed in report.pods] == [
+        ("n1", ("default/lower",)), ("n1", ("default/low",))]
+    (outcome,) = report.outcomes
+    assert (outcome.placed, outcome.wanted, outcome.stopped) == (2, 3, "2 nodes CardInsufficientMemory")
+    text = render_simulation(report, Style())
+    assert "web-0 would preempt default/lower on n1\n" in text
+    assert "preemption" not in text and "controllers of preempted pods" in text
+
+
+def test_a_pod_that_fits_preempts_nobody():
+    (placed,) = preempting(classed("urgent", gpumem=4000)).pods
+    assert placed.preempts == ()
+
+
+@pytest.mark.parametrize("priority_class, default, fit", [
+    ("polite", None, 0), ("", None, 1), ("unknown", None, 1), ("", PriorityClass(value=500, global_default=True), 2)])
+def test_the_priority_of_a_pod_is_that_of_its_class(priority_class, default, fit):
+    classes = CLASSES | ({"default": default} if default else {})
+    report = preempting(classed(priority_class, 2, gpumem=16_000), classes=classes)
+    assert report.outcomes[0].placed == fit, "of a pod without a class it is 0, unless there is a default"
+
+
+def test_budgets_are_kept_if_possible():
+    budget = DisruptionBudget(namespace="default", name="b", selector=(LabelRequirement("app", "In", ("lower",)),))
+    lower = replace(LOW[1], labels={"app": "lower"})
+    cluster = InspectedCluster(record(NODES, [LOW[0], lower, LOW[2]]))
+    report = simulate(cluster, [classed("urgent", gpumem=16_000)], (), Scenario(), make_admit("hami-scheduler"),
+                      SimulatedPreemption(budgets=[budget], classes=CLASSES))
+    assert report.pods[0].preempts == ("default/low",)
+
+
+def test_nobody_is_preempted_unless_it_is_asked_for():
+    cluster = InspectedCluster(record(NODES, LOW))
+    report = simulate(cluster, [classed("urgent", gpumem=16_000)], (), Scenario(), make_admit("hami-scheduler"))
+    assert report.pods == () and "volumes and preemption" in render_simulation(report, Style())

@@ -73,11 +73,13 @@ def test_an_anonymous_snapshot_answers_the_same(rng):
 def test_an_anonymous_snapshot_contains_no_name():
     """Neither of objects nor of devices, wherever they stand: in annotations, locks, labels or lists."""
     secrets = ["secretnode", "secretteam", "secretpod", "secretcontainer", "secretlabel", "secretuuid", "secretgone",
-               "secretevent", "secretquota", "secretproblem", "secretclass", "secretother", "secretgroup", "secretzone"]
+               "secretevent", "secretquota", "secretproblem", "secretclass", "secretother", "secretgroup", "secretzone",
+               "secretowner"]
     secret_node = node("secretnode", gpu("GPU-secretuuid", **T4), labels={"secretlabel": "secretlabel"}, annotations={
         "hami.io/device-cordon": "GPU-secretuuid", "hami.io/mutex.lock": "2026-01-01T00:00:00Z,secretteam,secretpod"})
     holder = held("secretpod", "secretnode", ("GPU-secretuuid", 1, 1), ("GPU-secretgone", 1, 1), namespace="secretteam",
-                  labels={"hami.io/vgpu-node": "secretnode", "app": "secretlabel"})
+                  controller="secretowner", labels={
+                      "hami.io/vgpu-node": "secretnode", "app": "secretlabel", "hami.io/preemptible": "false"})
     waiting = pod(replace(gpus(), name="secretcontainer"), name=PENDING, uid="secretpod-uid", annotations={
         "nvidia.com/use-gpuuuid": "GPU-secretuuid,GPU-secretgone"}, scope=PodScope("secretclass"), group="secretgroup",
         nominated_node="secretnode", scheduling_failure="0/1 nodes are available: secretnode", preferences=(
@@ -91,6 +93,7 @@ def test_an_anonymous_snapshot_contains_no_name():
     text = gzip.decompress(render_snapshot(hidden)).decode()
     assert [secret for secret in secrets if secret in text] == []
     assert "node-1" in text and '"2026-01-01T00:00:00Z,namespace-2,pod-1"' in text
+    assert hidden.pods[0].labels["hami.io/preemptible"] == "false", "else it could be preempted"
     assert hidden.pods[1].nominated_node == hidden.nodes[0].name and hidden.pods[1].group == "group-1"
     assert [quota.matches(pod.scope) for quota in hidden.quotas for pod in hidden.pods] == [False, True]
 
