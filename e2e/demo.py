@@ -1,4 +1,4 @@
-"""A demonstration: forty pods share the GPUs of four nodes, and some have to wait.
+"""A demonstration: forty pods share the GPUs of four nodes, some have to wait, and an urgent one has not.
 
 ``python -m e2e.demo`` starts the local control plane, ``hami scheduler``, four fake nodes with eight GPUs each, and a
 mix of pods. ``--keep`` keeps the cluster and the dashboard running until Ctrl-C. ``--picture`` takes a picture of the
@@ -184,6 +184,31 @@ def show(console: Console, cluster: LocalCluster, sandbox: Sandbox, outcome: Out
                   f"{', '.join(sorted(outcome.waiting)) or 'none'}.")
 
 
+def preempt(console: Console, cluster: LocalCluster, sandbox: Sandbox) -> None:
+    """Shows an urgent pod that takes the place of others, whose containers take a moment to end."""
+    def patch_all(finalizers: list[str] | None) -> None:
+        for item in cluster.kube.list("Pod", sandbox.namespace):
+            cluster.kube.merge_patch("Pod", item["metadata"]["name"], {"metadata": {"finalizers": finalizers}},
+                                     sandbox.namespace)
+
+    def ending() -> bool:
+        return any(item["metadata"].get("deletionTimestamp") for item in cluster.kube.list("Pod", sandbox.namespace))
+
+    cluster.kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "urgent"},
+                        "value": 1000})
+    urgent = pod("urgent-0", gpu=8, annotations={"nvidia.com/use-gputype": "A100"})
+    urgent["spec"]["priorityClassName"] = "urgent"
+    patch_all(["hami-e2e/ends-later"])
+    try:
+        sandbox.create(urgent)
+        eventually(ending, "pods are evicted for the urgent one")
+        ask(console, cluster, sandbox, "explain", "pod", "urgent-0")
+    finally:
+        patch_all(None)
+    node = cluster.kube.wait("Pod", lambda pods: pods["urgent-0"]["spec"].get("nodeName"), sandbox.namespace)
+    console.print(f"[bold]urgent-0[/], of higher priority, has taken eight cards of {sandbox.short(node)}.")
+
+
 def ask(console: Console, cluster: LocalCluster, sandbox: Sandbox, *words: str, statuses: tuple[int, ...] = (0,),
         ) -> None:
     """Runs a command of ``hami`` for people. Raises: CalledProcessError if it ends with none of *statuses*."""
@@ -252,6 +277,7 @@ def run(console: Console, *, keep: bool, picture: Path | None) -> int:
                 progress.stop()
                 outcome = submit_and_watch(console, sandbox)
                 show(console, cluster, sandbox, outcome)
+                preempt(console, cluster, sandbox)
                 violations = audit.audit(cluster.kube)
                 for violation in violations:
                     console.print(f"[red]the auditor found: {violation}")
