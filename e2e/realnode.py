@@ -228,9 +228,9 @@ class RealNode(JoinedNode):
 
     def ctr(self, *words: str) -> str:
         """Returns the standard output of containerd's client in the kubelet's namespace. Raises: NodeUnavailable."""
-        return self._run("ctr", "--address", f"{self.folder}/containerd.sock", "--namespace", "k8s.io", *words)
+        return self.run("ctr", "--address", f"{self.folder}/containerd.sock", "--namespace", "k8s.io", *words)
 
-    def _run(self, *words: str) -> str:
+    def run(self, *words: str) -> str:
         """Returns the standard output of a command on the node. Raises: NodeUnavailable."""
         done = subprocess.run([*self._enter(), "--", *words], stdin=subprocess.DEVNULL, capture_output=True,
                               text=True, env=os.environ | {"PATH": self._runtime.path}, check=False)
@@ -244,7 +244,7 @@ class RealNode(JoinedNode):
 
         ``ctr tasks exec`` would not wait for the output of a program that has ended.
         """
-        return self._run("runc", "--root", RUNC_STATE, "exec", container.rpartition("/")[2], *words)
+        return self.run("runc", "--root", RUNC_STATE, "exec", container.rpartition("/")[2], *words)
 
     def containers(self) -> int:
         """Returns the number of running containers, including pause containers."""

@@ -76,15 +76,18 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
     "own-certificate": ("base", [], {"certificates": {"mode": "secret"}}),
     "cert-manager": ("overlays/cert-manager", [], {"scheduler": {"certManager": {"enabled": True}}}),
     "hami-limiter": ("overlays/self-signed", ["hami-limiter"], {"limiter": {"hami": True}}),
+    "region-mount": ("overlays/self-signed", ["region-mount"], {"limiter": {"regionMount": True}}),
     "mig": ("overlays/self-signed", ["mig"], {"mig": True}),
     "prometheus": ("overlays/self-signed", ["prometheus"], {"prometheus": {"enabled": True}}),
     "selinux": ("overlays/self-signed", ["selinux"], {"selinux": True}),
     "strict": ("overlays/self-signed", ["strict"], {"device-config": {"content": STRICT}}),
     "dashboard": ("overlays/self-signed", ["dashboard"], {"dashboard": {"enabled": True}}),
     "no-preemption": ("overlays/self-signed", ["no-preemption"], {"scheduler": {"preemption": {"mode": "off"}}}),
-    "all": ("overlays/cert-manager", ["hami-limiter", "mig", "selinux", "strict", "prometheus", "dashboard"], {
+    "all": ("overlays/cert-manager", [
+        "hami-limiter", "region-mount", "mig", "selinux", "strict", "prometheus", "dashboard"], {
         "dashboard": {"enabled": True},
-        "scheduler": {"certManager": {"enabled": True}}, "limiter": {"hami": True}, "mig": True, "selinux": True,
+        "scheduler": {"certManager": {"enabled": True}}, "limiter": {"hami": True, "regionMount": True},
+        "mig": True, "selinux": True,
         "device-config": {"content": STRICT}, "prometheus": {"enabled": True}}),
     "kind": ("overlays/kind", [], {"devicePlugin": {"mockCards": True}}),
 }

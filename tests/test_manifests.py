@@ -324,7 +324,7 @@ def test_metrics_are_for_labeled_namespaces_only():
 def test_the_limiter_of_hami_comes_with_the_checksums_that_the_device_plugin_verifies(tmp_path):
     component = yaml.safe_load((ROOT / "manifests" / "components" / "hami-limiter" / "kustomization.yaml").read_text())
     (patch,) = component["patches"]
-    (init,) = yaml.safe_load(patch["patch"])[0]["value"]
+    init = yaml.safe_load(patch["patch"])[0]["value"]
     shell, option, script = init["command"]
     (tmp_path / "image").mkdir()
     (tmp_path / "image" / "libvgpu.so.v2.10.0").write_text("library")

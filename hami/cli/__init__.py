@@ -13,6 +13,7 @@ from hami.cli.device_plugin import device_plugin_command
 from hami.cli.group import Commands, run
 from hami.cli.monitor import monitor_command
 from hami.cli.people import PEOPLE
+from hami.cli.regions import mount_regions_command
 from hami.cli.scheduler import scheduler_command
 from hami.cli.template import render_template_command
 from hami.cli.vendors import vendors_command
@@ -30,8 +31,8 @@ def version() -> None:
     click.echo(f"hami {__version__}")
 
 
-for command in (scheduler_command, device_plugin_command, monitor_command, dashboard_command, vendors_command,
-                render_template_command, *PEOPLE):
+for command in (scheduler_command, device_plugin_command, monitor_command, dashboard_command, mount_regions_command,
+                vendors_command, render_template_command, *PEOPLE):
     main.add_command(command)
 
 

@@ -14,6 +14,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -31,6 +33,7 @@ from hami.node.grant import Grant, overridable_env
 from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host
 from hami.node.pods import NodePods
+from hami.node.region_layout import REGION_SUFFIX
 from hami.plugin import api_pb2 as api
 from hami.plugin.container_match import (
     AllocateCall, ContainerMatch, cards_of, check_card_ids, container_shares, find_container, has_outstanding,
@@ -89,7 +92,8 @@ class StartTimeAllocator:
     def pre_start(self, device_ids: Sequence[str]) -> None:
         """Writes the specifications of all containers that have exactly these devices: they belong to one pod.
 
-        Does nothing for containers that Allocate has served.
+        For containers that Allocate has served, does nothing while their files are there. Those in memory are gone
+        after a restart of the node, and a runtime would make directories in their place: they are written again.
         Raises: AllocationRefused with the reason; HostError; ClusterError; HamiError of the driver.
         """
         started = time.monotonic()
@@ -125,16 +129,20 @@ class StartTimeAllocator:
         if len({entry.pod_uid for entry in entries}) != 1:
             raise AllocationRefused(f"the kubelet's checkpoint names {len(entries)} containers with the devices "
                                     f"{', '.join(sorted(ids))}, expected those of one pod")
-        wanted = [(entry.container, name) for entry in entries for name in _names_in(entry)]
+        # the same name, the same text: a container that starts again keeps its counters, and its file is not written
+        wanted = [(entry.container, name, str(uuid.uuid5(uuid.NAMESPACE_OID, name)))
+                  for entry in entries for name in _names_in(entry)]
+        wanted += [(entry.container, "", token) for entry in entries for token in _tokens_in(entry)
+                   if not self._host.has_limits(entry.pod_uid, entry.container)]
         if not wanted:
             return None, []
         pod = self._pod(entries[0].pod_uid)
         if reason := reason_not_allocated(pod, self._config.node, self._vendor):
             raise AllocationRefused(f"pod {pod.ref} cannot be served: {reason}")
         written, errors = [], []
-        for container, name in wanted:
+        for container, name, token in wanted:
             try:
-                pod = self._prepare(pod, container, name, ids)
+                pod = self._prepare(pod, container, name, token, ids)
                 written.append(container)
             except AllocationRefused as error:  # an init container that has ended must not stop a later container
                 errors.append(error)
@@ -142,8 +150,8 @@ class StartTimeAllocator:
             raise errors[0]
         return pod, written
 
-    def _prepare(self, pod: Pod, container: str, name: str, ids: tuple[str, ...]) -> Pod:
-        """Writes the specification of one container; returns the pod as it is now."""
+    def _prepare(self, pod: Pod, container: str, name: str, token: str, ids: tuple[str, ...]) -> Pod:
+        """Writes the files of one container, and its specification if it has a *name*; returns the pod as it is now."""
         shares = container_shares(pod, self._config.resource, self._vendor)
         allocated = next((entry for entry in shares if entry.name == container), None)
         if allocated is None or len(allocated.shares) != len(ids):
@@ -152,11 +160,11 @@ class StartTimeAllocator:
                 f"{container}, but the kubelet chose {len(ids)}")
         match = ContainerMatch(pod=pod, container=allocated, annotations={}, finished=True)
         parts = cards_of(match, self._call(ids), self._grants.inventory.snapshot(), self._config)
-        # the same name, the same text: a container that starts again keeps its counters, and its file is not written
-        token = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
         grant, annotations = self._grants.build(pod, container, allocated.position, parts, token=token)
         if annotations:
             pod = self._cluster.annotate_pod(pod.ref, annotations, resource_version=pod.resource_version)
+        if not name:
+            return pod
         own = overridable_env(self._config, len(ids)).keys()
         env = {key: value for key, value in grant.env.items() if key not in own}
         self._specs.write(name, render_grant(name, replace(grant, env=env), self._edits(grant.cdi_devices)))
@@ -194,8 +202,18 @@ def needs_completion(pod: Pod, node: str, vendor: Vendor) -> bool:
 
 def _names_in(entry: CheckpointEntry) -> list[str]:
     """Returns the names of specifications in what the kubelet was answered for a container."""
+    return spec_names(device.name for device in _answer(entry).cdi_devices)
+
+
+def _tokens_in(entry: CheckpointEntry) -> list[str]:
+    """Returns the names of shared regions, without suffix, in what the kubelet was answered for a container."""
+    paths = (Path(mount.host_path) for mount in _answer(entry).mounts)
+    return [path.stem for path in paths if path.suffix == REGION_SUFFIX]
+
+
+def _answer(entry: CheckpointEntry) -> Any:
+    """Returns the answer to Allocate; an empty one if it cannot be read."""
     try:
-        answer = api.ContainerAllocateResponse.FromString(entry.answer or b"")
+        return api.ContainerAllocateResponse.FromString(entry.answer or b"")
     except DecodeError:
-        return []
-    return spec_names(device.name for device in answer.cdi_devices)
+        return api.ContainerAllocateResponse()

@@ -16,6 +16,7 @@
 {{- end -}}
 {{- if .hamiLimiter -}}{{- include "hami.component" (list $ctx "components/hami-limiter") -}}{{- end -}}
 {{- if or $v.mig (ne $v.devicePlugin.migStrategy "none") -}}{{- include "hami.component" (list $ctx "components/mig") -}}{{- end -}}
+{{- if $v.limiter.regionMount -}}{{- include "hami.component" (list $ctx "components/region-mount") -}}{{- end -}}
 {{- if $v.selinux -}}{{- include "hami.component" (list $ctx "components/selinux") -}}{{- end -}}
 {{- if .strict -}}{{- include "hami.component" (list $ctx "components/strict") -}}{{- end -}}
 {{- if $v.prometheus.enabled -}}{{- include "hami.component" (list $ctx "components/prometheus") -}}{{- end -}}
@@ -433,7 +434,9 @@ until its pods are replaced, and evicts no pods. Only such a release has the bin
 {{- $_ := set $pod "tolerations" (concat $pod.tolerations ($v.devicePlugin.tolerations | default list)) -}}
 {{- with $v.devicePlugin.runtimeClassName -}}{{- $_ := set $pod "runtimeClassName" . -}}{{- end -}}
 {{- with $v.devicePlugin.priorityClassName -}}{{- $_ := set $pod "priorityClassName" . -}}{{- else -}}{{- $_ := unset $pod "priorityClassName" -}}{{- end -}}
-{{- include "hami.flag" (list (first $pod.containers) "hook-path" $v.global.gpuHookPath) -}}
 {{- range $pod.volumes -}}{{- if eq .name "hook" -}}{{- $_ := set .hostPath "path" $hook -}}{{- end -}}{{- end -}}
-{{- range (first $pod.containers).volumeMounts -}}{{- if eq .name "hook" -}}{{- $_ := set . "mountPath" $hook -}}{{- end -}}{{- end -}}
+{{- range concat $pod.containers ($pod.initContainers | default list) -}}
+{{- if has "--hook-path=/usr/local" .command -}}{{- include "hami.flag" (list . "hook-path" $v.global.gpuHookPath) -}}{{- end -}}
+{{- range .volumeMounts -}}{{- if eq .name "hook" -}}{{- $_ := set . "mountPath" $hook -}}{{- end -}}{{- end -}}
+{{- end -}}
 {{- end -}}
