@@ -1,7 +1,6 @@
-"""Files that containers may write, in memory: the mount of the component `region-mount` on a real kubelet, in both modes.
+"""Files that containers may write in memory: what the component `region-mount` mounts on a real kubelet, in both modes.
 
-The init container of the component runs in a pod of a test. Its program is that of this machine, which it sees below
-its root.
+Its init container runs in a pod of the test. Its program is that of this machine, whose files it sees.
 """
 
 from __future__ import annotations
@@ -120,15 +119,17 @@ def test_a_container_fills_a_file_system_of_a_fixed_size_and_not_the_disk(sandbo
 
 def test_a_container_finds_its_limits_when_the_files_are_gone(sandbox: Sandbox, real: RealNode,
                                                               plugin: DevicePlugin) -> None:
-    """As after a restart of the node."""
+    """As after a restart of the node: the file system is another one when the device plugin starts."""
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
     sandbox.running("a")
     shown = "cat limits; for file in *.cache *.sm; do wc -c < $file; done"
     before = run_in(sandbox, real, "a", shown).splitlines()
     assert [f"memory={1000 * MIB}" in line for line in before].count(True) == 1
     assert before[-2:] == [str(REGION_SIZE), str(COMPUTE_SIZE)]
+    plugin.kill()
     real.run("umount", "--lazy", FOLDER)
     real.run("env", f"PYTHONPATH={SOURCES}", sys.executable, "-m", "hami.cli", "mount-regions", f"--hook-path={HOOK}",
              f"--size={SIZE}")
+    plugin.start().wait_registered()
     restarted(sandbox, "a", kill_container(sandbox, real, "a"))
     assert run_in(sandbox, real, "a", shown).splitlines() == before

@@ -39,7 +39,6 @@ TREE_S, ROUND_S = 20.0, 60.0
 LIBRARY, PRELOAD, CONTAINERS = "libvgpu.so", "ld.so.preload", "containers"
 _SIZES = {REGION_SUFFIX: REGION_SIZE, COMPUTE_SUFFIX: COMPUTE_SIZE}
 _DIRECTORY = re.compile(r"(?P<uid>[0-9A-Za-z.-]+)_(?P<container>[a-z0-9]([-a-z0-9]*[a-z0-9])?)")
-_IN_MEMORY = ("tmpfs", "ramfs")
 _ANY_USER = 0o777
 _OWNER, _READABLE = 0o700, 0o755
 
@@ -83,12 +82,6 @@ class Host:
                          nodes=tuple(node for node in CONTROL_NODES if os.path.exists(self._dev_root + node)),
                          instance_nodes=tuple(node for ids in passed for node in instance_nodes(minors, *ids)))
 
-    def is_in_memory(self) -> bool:
-        """Reports whether directories of containers are gone after a restart of the node."""
-        with contextlib.suppress(OSError):
-            return _is_in_memory(self._containers if self._containers.exists() else self._root)
-        return False
-
     def has_limits(self, uid: str, container: str) -> bool:
         """Reports whether a container has the file that `write_limits` writes last. Raises: HostError."""
         return (self._containers / directory_name(uid, container) / LIMITS).is_file()
@@ -105,8 +98,8 @@ class Host:
             self._containers.mkdir(parents=True, exist_ok=True)
             if stat.S_IMODE(self._containers.stat().st_mode) != _OWNER:
                 self._containers.chmod(_OWNER)
-            is_usable = path.is_dir() and not path.is_symlink() and not (path / LIMITS).is_dir()
-            if os.path.lexists(path) and not (keep and is_usable):
+            if os.path.lexists(path) and not (
+                    keep and path.is_dir() and not path.is_symlink() and not (path / LIMITS).is_dir()):
                 path.rename(self._containers / f"{uid}.{uuid.uuid4().hex}_{container}")
             _make_directory(path, _READABLE)
             _make_directory(path / LOCKS, _ANY_USER)
@@ -219,13 +212,6 @@ def directory_name(uid: str, container: str) -> str:
     if _DIRECTORY.fullmatch(name) is None:
         raise HostError(f"{name}: not a valid directory name for a container")
     return name
-
-
-def _is_in_memory(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
-    device = path.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    fields = (line.split() for line in mounts.read_text().splitlines())
-    return any(one[2] == number and one[one.index("-") + 1] in _IN_MEMORY for one in fields)
 
 
 def _make_directory(path: Path, mode: int) -> None:

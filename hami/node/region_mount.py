@@ -17,8 +17,7 @@ def mount_regions(hook_path: str | Path, size_mib: int) -> str:
     """Mounts a tmpfs of *size_mib* MiB on the host's ``<hook_path>/vgpu/containers``; returns what was done, in words.
 
     A file system that is mounted there stays as it is, and so do directories of containers: mounted files would lose
-    their names. Without the privilege, too, they stay on the disk. Nothing in the new one can be executed or opened as a
-    device. Raises: HostError.
+    their names. Without the privilege, too, they stay on the disk. Raises: HostError.
     """
     folder = Path(hook_path) / "vgpu" / CONTAINERS
     with host_errors(f"cannot mount a file system at {folder}"):

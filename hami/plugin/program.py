@@ -91,7 +91,6 @@ class DevicePluginProgram:
         self._cdi = _cdi_specs(settings) if source is not None else None
         on_instances = self._cdi.update_instances if self._cdi is not None else lambda instances: None
         host = Host(settings, classes=self._cdi.classes) if self._cdi is not None else Host(settings)
-        self._host = host
         self._mig = None
         if settings.operating_mode == MIG and source is not None:
             self._mig = DynamicMig(lambda: cluster.pods_on(settings.node), source.instances, self._inventory.cards,
@@ -207,7 +206,7 @@ class DevicePluginProgram:
 
     def _card_server(self, path: Path, on_disconnect: Callable[[], None]) -> PluginServer:
         is_needed = (self._is_start_time or bool(self._start_time.is_recorded())  # containers of an earlier mode
-                     or self._host.is_in_memory())  # those whose files are gone after a restart of the node
+                     or self._start_time.has_lost_files())
         return PluginServer(
             path, self._settings, self._inventory, self._start_time if self._is_start_time else self._allocator,
             pre_start=self._start_time.pre_start if is_needed else None, on_disconnect=on_disconnect)

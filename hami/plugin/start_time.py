@@ -92,8 +92,8 @@ class StartTimeAllocator:
     def pre_start(self, device_ids: Sequence[str]) -> None:
         """Writes the specifications of all containers that have exactly these devices: they belong to one pod.
 
-        For containers that Allocate has served, does nothing while their files are there. Those in memory are gone
-        after a restart of the node, and a runtime would make directories in their place: they are written again.
+        For containers that Allocate has served, does nothing unless their files are gone: a runtime would make
+        directories in their place, so they are written again.
         Raises: AllocationRefused with the reason; HostError; ClusterError; HamiError of the driver.
         """
         started = time.monotonic()
@@ -124,6 +124,14 @@ class StartTimeAllocator:
             return None
         return any(names) if names else None
 
+    def has_lost_files(self) -> bool:
+        """Reports whether files of containers that Allocate has served are gone, as after a restart of the node if they
+        are in memory. `False` if the kubelet's checkpoint cannot be read."""
+        try:
+            return any(self._lost_tokens(entry) for entry in self._entries())
+        except HamiError:
+            return False
+
     def _pre_start(self, ids: tuple[str, ...]) -> tuple[Pod | None, list[str]]:
         entries = [entry for entry in self._entries() if entry.ids == set(ids)]
         if len({entry.pod_uid for entry in entries}) != 1:
@@ -132,8 +140,7 @@ class StartTimeAllocator:
         # the same name, the same text: a container that starts again keeps its counters, and its file is not written
         wanted = [(entry.container, name, str(uuid.uuid5(uuid.NAMESPACE_OID, name)))
                   for entry in entries for name in _names_in(entry)]
-        wanted += [(entry.container, "", token) for entry in entries for token in _tokens_in(entry)
-                   if not self._host.has_limits(entry.pod_uid, entry.container)]
+        wanted += [(entry.container, "", token) for entry in entries for token in self._lost_tokens(entry)]
         if not wanted:
             return None, []
         pod = self._pod(entries[0].pod_uid)
@@ -169,6 +176,11 @@ class StartTimeAllocator:
         env = {key: value for key, value in grant.env.items() if key not in own}
         self._specs.write(name, render_grant(name, replace(grant, env=env), self._edits(grant.cdi_devices)))
         return pod
+
+    def _lost_tokens(self, entry: CheckpointEntry) -> list[str]:
+        """Returns the names of regions that are gone, as `_tokens_in`."""
+        tokens = _tokens_in(entry)
+        return tokens if tokens and not self._host.has_limits(entry.pod_uid, entry.container) else []
 
     def _call(self, ids: tuple[str, ...], served: frozenset[tuple[str, str]] | None = None) -> AllocateCall:
         return AllocateCall(node=self._config.node, resource=self._config.resource, ids=ids, vendor=self._vendor,

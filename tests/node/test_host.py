@@ -127,6 +127,16 @@ def test_a_directory_is_kept_with_its_content_for_a_container_that_starts_again(
     assert tree(root / "containers") == ["u-1_c", "u-1_c/lock", "u-1_c/old.cache"]
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_directories_that_a_runtime_has_made_in_place_of_files_are_put_aside(root, host, keep):
+    for name in ("limits", "t.cache", "t.sm"):
+        (root / "containers" / "u-1_c" / name).mkdir(parents=True)
+    assert not host.has_limits("u-1", "c")
+    assert written(root, host, keep=keep).keys() == {"limits", "t.cache", "t.sm"}
+    assert host.has_limits("u-1", "c")
+    assert [name for name in host.directories() if name != "u-1_c"]
+
+
 LIMITS = ContainerLimits(devices=(DeviceLimit("GPU-1", 1 << 30, 30),))
 
 

@@ -116,6 +116,9 @@ class FakeHost:
     def write_limits(self, uid, container, token, limits, *, keep=False):
         self.limits[uid, container] = token, limits
 
+    def has_limits(self, uid, container):
+        return (uid, container) in self.limits
+
     def served(self, resource):
         return None if self.checkpoint is None else frozenset(self.checkpoint)
 

@@ -578,6 +578,24 @@ def test_containers_of_start_time_mode_start_again_in_admission_mode(run, kubele
     assert [path.name for path in (directory / "cdi").iterdir()] == [f"hami.io-container-{'a' * 16}.json"]
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_files_that_are_gone_after_a_restart_of_the_node_are_written_before_containers_start(
+        run, kubelet, cluster, directory, is_there):
+    cluster.put_pod(pod := replace(ONE, annotations=ONE.annotations | {PHASE: "success", TO_ALLOCATE: ""}))
+    own = directory / "hook" / "vgpu" / "containers" / f"{pod.ref.uid}_c"
+    write_checkpoint(directory, pod, "c", [f"{A}-0"], api.ContainerAllocateResponse(
+        mounts=[api.Mount(host_path=f"{own}/token.cache")]))
+    if is_there:
+        own.mkdir(parents=True)
+        (own / "limits").touch()
+    run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=limiter(directory), allocate="admission")
+    assert kubelet.registered.get(timeout=20).options.pre_start_required == (not is_there)
+    with calling(directory / "nvidia-gpu.sock") as plugin:
+        plugin.pre_start([f"{A}-0"])
+    assert f"device {A} memory={1000 << 20}" in (own / "limits").read_text() or is_there
+    assert (own / "token.cache").exists() == (not is_there)
+
+
 def test_a_mode_that_cannot_be_decided_fails_the_start(settings):
     with pytest.raises(HamiError, match="there is no node n1"):
         DevicePluginProgram(settings(), cluster=FakeCluster())

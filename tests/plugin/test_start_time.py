@@ -262,6 +262,39 @@ def test_containers_of_admission_mode_start_again(stage):
     assert one.allocator.is_recorded() is True
 
 
+def by_allocate(container, *device_ids, token="t"):
+    """What the kubelet has written down of a container that Allocate has served."""
+    mounts = [api.Mount(host_path=f"/usr/local/vgpu/containers/uid-p_{container}/{name}")
+              for name in ("limits", f"{token}.cache", f"{token}.sm")]
+    return CheckpointEntry(pod_uid="uid-p", container=container, resource=GPU, by_numa={"0": list(device_ids)},
+                           answer=api.ContainerAllocateResponse(mounts=mounts).SerializeToString())
+
+
+def test_files_that_are_gone_are_written_again_in_admission_mode(stage):
+    one = stage(PAIR)
+    one.host.entries += [by_allocate("a", *ids(A), token="x"), by_allocate("b", *ids(B, C), token="y")]
+    assert one.allocator.has_lost_files()
+    one.allocator.pre_start(ids(B, C))
+    assert {name: token for (_, name), (token, _) in one.host.limits.items()} == {"b": "y"}
+    (_, limits), = one.host.limits.values()
+    assert [(device.uuid, device.memory >> 20) for device in limits.devices] == [(B, 2), (C, 3)]
+    assert one.specs.names() == frozenset()
+    assert one.allocator.has_lost_files(), "those of the other container"
+    one.allocator.pre_start(ids(A))
+    prepared = list(one.host.prepared)
+    assert not one.allocator.has_lost_files()
+    one.allocator.pre_start(ids(A))
+    assert one.host.prepared == prepared, "files that are there stay"
+
+
+def test_a_container_does_not_start_while_its_files_cannot_be_written(stage):
+    one = stage()
+    one.host.entries.append(by_allocate("c", *ids(A)))
+    assert "the API server knows no pod uid-p on this node" in refusal(one, *ids(A))
+    one.host.unreadable = HostError("unreadable")
+    assert not one.allocator.has_lost_files()
+
+
 def test_forty_containers_start_at_once(stage):
     pods = [bound(asking(), shares=[[share(CARDS[number % 4].uuid, 1000 + number)]], name=f"p{number}")
             for number in range(40)]
