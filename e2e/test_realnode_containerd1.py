@@ -10,6 +10,7 @@ from e2e.cluster import LocalCluster
 from e2e.device_plugin import HOOK, SLOTS, DevicePlugin, cards
 from e2e.joined_node import NodeUnavailable
 from e2e.realnode import RealNode, Runtime, missing
+from e2e.regions import find_limits_again, mounted
 from e2e.sandbox import Sandbox
 from e2e.shown import limits, shower
 
@@ -29,16 +30,29 @@ def real_node(local: LocalCluster) -> Iterator[RealNode]:
         yield node
 
 
-def test_containers_that_share_a_card_get_their_own_limits(sandbox: Sandbox, real: RealNode) -> None:
-    plugin = DevicePlugin(real)
-    plugin.insert(*cards(1))
-    plugin.install_limiter(b"the limiter\n")
-    plugin.start()
+@pytest.fixture
+def plugin(real: RealNode) -> Iterator[DevicePlugin]:
+    """The device plugin with one GPU, which the kubelet offers."""
+    made = DevicePlugin(real)
+    made.insert(*cards(1))
+    made.install_limiter(b"the limiter\n")
+    made.start()
     try:
-        plugin.wait_offered(SLOTS)
-        sandbox.create(*(shower(HOOK, name, gpu=1, gpumem=memory, gpucores=10)
-                         for name, memory in (("a", 1000), ("b", 2000), ("c", 3000))))
-        sandbox.running("a", "b", "c")
-        assert limits(sandbox, real, "a", "b", "c") == [("1000m", "10"), ("2000m", "10"), ("3000m", "10")]
+        made.wait_offered(SLOTS)
+        yield made
     finally:
-        plugin.close()
+        made.close()
+
+
+def test_containers_that_share_a_card_get_their_own_limits(sandbox: Sandbox, real: RealNode,
+                                                           plugin: DevicePlugin) -> None:
+    sandbox.create(*(shower(HOOK, name, gpu=1, gpumem=memory, gpucores=10)
+                     for name, memory in (("a", 1000), ("b", 2000), ("c", 3000))))
+    sandbox.running("a", "b", "c")
+    assert limits(sandbox, real, "a", "b", "c") == [("1000m", "10"), ("2000m", "10"), ("3000m", "10")]
+
+
+def test_a_container_finds_its_limits_when_the_files_are_gone(sandbox: Sandbox, real: RealNode,
+                                                              plugin: DevicePlugin) -> None:
+    with mounted(sandbox, real):
+        find_limits_again(sandbox, real, plugin)
