@@ -194,6 +194,7 @@ class _Anonymizer:
         return replace(pod, ref=ref, labels=labels, containers=containers, node_name=self._place(pod.node_name),
                        scope=scope, group=self._groups[pod.group], nominated_node=self._place(pod.nominated_node),
                        scheduling_failure="", preferences=(), controller=self._controllers[pod.controller],
+                       preemptor=self._uids.get(pod.preemptor, "uid-gone") if pod.preemptor else "",
                        scheduler_name=self._schedulers.get(pod.scheduler_name, pod.scheduler_name),
                        annotations={key: self._place(text) if key == ASSIGNED_NODE else self._text(text)
                                     for key, text in pod.annotations.items()})

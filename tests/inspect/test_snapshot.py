@@ -74,11 +74,11 @@ def test_an_anonymous_snapshot_contains_no_name():
     """Neither of objects nor of devices, wherever they stand: in annotations, locks, labels or lists."""
     secrets = ["secretnode", "secretteam", "secretpod", "secretcontainer", "secretlabel", "secretuuid", "secretgone",
                "secretevent", "secretquota", "secretproblem", "secretclass", "secretother", "secretgroup", "secretzone",
-               "secretowner"]
+               "secretowner", "secretpreemptor"]
     secret_node = node("secretnode", gpu("GPU-secretuuid", **T4), labels={"secretlabel": "secretlabel"}, annotations={
         "hami.io/device-cordon": "GPU-secretuuid", "hami.io/mutex.lock": "2026-01-01T00:00:00Z,secretteam,secretpod"})
     holder = held("secretpod", "secretnode", ("GPU-secretuuid", 1, 1), ("GPU-secretgone", 1, 1), namespace="secretteam",
-                  controller="secretowner", labels={
+                  controller="secretowner", preemptor="secretpreemptor", labels={
                       "hami.io/vgpu-node": "secretnode", "app": "secretlabel", "hami.io/preemptible": "false"})
     waiting = pod(replace(gpus(), name="secretcontainer"), name=PENDING, uid="secretpod-uid", annotations={
         "nvidia.com/use-gpuuuid": "GPU-secretuuid,GPU-secretgone"}, scope=PodScope("secretclass"), group="secretgroup",
