@@ -74,7 +74,7 @@ class PreemptionFilter:
             if view.what_if(without={pod.ref.uid, *uids}).choose(pod, [node]) is not None}
         others = [node for node in victims if node not in kept] if self._planner.is_enabled else []
         if nodes := view.may_preempt_on(pod, others)[:MAX_PLANNED]:
-            rules, planned = self._planner.rules(), self._cache.planned_victims()
+            rules, planned = self._planner.rules(), self._cache.planned_victims(pod.priority)
             for node in nodes:
                 plan = plan_further(view, pod, node, victims[node], rules, planned=planned)
                 if plan is not None and plan.victims:

@@ -144,7 +144,7 @@ class Preemptor(Task):
         self._avoided = {key: until for key, until in self._avoided.items() if until > clock}
         names = [name for name in (view.nodes if pending.nodes is None else pending.nodes)
                  if (pending.pod.ref.uid, name) not in self._avoided]
-        planned = set(self._cache.planned_victims())
+        planned = set(self._cache.planned_victims(pending.pod.priority))
         view = view.what_if(without=[pod.ref.uid for pod in pods])
         for pod in self.each(pods):
             if (choice := view.choose(pod, names)) is not None:
@@ -213,7 +213,8 @@ class Preemptor(Task):
         except ClusterError as error:
             if not isinstance(error, (NotFound, Conflict)) and error.status != 422:
                 raise
-            self._cache.release_hold(hold)  # it is bound or gone
+            self._cache.release_hold(hold)  # it is bound or gone, as the watch shows soon
+            self._remember(hold.ref.uid, _Attempt(1, self._clock() + RETRY_S))
             raise _Stopped from error
 
     def _of_victim(self, hold: Hold, write: Callable[[], None]) -> None:

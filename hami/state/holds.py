@@ -192,9 +192,10 @@ class Holds:
         """Spares the victims of *hold*, since its pod fits without their end. It goes on to be held."""
         hold.victims, hold.evicted = frozenset(), True
 
-    def victims(self) -> frozenset[str]:
-        """Returns the victims of all holds."""
-        return frozenset().union(*(hold.victims for hold in self._holds.values()))
+    def victims(self, priority: int | None = None) -> frozenset[str]:
+        """Returns the victims of all holds, or of those for pods of *priority* or higher."""
+        return frozenset().union(*(hold.victims for hold in self._holds.values()
+                                   if priority is None or hold.pod.priority >= priority))
 
 
 def _beyond(charge: Charge, left: dict[tuple[str, str, str], Charge],

@@ -280,10 +280,11 @@ class Store:
                 self._holds.mark_checked(hold)
             return list(self._holds)
 
-    def planned_victims(self) -> frozenset[str]:
-        """Returns the uids of the victims of all holds."""
+    def planned_victims(self, priority: int) -> frozenset[str]:
+        """Returns the uids of the victims of the holds for pods of *priority* or higher: a pod may take what is freed
+        for others of lower priority."""
         with self._lock:
-            return self._holds.victims()
+            return self._holds.victims(priority)
 
     def victims_of(self, hold: Hold) -> list[PodRecord]:
         """Returns the victims of *hold* that have not ended; none if its pod fits without their end, and then they are

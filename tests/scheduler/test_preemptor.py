@@ -168,6 +168,37 @@ def test_budgets_that_cannot_be_read_forbid_everything_in_strict_mode_only():
         assert world.ending() == victims
 
 
+def test_a_pod_of_higher_priority_takes_what_is_freed_and_the_other_gets_a_new_plan():
+    world = World(nodes=2)
+    world.run(wants("a", 100), wants("b", 200))
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    world.preempt()
+    world.create(wants("q", 5000))
+    world.refuse("q")
+    world.preempt()
+    assert world.ending() == {"a"}
+    world.end("a")
+    assert world.schedule("q") is not None
+    world.leader.watch()
+    world.refuse("p")
+    world.preempt()
+    assert world.ending() == {"b"}
+    world.end("b")
+    assert world.schedule("p") is not None
+
+
+def test_a_pod_that_is_gone_is_not_planned_for_at_once_again():
+    world = World()
+    world.run(wants("low", 100))
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    world.fake.fail("annotate_pod", NotFound("gone", 404), times=9)
+    for _ in range(3):
+        world.preempt()
+    assert len(world.fake.calls_of("annotate_pod")) == 1 and world.ending() == set()
+
+
 def test_nobody_is_evicted_while_kube_scheduler_makes_room():
     world = World(nodes=2)
     world.run(wants("a", 100), wants("b", 100))

@@ -225,7 +225,7 @@ def test_two_pods_of_one_priority_hold_different_victims():
     assert cache.place(wants("q")) is None
     assert cache.hold([(wants("q"), plan("v"))]) == [], "it is held for the other"
     assert len(cache.hold([(wants("q"), plan("w"))])) == 1
-    assert cache.planned_victims() == {"uid-v", "uid-w"}
+    assert cache.planned_victims(0) == {"uid-v", "uid-w"}
 
 
 # how holds end
@@ -492,7 +492,7 @@ class Days:
         if self.cache.place(new, *self.names) is not None:
             return self.bind(new)
         found = plan_preemption(self.cache.view(), new, self.names, PreemptionRules(now=0.0),
-                                planned=self.cache.planned_victims())
+                                planned=self.cache.planned_victims(new.priority))
         if found is not None and (made := self.cache.hold([(new, found)])):
             self.cache.mark_evicted(made[0])
             self.waiting[new.ref.uid] = new
