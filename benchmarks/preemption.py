@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+import json
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from benchmarks import fleet
+from benchmarks.hostile import REFUSED, Filters, other_clients
 from benchmarks.processes import Run
-from benchmarks.rows import Row
+from benchmarks.replica import Replica, stub_api
+from benchmarks.rows import Row, ratio, remarks
 from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, gpus
@@ -40,6 +44,7 @@ FLEET = 1000
 def preemption_rows(run: Run) -> Iterator[Row]:
     """Yields rows for pods of high priority, one after the other, and for plans in a large cluster."""
     yield from plan_rows(run)
+    yield beside_row(run)
     run.say(f"preemption: {NODES} nodes")
     with LocalCluster.started(durable=False) as cluster:
         certificates = Certificates(cluster.folder / "tls")
@@ -114,6 +119,26 @@ def plan_rows(run: Run) -> Iterator[Row]:
                   measured=f"{statistics.median(times):.0f} ms", target="≤ 150 ms",
                   met=statistics.median(times) <= 150, compared="in-process; other filters go on meanwhile",
                   figures={"milliseconds": times})
+
+
+def beside_row(run: Run) -> Row:
+    """Another client asks for whole nodes for pods of higher priority, again and again."""
+    names = [fleet.node_name(number) for number in range(FLEET)]
+    body = fleet.filter_args(names)
+    asked = json.loads(body)
+    asked["Pod"]["spec"]["priority"] = HIGH
+    for amounts in asked["Pod"]["spec"]["containers"][0]["resources"].values():
+        amounts |= {"nvidia.com/gpu": "8", "nvidia.com/gpucores": "100"}
+    run.say(f"preemption: stub API server with {FLEET:,} nodes")
+    with stub_api(run, FLEET) as (kubeconfig, _, _), Replica.started(run, kubeconfig) as replica:
+        replica.first_placement(names)
+        quiet = Filters.measured(replica, body)
+        with other_clients(replica, "/filter", REFUSED, body=json.dumps(asked), memory=fleet.MEMORY, vary=True):
+            others = Filters.measured(replica, body)
+    return Row(group="preemption", what=f"/filter p50 / p99 beside plans without end, {FLEET:,} × 8",
+               measured=str(others.latency), target="p99 ≤ 5 ms", met=others.latency.p99 <= 5,
+               compared=remarks(ratio(others.latency.p50, quiet.latency.p50, f"without ({quiet.latency})"),
+                                "stub API server"), figures=others.figures())
 
 
 def crowded() -> tuple[View, Clock]:

@@ -74,24 +74,22 @@ class Preemptor(Task):
 
     def step(self) -> float:
         """Makes plans for refused pods and carries them out. Returns the seconds until the next step."""
-        if not self._planner.is_enabled:
+        if not self._planner.is_enabled or not self._leadership.leads():
             return IDLE_S
-        if not self._leadership.leads():
-            self._cache.release_holds()
-            self._attempts.clear()
-            return IDLE_S
-        holds = self._cache.holds()
+        self._cache.holds()  # ends those that do not fit any more
         self._report_ended()
         self._follow_kube_scheduler()
         delay = self._plan()
-        for hold in self.each((*holds, *self._cache.holds())):
+        for hold in self.each(self._cache.holds()):
             if not hold.evicted and self._leadership.leads():
                 self._evict(hold)
         return delay
 
     def take_over(self) -> None:
-        """Holds what an earlier leader frees. A new leader calls this before its first decision."""
+        """Holds what an earlier leader frees, and nothing else. A new leader calls this before its first decision."""
         if self._planner.is_enabled:
+            self._cache.release_holds()  # of an earlier term
+            self._held_since.clear()
             for pod, node, victims in self._cache.plans_under_way():
                 self._hold([(pod, _plan_of(node, victims))])
 
@@ -213,6 +211,7 @@ class Preemptor(Task):
         except ClusterError as error:
             if not isinstance(error, (NotFound, Conflict)) and error.status != 422:
                 raise
+            log.info("preemption given up", extra={"pod": hold.ref, "node": hold.node, "error": error})
             self._cache.release_hold(hold)  # it is bound or gone, as the watch shows soon
             self._remember(hold.ref.uid, _Attempt(1, self._clock() + RETRY_S))
             raise _Stopped from error

@@ -317,7 +317,7 @@ class Store:
             return self._holds.get(uid)
 
     def release_holds(self) -> None:
-        """Ends all holds, since this replica does not lead any more."""
+        """Ends all holds, which are of an earlier term of this leader."""
         with self._lock:
             for hold in self._holds:
                 self._holds.remove(hold)

@@ -199,6 +199,34 @@ def test_a_pod_that_is_gone_is_not_planned_for_at_once_again():
     assert len(world.fake.calls_of("annotate_pod")) == 1 and world.ending() == set()
 
 
+def test_what_a_new_leader_has_taken_over_stays_until_its_term_begins():
+    world = World()
+    world.run(wants("low", 100))
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    world.preempt()
+    world.next_leader()
+    world.leader.leadership.leading = False
+    world.leader.preemptor.step()
+    world.leader.leadership.leading = True
+    world.end("low")
+    world.create(wants("thief", 100))
+    world.refuse("thief")
+    assert world.schedule("p") == "n0"
+
+
+def test_holds_of_an_earlier_term_end_when_the_next_one_begins():
+    world = World(nodes=2)
+    world.run(wants("a", 100), wants("b", 100))
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    world.preempt()
+    world.fake.put_pod(replace(world.find("p"), annotations={}, nominated_node=""))
+    world.leader.watch()
+    world.leader.preemptor.take_over()
+    assert world.leader.cache.holds() == []
+
+
 def test_nobody_is_evicted_while_kube_scheduler_makes_room():
     world = World(nodes=2)
     world.run(wants("a", 100), wants("b", 100))
