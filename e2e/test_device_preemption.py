@@ -162,14 +162,15 @@ def test_a_pod_of_higher_priority_takes_what_is_held_and_the_other_gets_a_new_pl
     sandbox = two_nodes
     fill(sandbox)
     sandbox.create(of("high", "p"))
-
-    first = eventually(lambda: ending(sandbox), "a victim is deleted")
+    first, = eventually(lambda: ending(sandbox), "a victim is deleted")
     sandbox.create(of("urgent", "q"))
-    second = eventually(lambda: ending(sandbox) - first, "a second victim is deleted")
-    for name in first | second:
-        release(sandbox, name)
-    node_of(sandbox, "p"), node_of(sandbox, "q")
-    assert len(names(sandbox)) == 4
+    sandbox.refusal("q")
+    release(sandbox, first)
+    node_of(sandbox, "q")
+    second, = eventually(lambda: ending(sandbox) - {first}, "a second victim is deleted")
+    release(sandbox, second)
+    node_of(sandbox, "p")
+    assert names(sandbox) == {"p", "q"} | HOLDERS - {first, second}
 
 
 @pytest.mark.parametrize("item", [

@@ -83,6 +83,7 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
     """
     from hami.inspect.cluster import unknown_name
     from hami.inspect.explain import explain_pod, render_report
+    from hami.inspect.preemption import is_possible
 
     namespace = client.single_namespace("a pod has one namespace")
     cluster = client.cluster()
@@ -93,7 +94,7 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
     if pod.node_name:
         report = explain_pod(cluster, pod, ())
     else:
-        budgets = client.budgets() if pod.preempts else ()
+        budgets = client.budgets() if pod.preempts and is_possible(cluster.view, pod) else ()
         report = explain_pod(cluster, pod, client.events(cluster.record, pod.ref), required=client.gang_size(pod),
                              budgets=budgets)
     return Answer(document=report, text=lambda: render_report(report, wide=style.form == "wide"))

@@ -39,7 +39,7 @@ def preemption_of(cluster: InspectedCluster, view: View, pod: Pod,
 
     Raises: MalformedInput for an unreadable annotation of *pod*.
     """
-    if not any(booking.priority < pod.priority for booking in view.bookings.values()):
+    if not is_possible(view, pod):
         return None
     ending = [record.ref.uid for booking in view.bookings_on(pod.nominated_node)
               if booking.priority < pod.priority and (record := view.facts.pods.get(booking.uid)) is not None
@@ -55,6 +55,11 @@ def preemption_of(cluster: InspectedCluster, view: View, pod: Pod,
     evicted, awaited = pod_names(cluster, plan.uids), pod_names(cluster, plan.awaited)
     return PreemptionReport(node=plan.node, evicted=evicted, awaited=awaited, violations=plan.violations,
                             hidden=len(plan.uids) + len(plan.awaited) - len(evicted) - len(awaited))
+
+
+def is_possible(view: View, pod: Pod) -> bool:
+    """Reports whether pods of lower priority than *pod* hold devices."""
+    return any(booking.priority < pod.priority for booking in view.bookings.values())
 
 
 def pod_names(cluster: InspectedCluster, uids: Iterable[str]) -> tuple[str, ...]:
