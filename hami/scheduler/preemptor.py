@@ -8,6 +8,7 @@ are written before the first of them is deleted.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,7 +38,7 @@ WAIT_S = 0.1  # after a pod was refused: kube-scheduler may have candidates of i
 RETRY_S, MAX_RETRY_S = 1.0, 10.0  # until a pod without a plan is planned for again
 AVOIDED_S = 300.0  # for which a pod does not wait for room on a node where a victim did not end in time
 REFUSED_S = 60.0  # until it is tried again to evict pods after the API server has refused that
-PAUSES = 4.0  # a plan that was found in vain is followed by a pause so many times as long
+PAUSES = 4.0  # each plan is followed by a pause so many times as long, which is for filters
 MAX_ATTEMPTS = 1000  # pods whose attempts are remembered
 MAX_GANG = 256  # pods of a gang that are planned for
 
@@ -69,6 +70,7 @@ class Preemptor(Task):
         self._clock = clock
         self._now = now
         self._attempts: dict[str, _Attempt] = {}
+        self._plan_from = -math.inf
         self._held_since: dict[str, float] = {}
         self._avoided: dict[tuple[str, str], float] = {}  # pods and nodes, until when
 
@@ -81,7 +83,9 @@ class Preemptor(Task):
         self._follow_kube_scheduler()
         delay = self._plan()
         for hold in self.each(self._cache.holds()):
-            if not hold.evicted and self._leadership.leads():
+            attempt = self._attempts.get(hold.ref.uid)
+            is_due = attempt is None or self._clock() >= attempt.due
+            if not hold.evicted and is_due and self._leadership.leads():
                 self._evict(hold)
         return delay
 
@@ -102,6 +106,8 @@ class Preemptor(Task):
 
     def _plan(self) -> float:
         """Plans for the pods that are due. Returns the seconds until the next look."""
+        if (rest_s := self._plan_from - self._clock()) > 0:  # refusals wake the task at any time
+            return rest_s
         delay, view = IDLE_S, None
         for pending in self.each(self._cache.preemptors()):
             uid, clock = pending.pod.ref.uid, self._clock()
@@ -115,10 +121,12 @@ class Preemptor(Task):
             if self._plan_for(pending, view):
                 self._attempts.pop(uid, None)
                 view = None  # what is held now is taken
-                continue
-            self._remember(uid, _Attempt(attempt.failures + 1, clock + min(
-                RETRY_S * 2.0 ** attempt.failures, MAX_RETRY_S)))
-            return max(WAIT_S, PAUSES * (self._clock() - clock))
+            else:
+                self._remember(uid, _Attempt(attempt.failures + 1, clock + min(
+                    RETRY_S * 2.0 ** attempt.failures, MAX_RETRY_S)))
+            if (pause_s := PAUSES * (self._clock() - clock)) > 0:
+                self._plan_from = self._clock() + pause_s
+                return pause_s
         return delay
 
     def _plan_for(self, pending: PendingPod, view: View) -> bool:
@@ -227,6 +235,7 @@ class Preemptor(Task):
 
     def _failed(self, hold: Hold, error: ClusterError) -> None:
         log.warning("preemption failed", extra={"pod": hold.ref, "node": hold.node, "error": error})
+        self._remember(hold.ref.uid, _Attempt(1, self._clock() + RETRY_S))
         if error.status in (400, 403, 422):  # trying again at once does not help
             self._events.record(hold.ref, "Warning", "PreemptionFailed", f"no pod can be evicted: {error}")
             self._cache.release_hold(hold)
