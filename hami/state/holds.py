@@ -97,9 +97,6 @@ class Holds:
         self._table = table
         self._holds: dict[str, Hold] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._holds)
-
     def __len__(self) -> int:
         return len(self._holds)
 

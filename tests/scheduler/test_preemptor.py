@@ -86,6 +86,12 @@ class World:
         self.leader.preemptor.step()
         self.leader.watch()
 
+    def preempt_for(self, item):
+        """Creates *item*, which fits nowhere, and lets the preemptor see that."""
+        self.create(item)
+        self.refuse(item.ref.name)
+        self.preempt()
+
     def end(self, *names):
         for name in names:
             self.fake.delete_pod("default", name)
@@ -101,9 +107,7 @@ class World:
 def test_a_pod_gets_what_the_least_important_pod_leaves():
     world = World(nodes=2)
     world.run(wants("mid", 500), wants("low", 100))
-    world.create(wants("p", 1000))
-    world.refuse("p")
-    world.preempt()
+    world.preempt_for(wants("p", 1000))
     assert world.ending() == {"low"}
     assert world.find("p").nominated_node == world.find("low").node_name == world.find("p").annotations[PREEMPTING]
     assert world.find("low").preempted
@@ -151,9 +155,7 @@ def test_a_budget_that_selects_other_pods_forbids_nothing():
     world.fake.budgets = [DisruptionBudget(namespace="default", name="b", allowed=0,
                                            selector=(LabelRequirement("app", "In", ("x",)),))]
     world.run(wants("low", 100))
-    world.create(wants("p", 1000))
-    world.refuse("p")
-    world.preempt()
+    world.preempt_for(wants("p", 1000))
     assert world.ending() == {"low"}
 
 
@@ -171,9 +173,7 @@ def test_budgets_that_cannot_be_read_forbid_everything_in_strict_mode_only():
 def test_a_pod_of_higher_priority_takes_what_is_freed_and_the_other_gets_a_new_plan():
     world = World(nodes=2)
     world.run(wants("a", 100), wants("b", 200))
-    world.create(wants("p", 1000))
-    world.refuse("p")
-    world.preempt()
+    world.preempt_for(wants("p", 1000))
     world.create(wants("q", 5000))
     world.refuse("q")
     world.preempt()
@@ -202,9 +202,7 @@ def test_a_pod_that_is_gone_is_not_planned_for_at_once_again():
 def test_what_a_new_leader_has_taken_over_stays_until_its_term_begins():
     world = World()
     world.run(wants("low", 100))
-    world.create(wants("p", 1000))
-    world.refuse("p")
-    world.preempt()
+    world.preempt_for(wants("p", 1000))
     world.next_leader()
     world.leader.leadership.leading = False
     world.leader.preemptor.step()
@@ -218,9 +216,7 @@ def test_what_a_new_leader_has_taken_over_stays_until_its_term_begins():
 def test_holds_of_an_earlier_term_end_when_the_next_one_begins():
     world = World(nodes=2)
     world.run(wants("a", 100), wants("b", 100))
-    world.create(wants("p", 1000))
-    world.refuse("p")
-    world.preempt()
+    world.preempt_for(wants("p", 1000))
     world.fake.put_pod(replace(world.find("p"), annotations={}, nominated_node=""))
     world.leader.watch()
     world.leader.preemptor.take_over()
@@ -258,9 +254,7 @@ def test_what_kube_scheduler_frees_is_held_too():
 def test_candidates_of_kube_scheduler_are_vetoed_while_others_are_evicted():
     world = World(nodes=2)
     world.run(wants("a", 100), wants("b", 100))
-    world.create(wants("p", 1000))
-    world.refuse("p")
-    world.preempt()
+    world.preempt_for(wants("p", 1000))
     assert world.leader.preemption_filter.filter(world.find("p"), {"n0": ["cpu"], "n1": []}) == {}
 
 
@@ -294,9 +288,7 @@ def test_a_node_whose_victim_does_not_end_is_avoided_for_a_while():
     world = World(nodes=2)
     world.run(wants("a", 100), wants("b", 200))
     world.fake.deletion = "2026-08-21T12:00:40Z"
-    world.create(wants("p", 1000))
-    world.refuse("p")
-    world.preempt()
+    world.preempt_for(wants("p", 1000))
     assert world.ending() == {"a"}
     world.clock.seconds += HOLD_S + 31
     world.leader.watch()
