@@ -93,6 +93,8 @@ class Connection(io.RawIOBase):
             if self._tls is not None and not isinstance(self._socket, ssl.SSLSocket):
                 self._socket = self._tls().wrap_socket(self._socket, server_side=True, do_handshake_on_connect=False)
             data = self._socket.recv(min(size, PIECE))
+        if not data:  # the end, maybe before the handshake
+            return data
         self.is_silent = False
         if self._takes_turns and self._turn is not None and not self.is_trusted:
             self._has_turn = self._turn.acquire()

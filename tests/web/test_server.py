@@ -694,6 +694,19 @@ def test_a_client_without_a_handshake_is_closed_in_time_and_stops_nobody(secured
     assert not server.lines("Traceback|\"level\":\"error\"")
 
 
+def test_a_client_that_ends_before_a_handshake_is_no_error(start, files):
+    """So does a probe of the port. The server asks who a client is where some are trusted, and others take turns."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        plain = free.getsockname()[1]
+    server, context = start(host="", tls=[*files, files[0]], plain=plain), ssl.create_default_context(cafile=files[0])
+    for _ in range(12):
+        with server.connect(b"") as client:
+            client.shutdown(socket.SHUT_WR)
+            read_to_end(client)
+    assert server.get(context=context) == (200, "/hello")
+    assert not server.lines("Traceback|\"level\":\"error\"")
+
+
 def test_a_client_that_refuses_our_certificate_is_one_line(secured):
     server, context = secured
     with pytest.raises(ssl.SSLCertVerificationError):
