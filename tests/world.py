@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.codec.selector import parse_selector
+from hami.runtime.in_flight import InFlight
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs
 from hami.scheduler.bind import Binder
@@ -206,10 +207,11 @@ class Replica:
                                       is_selected=parse_selector(settings.node_selector))
         planner = PreemptionPlanner(self.cluster, settings, clock=clock, now=clock.now)
         self.preemption_filter = PreemptionFilter(self.cache, self.leadership, planner, clock=clock, sleep=sleep)
+        in_flight = InFlight()
         self.preemptor = Preemptor(self.cluster, self.cache, self.events, self.leadership, planner, self.metrics,
-                                   clock=clock, now=clock.now)
+                                   in_flight, clock=clock, now=clock.now, used=clock)
         self.verbs = Verbs(Admitter(self.cache, settings), self.node_filter, self.preemption_filter, self.binder,
-                           self.cache.reservations.get)
+                           self.cache.reservations.get, in_flight)
         self.controller = Controller(
             self.cluster, self.cache, self.locks, self.events, self.leadership, settings, clock=clock, now=clock.now)
         self.cursors = {"nodes": 0, "pods": 0}

@@ -25,6 +25,7 @@ from hami.codec.admission import Review
 from hami.errors import HamiError, MalformedInput, NodeLocked
 from hami.model import Node, Pod
 from hami.quantity import MIB
+from hami.runtime.in_flight import InFlight
 from hami.scheduler.admit import Admitter, Denied
 from hami.scheduler.bind import Binder
 from hami.scheduler.filter import NodeFilter
@@ -54,13 +55,15 @@ Refuse = Callable[[str, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Verbs:
-    """The handlers of the requests. *reservation* returns the unbound reservation of a pod uid."""
+    """The handlers of the requests. *reservation* returns the unbound reservation of a pod uid. *in_flight* counts the
+    requests that background work leaves the interpreter to."""
 
     admitter: Admitter
     node_filter: NodeFilter
     preemption_filter: PreemptionFilter
     binder: Binder
     reservation: Callable[[str], Reservation | None]
+    in_flight: InFlight
 
 
 def create_app(verbs: Verbs, is_started: IsStarted, unready_reason: Callable[[], str | None], observe: Observe, *,
@@ -119,11 +122,18 @@ def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds:
         return _json(extender.render_bind("extender verbs are served on --extender-bind-address, elsewhere to clients "
                                           "with a certificate of --client-ca-file"), 403)
 
+    def counted(act: Act) -> Act:
+        """Returns *act*, counted as in flight: kube-scheduler places no other pod meanwhile."""
+        def act_and_count(body: bytes) -> tuple[bytes, str]:
+            with verbs.in_flight.request():
+                return act(body)
+        return act_and_count
+
     endpoints: Mapping[str, tuple[int, Act, Refuse]] = {
-        "filter": (FILTER_LIMIT, partial(_filter, verbs.node_filter, is_started), _refuse_filter),
-        "prioritize": (FILTER_LIMIT, partial(_prioritize, verbs.node_filter), _abstain),
+        "filter": (FILTER_LIMIT, counted(partial(_filter, verbs.node_filter, is_started)), _refuse_filter),
+        "prioritize": (FILTER_LIMIT, counted(partial(_prioritize, verbs.node_filter)), _abstain),
         "simulate": (FILTER_LIMIT, partial(_simulate, verbs.node_filter, is_started), _refuse_filter),
-        "preempt": (PREEMPT_LIMIT, partial(_preempt, verbs.preemption_filter), _veto),
+        "preempt": (PREEMPT_LIMIT, counted(partial(_preempt, verbs.preemption_filter)), _veto),
         "bind": (BIND_LIMIT, partial(_bind, verbs.binder, binds), lambda text, code: extender.render_bind(text)),
     }
     for name, endpoint in endpoints.items():

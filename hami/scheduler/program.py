@@ -18,6 +18,7 @@ from hami.kube.identity import has_ended, make_identity
 from hami.kube.lease import AlwaysLeader, Election, Participant
 from hami.kube.watches import Watches
 from hami.runtime.clock import utc_now
+from hami.runtime.in_flight import InFlight
 from hami.runtime.interpreter import FILLING_OBJECTS, FreezeGc, collect_rarely, set_switch_interval
 from hami.runtime.tasks import Task, problems
 from hami.scheduler.admit import Admitter
@@ -82,14 +83,15 @@ class SchedulerProgram:
         self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership,
                               is_watching=self._watches.is_watching_pods, clock=clock)
         planner = PreemptionPlanner(self._cluster, settings, clock=clock, now=utc_now)
+        in_flight = InFlight()
         self._preemptor = Preemptor(self._cluster, self._cache, self._events, self._leadership, planner, self._metrics,
-                                    clock=clock, now=utc_now)
+                                    in_flight, clock=clock, now=utc_now)
         self._verbs = Verbs(
             Admitter(self._cache, settings),
             NodeFilter(self._cache, self._events, self._leadership, self._metrics,
                        is_selected=selection(settings.node_selector), on_preemptor=self._preemptor.wake),
             PreemptionFilter(self._cache, self._leadership, planner, clock=clock), self._binder,
-            self._cache.reservations.get)
+            self._cache.reservations.get, in_flight)
         self._controller = Controller(self._cluster, self._cache, locks, self._events, self._leadership, settings,
                                       clock=clock, now=utc_now)
 

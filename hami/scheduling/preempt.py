@@ -83,12 +83,13 @@ class PreemptionNode:
 
 
 def best_plan(nodes: Iterable[PreemptionNode], allowed: Mapping[str, int], *, max_trials: int, lowest: int,
-              strict: bool = False) -> PreemptionPlan | None:
+              strict: bool = False, before_trial: Callable[[], object] = lambda: None) -> PreemptionPlan | None:
     """Returns the plan of the lowest cost for one of *nodes*; ``None`` if the pod fits none without the candidates.
 
     *allowed*: how many pods may be evicted within each PodDisruptionBudget. *max_trials*: after so many questions the
     best plan so far is good enough. *lowest*: the lowest priority of all candidates; a plan that evicts only one pod of
-    it ends the search. *strict*: no plan may violate a PodDisruptionBudget.
+    it ends the search. *strict*: no plan may violate a PodDisruptionBudget. *before_trial*: called before each
+    question.
     """
     trials = 0
 
@@ -96,6 +97,7 @@ def best_plan(nodes: Iterable[PreemptionNode], allowed: Mapping[str, int], *, ma
         def fits_and_counts(ended: frozenset[str]) -> bool:
             nonlocal trials
             trials += 1
+            before_trial()
             return fits(ended)
         return fits_and_counts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hami.model import DisruptionBudget, Pod
@@ -28,11 +28,13 @@ class PreemptionRules:
 
 
 def plan_preemption(view: View, pod: Pod, names: Sequence[str], rules: PreemptionRules, *,
-                    planned: Collection[str] = ()) -> PreemptionPlan | None:
+                    planned: Collection[str] = (),
+                    before_trial: Callable[[], object] = lambda: None) -> PreemptionPlan | None:
     """Returns the best plan by which *pod* fits one of the nodes *names*; ``None`` if there is none.
 
     A plan without victims means that the pod fits once pods that are being deleted anyway have ended.
     *planned*: uids of the victims of other plans, which are evicted anyway and make room for others.
+    *before_trial*: called before each decision, of which there are at most some MAX_TRIALS.
     Raises: MalformedInput for an unreadable annotation.
     """
     view = view.what_if(without=[pod.ref.uid])
@@ -42,7 +44,8 @@ def plan_preemption(view: View, pod: Pod, names: Sequence[str], rules: Preemptio
     ending = eviction.ending_on()
     candidates.sort(key=lambda name: name not in ending)  # a plan without victims ends the search
     nodes = (node for name in candidates if (node := eviction.node(name)) is not None)
-    return best_plan(nodes, eviction.allowed, max_trials=MAX_TRIALS, lowest=lowest, strict=rules.strict)
+    return best_plan(nodes, eviction.allowed, max_trials=MAX_TRIALS, lowest=lowest, strict=rules.strict,
+                     before_trial=before_trial)
 
 
 def plan_further(view: View, pod: Pod, node: str, ended: Collection[str], rules: PreemptionRules, *,

@@ -76,6 +76,18 @@ VETO = {"NodeNameToMetaVictims": {}}
 
 # filter and bind
 
+@pytest.mark.parametrize("path", ["/filter", "/prioritize", "/preempt"])
+def test_what_kube_scheduler_waits_for_is_in_flight(web, monkeypatch, path):
+    idle = []
+    for handler in (web.replica.node_filter, web.replica.preemption_filter):
+        for name in ("filter", "prioritize"):
+            if (method := getattr(handler, name, None)) is not None:
+                monkeypatch.setattr(handler, name, lambda *args, act=method: (
+                    idle.append(web.replica.verbs.in_flight.wait_idle(0)), act(*args))[1])
+    web.post(path, BODIES[path])
+    assert idle == [False] and web.replica.verbs.in_flight.wait_idle(0)
+
+
 def test_filter_and_bind(web):
     assert web.post("/filter", BODIES["/filter"]) == EMPTY | {"NodeNames": ["n1"]}
     reserved = json.loads(web.client.get("/reservations/uid-pod1").data)

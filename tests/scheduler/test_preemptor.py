@@ -11,7 +11,7 @@ from hypothesis.strategies import integers
 from hami.codec.keys import LOCK_FREE, PREEMPTING
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.model import DisruptionBudget, LabelRequirement
-from hami.scheduler.preemptor import AVOIDED_S, MAX_RETRY_S, REFUSED_S, RETRY_S, WAIT_S
+from hami.scheduler.preemptor import AVOIDED_S, MAX_RETRY_S, REFUSED_S, RETRY_S, WAIT_S, YIELD_S
 from hami.scheduler.settings import Settings
 from hami.state.store import HOLD_S
 from tests.builders import gpu, gpus, node, pod
@@ -122,6 +122,17 @@ def test_a_pod_gets_what_the_least_important_pod_leaves():
     world.preempt()
     assert world.leader.metrics.preemptions == ["planned"] and world.leader.metrics.victims == 1
     assert len(world.leader.metrics.bound_after) == 1 and world.leader.metrics.in_vain == 0
+
+
+def test_each_step_of_a_plan_leaves_the_interpreter_to_requests_for_a_moment(monkeypatch):
+    """A request that is in flight for ever delays a plan and does not prevent it."""
+    world, waits = World(nodes=2), []
+    monkeypatch.setattr(world.leader.verbs.in_flight, "wait_idle", waits.append)
+    world.run(wants("mid", 500), wants("low", 100))
+    with world.leader.verbs.in_flight.request():
+        world.preempt_for(wants("p", 1000))
+    assert world.ending() == {"low"}
+    assert waits == [YIELD_S] * 2
 
 
 def test_the_calls_come_in_the_order_in_which_the_next_leader_can_go_on():

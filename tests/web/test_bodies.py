@@ -32,7 +32,7 @@ PROGRAM = textwrap.dedent("""
             return Admitted(review.pod)
 
     def make_app():
-        verbs = Verbs(Admitter(), None, None, None, None)
+        verbs = Verbs(Admitter(), None, None, None, None, None)
         app = create_app(verbs, lambda _: True, lambda: None, lambda *_: None, threads=256)
         return BodyBudget(app, options["budget"], is_trusted=lambda environ: False)
 
