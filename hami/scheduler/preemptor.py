@@ -145,7 +145,9 @@ class Preemptor(Task):
         except HamiError as error:
             log.warning("no plan of preemption", extra={"pod": pod.ref, "error": error})
             return False
-        found = any(plan.victims for _, plan in plans) and self._hold(plans)
+        frees = any(plan.victims for _, plan in plans)  # else the pod only waits for pods that are being deleted
+        takes_over = not self._cache.planned_victims().isdisjoint(uid for _, plan in plans for uid in plan.awaited)
+        found = (frees or takes_over) and self._hold(plans)
         self._metrics.preemption("planned" if found else "none")
         return found
 
@@ -217,9 +219,10 @@ class Preemptor(Task):
         self._cache.mark_evicted(hold)
         evicted = sum(not victim.ends_by for victim in victims)
         self._metrics.evicted(evicted)
+        what = (f"{evicted} pod{'s' if evicted != 1 else ''} of lower priority evicted" if evicted
+                else "pods of lower priority are being evicted")
         self._events.record(hold.ref, "Normal", "Preempting", (
-            f"{evicted} pod{'s' if evicted != 1 else ''} of lower priority evicted on node {hold.node}: the devices "
-            "that they leave are held for this pod"))
+            f"{what} on node {hold.node}: the devices that they leave are held for this pod"))
         log.info("pods preempted", extra={"pod": hold.ref, "node": hold.node, "victims": evicted})
 
     def _nominate(self, hold: Hold) -> None:

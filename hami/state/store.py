@@ -280,9 +280,9 @@ class Store:
                 self._holds.mark_checked(hold)
             return list(self._holds)
 
-    def planned_victims(self, priority: int) -> frozenset[str]:
-        """Returns the uids of the victims of the holds for pods of *priority* or higher: a pod may take what is freed
-        for others of lower priority."""
+    def planned_victims(self, priority: int | None = None) -> frozenset[str]:
+        """Returns the uids of the victims of the holds for pods of *priority* or higher, by default of all: a pod may
+        take what is freed for others of lower priority."""
         with self._lock:
             return self._holds.victims(priority)
 

@@ -189,14 +189,15 @@ def test_a_pod_of_higher_priority_takes_what_is_freed_and_the_other_gets_a_new_p
     world.refuse("q")
     world.preempt()
     assert world.ending() == {"a"}
-    world.end("a")
-    assert world.schedule("q") is not None
-    world.leader.watch()
     world.refuse("p")
     world.preempt()
-    assert world.ending() == {"b"}
+    assert world.ending() == {"a", "b"}
+    world.end("a")
+    assert world.schedule("p") is None  # whichever of them kube-scheduler tries first
+    assert world.schedule("q") is not None
     world.end("b")
     assert world.schedule("p") is not None
+    assert world.leader.metrics.victims == 2 and world.leader.metrics.in_vain == 0
 
 
 def test_a_pod_that_is_gone_is_not_planned_for_at_once_again():
