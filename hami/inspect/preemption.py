@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from hami.codec.keys import PREEMPTING
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.tables import counted
 from hami.model import DisruptionBudget, Pod
@@ -41,12 +42,13 @@ def preemption_of(cluster: InspectedCluster, view: View, pod: Pod,
     """
     if not is_possible(view, pod):
         return None
-    ending = [record.ref.uid for booking in view.bookings_on(pod.nominated_node)
+    node = pod.annotations.get(PREEMPTING) or pod.nominated_node  # kube-scheduler may clear a nomination
+    ending = [record.ref.uid for booking in view.bookings_on(node)
               if booking.priority < pod.priority and (record := view.facts.pods.get(booking.uid)) is not None
-              and (record.preempted or record.ends_by)]
+              and (record.preempted or record.ends_by) and record.preemptor in ("", pod.ref.uid)]
     if ending:
         names = pod_names(cluster, ending)
-        return PreemptionReport(node=pod.nominated_node, awaited=names, for_it=True, hidden=len(ending) - len(names))
+        return PreemptionReport(node=node, awaited=names, for_it=True, hidden=len(ending) - len(names))
     if not pod.preempts:
         return PreemptionReport(never=True)
     rules = PreemptionRules(now=cluster.record.taken.timestamp(), budgets=budgets)

@@ -17,7 +17,7 @@ import msgspec
 import yaml
 
 from hami.codec.allocation import parse_shares
-from hami.codec.keys import ASSIGNED_NODE, NODE_LOCK, PREEMPTIBLE
+from hami.codec.keys import ASSIGNED_NODE, NODE_LOCK, PREEMPTIBLE, PREEMPTING
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, UnreadableObject
 from hami.inspect.installation import Installation
@@ -196,7 +196,7 @@ class _Anonymizer:
                        scheduling_failure="", preferences=(), controller=self._controllers[pod.controller],
                        preemptor=self._uids.get(pod.preemptor, "uid-gone") if pod.preemptor else "",
                        scheduler_name=self._schedulers.get(pod.scheduler_name, pod.scheduler_name),
-                       annotations={key: self._place(text) if key == ASSIGNED_NODE else self._text(text)
+                       annotations={key: self._place(text) if key in (ASSIGNED_NODE, PREEMPTING) else self._text(text)
                                     for key, text in pod.annotations.items()})
 
     def _quota(self, quota: QuotaLimits) -> QuotaLimits:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import randoms
 from pytest import param
 
+from hami.codec.keys import PREEMPTING
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, store_of
 from hami.inspect.explain import BoundReport, explain_pod, render_report
@@ -200,6 +201,12 @@ BUDGET = DisruptionBudget(namespace="team", name="b", selector=())
     param(urgent(nominated_node="n1"), [
         replace(LOW[0], preempted=True), replace(LOW[1], deletion="2026-08-21T12:00:30Z"), LOW[2]], (), [
         "It waits for default/y, team/x on n1, which are being evicted for it."], id="two are being evicted"),
+    param(urgent(annotations={PREEMPTING: "n1"}), [
+        replace(LOW[0], preempted=True, preemptor=urgent().ref.uid), *LOW[1:]], (), [
+            "It waits for team/x on n1, which is being evicted for it."], id="its nomination was cleared"),
+    param(urgent(nominated_node="n1"), [replace(pod, preempted=True, preemptor="other", deletion="2026-08-21T12:00:30Z")
+                                        for pod in LOW[:2]] + LOW[2:], (), [
+        "It waits for default/y, team/x on n1, which are being deleted."], id="two are evicted for another"),
     param(urgent(), [replace(pod, deletion="2026-08-21T12:00:30Z") for pod in LOW[:2]] + LOW[2:], (), [
         "It waits for default/y, team/x on n1, which are being deleted."], id="they end anyway"),
 ])

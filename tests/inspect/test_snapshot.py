@@ -81,8 +81,9 @@ def test_an_anonymous_snapshot_contains_no_name():
                   controller="secretowner", preemptor="secretpreemptor", labels={
                       "hami.io/vgpu-node": "secretnode", "app": "secretlabel", "hami.io/preemptible": "false"})
     waiting = pod(replace(gpus(), name="secretcontainer"), name=PENDING, uid="secretpod-uid", annotations={
-        "nvidia.com/use-gpuuuid": "GPU-secretuuid,GPU-secretgone"}, scope=PodScope("secretclass"), group="secretgroup",
-        nominated_node="secretnode", scheduling_failure="0/1 nodes are available: secretnode", preferences=(
+        "nvidia.com/use-gpuuuid": "GPU-secretuuid,GPU-secretgone", "hami.io/preempting-on": "secretnode"},
+        scope=PodScope("secretclass"), group="secretgroup", nominated_node="secretnode",
+        scheduling_failure="0/1 nodes are available: secretnode", preferences=(
             NodePreference(1, (NodeRequirement("secretzone", "In", frozenset({"secretzone"})),)),))
     limits = quota("secretquota", "secretteam", scopes=[
         ScopeRequirement("PriorityClass", "In", ("secretclass", "secretother"))], gpumem=1)
@@ -94,6 +95,7 @@ def test_an_anonymous_snapshot_contains_no_name():
     assert [secret for secret in secrets if secret in text] == []
     assert "node-1" in text and '"2026-01-01T00:00:00Z,namespace-2,pod-1"' in text
     assert hidden.pods[0].labels["hami.io/preemptible"] == "false", "else it could be preempted"
+    assert hidden.pods[1].annotations["hami.io/preempting-on"] == hidden.nodes[0].name
     assert hidden.pods[1].nominated_node == hidden.nodes[0].name and hidden.pods[1].group == "group-1"
     assert [quota.matches(pod.scope) for quota in hidden.quotas for pod in hidden.pods] == [False, True]
 
