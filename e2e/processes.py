@@ -138,16 +138,28 @@ class Program:
                 os.kill(self.pid, number)
 
     def pause(self) -> None:
-        """Suspends it (SIGSTOP), and waits until it is: connections stay open, nothing is answered."""
-        self.signal(signal.SIGSTOP)
+        """Suspends it and its children, as when a machine is, and waits until they are: connections stay open, nothing
+        is answered."""
+        self._signal_all(signal.SIGSTOP)
         eventually(self._is_suspended, f"{self.name} (pid {self.pid}) is suspended", timeout=10, interval=0.01)
 
     def _is_suspended(self) -> bool:
-        states = thread_states(self.pid) if self.pid is not None else set()
-        return "T" in states and states <= set("TZX")
+        states = [thread_states(pid) for pid in self._processes()]
+        return bool(states) and all("T" in of_process and of_process <= set("TZX") for of_process in states)
 
     def resume(self) -> None:
-        self.signal(signal.SIGCONT)
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: int) -> None:
+        for pid in self._processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _processes(self) -> list[int]:
+        """Returns its process and the children, which have the same session; only the process if it was adopted."""
+        if self.pid is None or not self.running():
+            return []
+        return [self.pid] if self._child is None else group_members(self.pid)
 
     def kill(self) -> None:
         """Kills it and its children, as when a container is killed, and waits until they have ended."""
