@@ -47,7 +47,7 @@ class PreemptionFilter:
         its victims. Where preemption is on, the fewest pods with devices are added without which they would not fit.
 
         All nodes remain if *pod* requests no device. Nodes that are not known, and those after the first MAX_NODES, do
-        not remain; none does while others are evicted for it already.
+        not remain. While others are evicted for it already, only their node does, with the victims that were asked for.
         Raises: HamiError; then nobody may be evicted.
         """
         if not self._leadership.wait_until_leading(LEADERSHIP_TIMEOUT_S):  # there may have been no filter before
@@ -66,9 +66,12 @@ class PreemptionFilter:
 
     def _fitting(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> dict[str, Collection[str]]:
         """Returns the nodes that *pod* fits without their victims. What is reserved for it counts as free."""
-        if self._cache.hold_of(pod.ref.uid) is not None:
-            return {}
         view = self._cache.view()
+        if (hold := self._cache.hold_of(pod.ref.uid)) is not None:
+            uids = victims.get(hold.node, ())
+            after = view.what_if(without={pod.ref.uid, hold.booking.uid, *hold.victims, *uids})
+            is_kept = hold.node in victims and after.choose(pod, [hold.node]) is not None
+            return {hold.node: uids} if is_kept else {}
         kept: dict[str, Collection[str]] = {
             node: uids for node, uids in victims.items()
             if view.what_if(without={pod.ref.uid, *uids}).choose(pod, [node]) is not None}

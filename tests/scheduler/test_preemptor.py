@@ -263,11 +263,18 @@ def test_what_kube_scheduler_frees_is_held_too():
     assert world.schedule("p") == "n0"
 
 
-def test_candidates_of_kube_scheduler_are_vetoed_while_others_are_evicted():
+def test_of_the_candidates_of_kube_scheduler_only_the_node_remains_where_others_are_evicted():
+    """It may lack CPU there."""
     world = World(nodes=2)
     world.run(wants("a", 100), wants("b", 100))
     world.preempt_for(wants("p", 1000))
-    assert world.leader.preemption_filter.filter(world.find("p"), {"n0": ["cpu"], "n1": []}) == {}
+    held = world.find("p").annotations[PREEMPTING]
+    other, = {"n0", "n1"} - {held}
+    judge = world.leader.preemption_filter.filter
+    assert judge(world.find("p"), {held: ["cpu"], other: ["cpu"]}) == {held: ["cpu"]}
+    assert judge(world.find("p"), {other: ["cpu"]}) == {}
+    world.end(*world.ending())
+    assert judge(world.find("p"), {held: ["cpu"], other: ["cpu"]}) == {held: ["cpu"]}
 
 
 def test_a_gang_is_planned_for_as_a_whole():
