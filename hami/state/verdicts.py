@@ -36,6 +36,8 @@ FEW = 8  # nodes that are evaluated without columns first
 MAX_PREFERENCES = 64  # preferred node affinities whose weights are remembered
 ABOVE_SCORES = 1_000.0  # the least weight counts more than any difference of scores
 MAX_EXACT = 64  # excluded nodes that are evaluated for their reasons, if columns do not tell them exactly
+MAX_EXPLAINED = 8  # refused nodes whose explanations are remembered for a request: those that are named are three
+MAX_DEVICES = 16  # of such a node
 NO_QUOTA = QuotaCheck()
 
 
@@ -123,10 +125,9 @@ class Verdicts:
         table.refresh()
         rows = self.rows([name for _, group in refusal.groups for name in group])
         rows = rows[rows >= 0]
-        distances = self._of(refusal.pod_request, ()).distances(rows)
-        nearest = itertools.islice(_lowest_first(distances, table.rank()[rows]), count)
-        names = [table.names[int(rows[place])] for place in nearest]
-        return [node for name in names if (node := explain_node(name, table.usages(name), refusal)) is not None]
+        verdicts = self._of(refusal.pod_request, ())
+        nearest = itertools.islice(_lowest_first(verdicts.distances(rows), table.rank()[rows]), count)
+        return [node for place in nearest if (node := verdicts.explained(int(rows[place]), refusal)) is not None]
 
 
 class _RequestVerdicts:
@@ -141,6 +142,7 @@ class _RequestVerdicts:
         self._reason = numpy.zeros(0, dtype=numpy.int32)  # of nodes that do not fit: the position in _unfits, from 1
         self._distance = numpy.zeros(0)
         self._distance_version = numpy.zeros(0, dtype=numpy.int64)
+        self._explained: dict[int, tuple[int, NodeRefusal | None]] = {}  # with the version of the node
         self._placements: dict[int, Allocation] = {}
         self._unfits: list[Unfit] = []
         self._numbers: dict[Unfit, int] = {}
@@ -208,6 +210,20 @@ class _RequestVerdicts:
         return tuple((self._unfits[numbers[places[0]] - 1],
                       tuple(map(self._table.names.__getitem__, rows[places].tolist())))
                      for places in sorted(groups, key=lambda places: places[:1].tolist()) if numbers[places].any())
+
+    def explained(self, row: int, refusal: Refusal) -> NodeRefusal | None:
+        """Returns why the pod of *refusal* does not fit the node of *row*; ``None`` if it fits by now."""
+        version = int(self._table.versions[row])
+        before, node = self._explained.get(row, (-1, None))
+        if before == version and not refusal.budgets:
+            return node
+        name = self._table.names[row]
+        node = explain_node(name, self._table.usages(name), refusal)
+        if not refusal.budgets and (node is None or len(node.devices) <= MAX_DEVICES):
+            if len(self._explained) == MAX_EXPLAINED:
+                self._explained.clear()
+            self._explained[row] = version, node
+        return node
 
     def distances(self, rows: Array) -> Array:
         """Returns how far each of *rows* is from serving the request."""

@@ -35,7 +35,7 @@ T = TypeVar("T")
 MAX_SELECTED = 1024  # items of a list of types or UUIDs; each device is compared with all of them
 
 
-class Rule(enum.Enum):
+class Rule(enum.StrEnum):  # its hash is that of a string, which is remembered
     """A check that a device must pass. Vendors list theirs in the order in which users see the reasons."""
 
     HEALTH = "health"

@@ -214,10 +214,11 @@ def test_the_closest_nodes_lack_the_least(rng):
     """The order is that of the devices as they are described: the columns only find it sooner."""
     mirror = Mirror.filled(rng, 6)
     asked, verdicts = some_pod_request(rng, 1), Verdicts(mirror.table)
-    verdicts.closest(verdicts.refuse(asked, mirror.names, verdicts.rows(mirror.names)))  # remembers distances
+    verdicts.closest(verdicts.refuse(asked, mirror.names, verdicts.rows(mirror.names)))  # which remembers much
     for _ in range(3):
         mirror.change(rng)
     refusal = verdicts.refuse(asked, mirror.names, verdicts.rows(mirror.names))
+    assert verdicts.closest(refusal) == verdicts.closest(refusal) == Verdicts(mirror.fresh()).closest(refusal)
     distances = []
     for refused in verdicts.closest(refusal):
         nearest = [device.distance for device in refused.closest_devices][:refused.request.count]
