@@ -92,7 +92,8 @@ class Admitter:
                 if pod.node_name:
                     return Denied("pod has node assigned")
                 draft.set_scheduler(scheduler)
-        if not self._cache.quota_allows(namespace or pod.ref.namespace, draft.changed()):
+        namespace = namespace or pod.ref.namespace
+        if self._cache.has_quota(namespace) and not self._cache.quota_allows(namespace, draft.changed()):
             return Denied("exceeding resource quota")
         return Admitted(draft.render())
 

@@ -160,6 +160,11 @@ class Store:
                 self._pending.mark_tried(pending, state)
             return None
 
+    def has_quota(self, namespace: str) -> bool:
+        """Reports whether *namespace* has a quota."""
+        with self._lock:
+            return namespace in self.quotas
+
     def quota_allows(self, namespace: str, pod: Pod) -> bool:
         """Reports whether the quotas of *namespace* have room for *pod*, as far as is known before devices are chosen.
 

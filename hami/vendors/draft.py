@@ -104,7 +104,8 @@ class ContainerDraft:
 
     def seen_with(self, resources: Resources) -> ContainerDraft:
         """Returns the same draft for the vendor with *resources*: its changes are changes of this one."""
-        return replace(self, resources=resources)
+        return ContainerDraft(pod=self.pod, decoded=self.decoded, wire=self.wire, resources=resources, limits=self.limits,
+                              requests=self.requests, env=self.env)
 
     @property
     def name(self) -> str:
