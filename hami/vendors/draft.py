@@ -104,8 +104,7 @@ class ContainerDraft:
 
     def seen_with(self, resources: Resources) -> ContainerDraft:
         """Returns the same draft for the vendor with *resources*: its changes are changes of this one."""
-        return ContainerDraft(pod=self.pod, decoded=self.decoded, wire=self.wire, resources=resources, limits=self.limits,
-                              requests=self.requests, env=self.env)
+        return replace(self, resources=resources)
 
     @property
     def name(self) -> str:
