@@ -250,7 +250,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if report.failed and (node := getattr(item, "funcargs", {}).get("real")):
         report.sections.append(("real node", node.logs()))
     if report.failed and (plugin := getattr(item, "funcargs", {}).get("plugin")):
-        report.sections.append(("hami device-plugin", plugin.program.tail()))
+        report.sections.append(("hami device-plugin", said(lambda: str(plugin.program.tail()))))
     return report
 
 
