@@ -205,11 +205,11 @@ class Replica:
             self.binder.lock_timeout_s = 0.0
         self.node_filter = NodeFilter(self.cache, self.events, self.leadership, self.metrics,
                                       is_selected=parse_selector(settings.node_selector))
-        planner = PreemptionPlanner(self.cluster, settings, clock=clock, now=clock.now)
-        self.preemption_filter = PreemptionFilter(self.cache, self.leadership, planner, clock=clock, sleep=sleep)
         in_flight = InFlight()
+        planner = PreemptionPlanner(self.cluster, settings, in_flight, clock=clock, now=clock.now, used=clock)
+        self.preemption_filter = PreemptionFilter(self.cache, self.leadership, planner, clock=clock, sleep=sleep)
         self.preemptor = Preemptor(self.cluster, self.cache, self.events, self.leadership, planner, self.metrics,
-                                   in_flight, clock=clock, now=clock.now, used=clock)
+                                   clock=clock, now=clock.now)
         self.verbs = Verbs(Admitter(self.cache, settings), self.node_filter, self.preemption_filter, self.binder,
                            self.cache.reservations.get, in_flight)
         self.controller = Controller(

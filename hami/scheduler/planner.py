@@ -1,10 +1,11 @@
-"""The rules of preemption as they are now, and which pods kube-scheduler makes room for by itself."""
+"""The rules of preemption as they are now, which pods kube-scheduler makes room for by itself, and when to plan."""
 
 from __future__ import annotations
 
 import logging
 import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import datetime
@@ -12,6 +13,7 @@ from datetime import datetime
 from hami.errors import HamiError
 from hami.kube.cluster import Cluster
 from hami.model import DisruptionBudget
+from hami.runtime.in_flight import InFlight
 from hami.scheduler.settings import Settings
 from hami.state.preemption import PreemptionRules
 
@@ -19,15 +21,19 @@ log = logging.getLogger(__name__)
 
 BUDGETS_S = 2.0  # for which PodDisruptionBudgets that have been read are used
 LEFT_S = 10.0  # for which kube-scheduler may evict the pods that it was offered
+YIELD_S = 0.005  # for which a step of a plan waits for requests in flight
 MAX_LEFT = 500  # pods that are left to kube-scheduler
 
 
 class PreemptionPlanner:
     """Shared by the verb *preempt* and the preemptor. *clock* is monotonic, *now* the time of day."""
 
-    def __init__(self, cluster: Cluster, settings: Settings, *, clock: Callable[[], float],
-                 now: Callable[[], datetime]) -> None:
+    def __init__(self, cluster: Cluster, settings: Settings, in_flight: InFlight, *, clock: Callable[[], float],
+                 now: Callable[[], datetime], used: Callable[[], float] = time.thread_time) -> None:
         self._cluster = cluster
+        self.used = used
+        """Returns the processor time of the calling thread, in seconds."""
+        self._in_flight = in_flight
         self._is_strict = settings.preemption == "strict"
         self._min_runtime_s = settings.preemption_min_runtime
         self._clock = clock
@@ -57,6 +63,10 @@ class PreemptionPlanner:
                 self._budgets, self._read_at = budgets, self._clock()
         return PreemptionRules(now=self._now().timestamp(), budgets=budgets, strict=self._is_strict,
                                min_runtime_s=self._min_runtime_s)
+
+    def leave_to_requests(self) -> None:
+        """Leaves the interpreter to the requests in flight, before each step of a plan, and for a moment only."""
+        self._in_flight.wait_idle(YIELD_S)
 
     def leave_to_kube_scheduler(self, uid: str) -> None:
         """Records that kube-scheduler was offered nodes on which it makes room for the pod."""

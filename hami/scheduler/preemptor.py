@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +19,6 @@ from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NotFo
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.model import Pod
-from hami.runtime.in_flight import InFlight
 from hami.runtime.tasks import Task
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
@@ -41,7 +39,6 @@ RETRY_S, MAX_RETRY_S = 1.0, 10.0  # until a pod without a plan is planned for ag
 AVOIDED_S = 300.0  # for which a pod does not wait for room on a node where a victim did not end in time
 REFUSED_S = 60.0  # until it is tried again to evict pods after the API server has refused that
 PAUSES = 4.0  # each plan is followed by a pause so many times as long as it has used the processor
-YIELD_S = 0.005  # for which each step of a plan waits for requests in flight
 MAX_ATTEMPTS = 1000  # pods whose attempts are remembered
 MAX_GANG = 256  # pods of a gang that are planned for
 
@@ -58,12 +55,11 @@ class _Attempt:
 
 
 class Preemptor(Task):
-    """One task for all plans, which are made while no request is in flight. *clock* is monotonic, *used* the processor
-    time of the calling thread."""
+    """One task for all plans, which are made while no request is in flight. *clock* is monotonic."""
 
     def __init__(self, cluster: Cluster, cache: Store, events: EventRecorder, leadership: Leadership,
-                 planner: PreemptionPlanner, metrics: Metrics, in_flight: InFlight, *, clock: Callable[[], float],
-                 now: Callable[[], datetime], used: Callable[[], float] = time.thread_time) -> None:
+                 planner: PreemptionPlanner, metrics: Metrics, *, clock: Callable[[], float],
+                 now: Callable[[], datetime]) -> None:
         super().__init__("preemptor")
         self._cluster = cluster
         self._cache = cache
@@ -71,9 +67,7 @@ class Preemptor(Task):
         self._leadership = leadership
         self._planner = planner
         self._metrics = metrics
-        self._in_flight = in_flight
         self._clock = clock
-        self._used = used
         self._now = now
         self._attempts: dict[str, _Attempt] = {}
         self._plan_from = -math.inf
@@ -116,7 +110,7 @@ class Preemptor(Task):
             return rest_s
         delay, view = IDLE_S, None
         for pending in self.each(self._cache.preemptors()):
-            uid, clock, used = pending.pod.ref.uid, self._clock(), self._used()
+            uid, clock, used = pending.pod.ref.uid, self._clock(), self._planner.used()
             attempt = self._attempts.get(uid, _Attempt(0, pending.since + WAIT_S))
             if self._planner.is_left_to_kube_scheduler(uid):
                 continue
@@ -130,7 +124,7 @@ class Preemptor(Task):
             else:
                 self._remember(uid, _Attempt(attempt.failures + 1, clock + min(
                     RETRY_S * 2.0 ** attempt.failures, MAX_RETRY_S)))
-            if (pause_s := PAUSES * (self._used() - used)) > 0:
+            if (pause_s := PAUSES * (self._planner.used() - used)) > 0:
                 self._plan_from = self._clock() + pause_s
                 return pause_s
         return delay
@@ -177,9 +171,8 @@ class Preemptor(Task):
         return plans
 
     def _yield(self) -> None:
-        """Leaves the interpreter to requests."""
         self.beat()
-        self._in_flight.wait_idle(YIELD_S)
+        self._planner.leave_to_requests()
 
     def _members(self, pod: Pod) -> Sequence[Pod]:
         if not pod.group:

@@ -82,10 +82,10 @@ class SchedulerProgram:
             leading_since=self._leadership.since, clock=clock, now=utc_now)
         self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership,
                               is_watching=self._watches.is_watching_pods, clock=clock)
-        planner = PreemptionPlanner(self._cluster, settings, clock=clock, now=utc_now)
         in_flight = InFlight()
+        planner = PreemptionPlanner(self._cluster, settings, in_flight, clock=clock, now=utc_now)
         self._preemptor = Preemptor(self._cluster, self._cache, self._events, self._leadership, planner, self._metrics,
-                                    in_flight, clock=clock, now=utc_now)
+                                    clock=clock, now=utc_now)
         self._verbs = Verbs(
             Admitter(self._cache, settings),
             NodeFilter(self._cache, self._events, self._leadership, self._metrics,

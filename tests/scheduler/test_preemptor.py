@@ -11,7 +11,8 @@ from hypothesis.strategies import integers
 from hami.codec.keys import LOCK_FREE, PREEMPTING
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.model import DisruptionBudget, LabelRequirement
-from hami.scheduler.preemptor import AVOIDED_S, MAX_RETRY_S, REFUSED_S, RETRY_S, WAIT_S, YIELD_S
+from hami.scheduler.planner import YIELD_S
+from hami.scheduler.preemptor import AVOIDED_S, MAX_RETRY_S, REFUSED_S, RETRY_S, WAIT_S
 from hami.scheduler.settings import Settings
 from hami.state.store import HOLD_S
 from tests.builders import gpu, gpus, node, pod
