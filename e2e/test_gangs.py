@@ -76,11 +76,11 @@ def waiting(kube):
     return [item for item in kube.list("Pod", "default") if not item["spec"].get("nodeName")]
 
 
-def create_gang(kube, group, size, priority=""):
-    """Returns the names of the pods."""
+def create_gang(kube, group, size, priority="", least=None):
+    """Returns the names of the pods. *least*: as many are placed together, by default all."""
     of_group = {"priorityClassName": priority} if priority else {}
     kube.call("POST", GROUPS, {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "metadata": {
-        "name": group}, "spec": {"schedulingPolicy": {"gang": {"minCount": size}}, **of_group}})
+        "name": group}, "spec": {"schedulingPolicy": {"gang": {"minCount": least or size}}, **of_group}})
     names = {f"{group}-{number}" for number in range(size)}
     for name in sorted(names):
         item = whole_card(name, group)
@@ -166,8 +166,9 @@ def test_explain_says_what_a_gang_lacks(cluster, kube):
     assert bound(kube) == set()
 
 
-def test_a_gang_of_higher_priority_gets_what_others_leave_or_nobody_ends(kube):
-    """The pods of a gang that cannot get all its cards end for nobody."""
+@pytest.fixture
+def full(kube):
+    """Seven pods hold the cards: four of low priority, and three of high priority, whose names are returned."""
     for name, value in (("e2e-gang-low", 100), ("e2e-gang-mid", 500), ("e2e-gang-high", 1000)):
         kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name},
                     "value": value})
@@ -176,10 +177,22 @@ def test_a_gang_of_higher_priority_gets_what_others_leave_or_nobody_ends(kube):
         item["spec"]["priorityClassName"] = "e2e-gang-low" if number < 4 else "e2e-gang-high"
         kube.create(item, "default")
     wait_bound(kube, {f"single-{number}" for number in range(7)}, 10)
+    return {"single-4", "single-5", "single-6"}
+
+
+def test_a_gang_of_higher_priority_gets_what_others_leave_or_nobody_ends(kube, full):
+    """The pods of a gang that cannot get all its cards end for nobody."""
     large = create_gang(kube, "large", 5, priority="e2e-gang-mid")
     eventually(lambda: all(map(is_refused, waiting(kube))), "all members are refused")
     time.sleep(3)
     assert bound(kube) == {f"single-{number}" for number in range(7)}
     remove(kube, *large)
     wait_bound(kube, create_gang(kube, "small", 3, priority="e2e-gang-mid"), 20)
-    assert len(bound(kube)) == 7 and {"single-4", "single-5", "single-6"} < bound(kube)
+    assert len(bound(kube)) == 7 and full < bound(kube)
+
+
+def test_a_gang_gets_as_many_cards_as_it_needs_and_then_those_that_are_left(kube, full):
+    """It needs three, and of its other pods only one finds a pod of lower priority."""
+    names = create_gang(kube, "small", 6, priority="e2e-gang-mid", least=3)
+    eventually(lambda: len(names & bound(kube)) == 4, "four pods of the gang are bound", timeout=30)
+    assert bound(kube) - names == full

@@ -53,6 +53,7 @@ class FakeCluster:
         self.secrets: dict[tuple[str, str], SecretRecord] = {}
         self.webhooks: dict[str, WebhookConfiguration] = {}
         self.budgets: list[DisruptionBudget] = []
+        self.gang_sizes: dict[tuple[str, str], int] = {}
         self.deletion = "2026-08-21T12:10:00Z"  # when pods that are evicted end at the latest
         self.calls: list[Call] = []
         self.environments: dict[tuple[str, str], dict[str, str]] = {}  # by the pod's uid and the container's name
@@ -210,6 +211,9 @@ class FakeCluster:
 
     def disruption_budgets(self) -> list[DisruptionBudget]:
         return self._do("disruption_budgets", lambda: list(self.budgets))
+
+    def gang_size(self, pod: Pod) -> int | None:
+        return self._do("gang_size", lambda: self.gang_sizes.get((pod.ref.namespace, pod.group)))
 
     def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         def effect():

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import msgspec
 
 from hami.codec.documents import decode
+from hami.codec.gangs import parse_gang_size, pod_group_paths
 from hami.codec.keys import CORDON, LOCK_FREE, NODE_LOCK, is_scheduler_owned
 from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
-from hami.codec.pods import GROUP_LABEL, parse_pod
+from hami.codec.pods import parse_pod
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
 from hami.inspect.cluster import ClusterRecord, SchedulingEvent, UnreadableObject, catalog_of, selection_keys
 from hami.inspect.installation import (
@@ -42,7 +42,6 @@ _NODE_KEYS = frozenset({NODE_LOCK, LOCK_FREE, CORDON, PAIR_SCORES})
 _LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 _GROUPS = {"CronJob": "/apis/batch/v1", "Job": "/apis/batch/v1", "ReplicationController": "/api/v1", "Pod": "/api/v1"}
 _APPS = "/apis/apps/v1"  # that of the other TEMPLATE_KINDS
-_POD_GROUPS = ("/apis/scheduling.k8s.io/v1beta1", "/apis/scheduling.x-k8s.io/v1alpha1")
 
 
 class _ConfigMap(msgspec.Struct):
@@ -76,26 +75,6 @@ class _PodEvent(msgspec.Struct, rename="camel"):
         return (self.series and self.series.last_observed_time) or self.last_timestamp or self.event_time or ""
 
 
-class _Gang(msgspec.Struct, rename="camel"):
-    min_count: int | None = None
-
-
-class _SchedulingPolicy(msgspec.Struct):
-    gang: _Gang | None = None
-
-
-class _PodGroupSpec(msgspec.Struct, rename="camel"):
-    """The specification of a PodGroup. *scheduling_policy*: of Kubernetes. *min_member*: of the coscheduling plugin."""
-
-    scheduling_policy: _SchedulingPolicy | None = None
-    min_member: int | None = None
-
-
-class _PodGroup(msgspec.Struct):
-    spec: _PodGroupSpec = msgspec.field(default_factory=_PodGroupSpec)
-
-
-_POD_GROUP = msgspec.json.Decoder(_PodGroup)
 _PRIORITY_CLASS = msgspec.json.Decoder(PriorityClass)
 _EVENT = msgspec.json.Decoder(_PodEvent)
 _CONFIG_MAP = msgspec.json.Decoder(_ConfigMap)
@@ -168,18 +147,14 @@ class Reader:
     def gang_size(self, pod: Pod) -> int | None:
         """Returns how many pods of the group of *pod* are placed together: of a PodGroup of Kubernetes, or of the
         coscheduling plugin. ``None`` if there is none that says so, or, with a note, if it may not be read."""
-        groups = _POD_GROUPS if pod.labels.get(GROUP_LABEL) != pod.group else _POD_GROUPS[::-1]
-        for api in groups if pod.group else ():
-            path = f"{api}/namespaces/{pod.ref.namespace}/podgroups/{quote(pod.group, safe='')}"
+        for path in pod_group_paths(pod):
             try:
-                spec = decode("PodGroup", _POD_GROUP, self._get("podgroups", path, pod.ref.namespace)).spec
+                return parse_gang_size(self._get("podgroups", path, pod.ref.namespace))
             except NotFound:
                 continue
             except HamiError as error:
                 self.note(str(error))
                 return None
-            gang = spec.scheduling_policy.gang if spec.scheduling_policy is not None else None
-            return gang.min_count if gang is not None else spec.min_member
         return None
 
     def budgets(self) -> tuple[DisruptionBudget, ...]:

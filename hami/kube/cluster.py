@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from hami.codec.gangs import parse_gang_size, pod_group_paths
 from hami.codec.objects import parse_disruption_budget, parse_node
 from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED, parse_node_pod, parse_pod
 from hami.codec.times import render_time
@@ -169,6 +170,14 @@ class Cluster:
         """Returns the PodDisruptionBudgets of all namespaces. Raises also: MalformedInput."""
         data = self._read("GET", _path("poddisruptionbudgets", None), query={"resourceVersion": "0"})
         return [parse_disruption_budget(item) for item in parse_page("poddisruptionbudgets", data).items or ()]
+
+    def gang_size(self, pod: Pod) -> int | None:
+        """Returns how many pods of the group of *pod* are placed together; ``None`` if nothing says so. Raises also:
+        MalformedInput."""
+        for path in pod_group_paths(pod):
+            with contextlib.suppress(NotFound):
+                return parse_gang_size(self._read("GET", path))
+        return None
 
     def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """Creates a core/v1 Event. Raises: Conflict if its name exists, NotFound if the namespace does not."""

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from hami.errors import HamiError
 from hami.kube.cluster import Cluster
-from hami.model import DisruptionBudget
+from hami.model import DisruptionBudget, Pod
 from hami.runtime.in_flight import InFlight
 from hami.scheduler.settings import Settings
 from hami.state.preemption import PreemptionRules
@@ -63,6 +63,14 @@ class PreemptionPlanner:
                 self._budgets, self._read_at = budgets, self._clock()
         return PreemptionRules(now=self._now().timestamp(), budgets=budgets, strict=self._is_strict,
                                min_runtime_s=self._min_runtime_s)
+
+    def gang_size(self, pod: Pod) -> int | None:
+        """Returns how many pods of the gang of *pod* are placed together; ``None`` if that cannot be read."""
+        try:
+            return self._cluster.gang_size(pod)
+        except HamiError as error:
+            log.warning("PodGroup not read", extra={"pod": pod.ref, "error": error})
+            return None
 
     def leave_to_requests(self) -> None:
         """Leaves the interpreter to the requests in flight, before each step of a plan, and for a moment only."""

@@ -112,7 +112,7 @@ class Preemptor(Task):
         for pending in self.each(self._cache.preemptors()):
             uid, clock, used = pending.pod.ref.uid, self._clock(), self._planner.used()
             attempt = self._attempts.get(uid, _Attempt(0, pending.since + WAIT_S))
-            if self._planner.is_left_to_kube_scheduler(uid):
+            if self._planner.is_left_to_kube_scheduler(uid) or self._cache.hold_of(uid) is not None:  # with its gang
                 continue
             if clock < attempt.due:
                 delay = min(delay, attempt.due - clock)
@@ -146,8 +146,8 @@ class Preemptor(Task):
         return found
 
     def _plans(self, pending: PendingPod, view: View, rules: PreemptionRules) -> Plans:
-        """Returns the plans for the pod, or for all pods of its gang that wait; empty if one has none."""
-        pods, plans = self._members(pending.pod), Plans()
+        """Returns the plans for the pod, or for the pods that its gang still needs; empty if one has none."""
+        pods, plans = self._members(pending.pod, view), Plans()
         clock = self._clock()
         self._avoided = {key: until for key, until in self._avoided.items() if until > clock}
         names = [name for name in (view.nodes if pending.nodes is None else pending.nodes)
@@ -174,11 +174,23 @@ class Preemptor(Task):
         self.beat()
         self._planner.leave_to_requests()
 
-    def _members(self, pod: Pod) -> Sequence[Pod]:
+    def _members(self, pod: Pod, view: View) -> Sequence[Pod]:
+        """Returns the pods that are planned for together: of a gang those that it still needs, the oldest first. None
+        if they are planned for without *pod*, or have not all been created."""
         if not pod.group:
             return [pod]
-        return [other for other in self._cache.pods.waiting()
-                if (other.ref.namespace, other.group) == (pod.ref.namespace, pod.group)][:MAX_GANG]
+        gang = pod.ref.namespace, pod.group
+        waiting = sorted((other for other in self._cache.pods.waiting() if (other.ref.namespace, other.group) == gang),
+                         key=lambda other: (other.created, other.ref.name))
+        if (size := self._planner.gang_size(pod)) is None:
+            return waiting[:MAX_GANG]
+        needed = size - sum((record.ref.namespace, record.group) == gang and bool(record.node) and not record.terminated
+                            for record in view.facts.pods.values())
+        if needed <= 0:
+            return [pod]
+        members = waiting[:needed]
+        is_whole = len(members) == needed <= MAX_GANG
+        return members if is_whole and any(member.ref.uid == pod.ref.uid for member in members) else []
 
     def _hold(self, plans: Plans) -> bool:
         """Holds what *plans* free. Reports whether it does."""

@@ -12,6 +12,7 @@ from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
 from hami.kube.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from hami.kube.cluster import Cluster, LeaseRecord
 from hami.model import PodRef
+from tests.builders import pod
 from tests.fake_cluster import FakeCluster
 
 REF = PodRef("team", "train", "uid-1")
@@ -284,6 +285,17 @@ def test_a_status_of_another_pod_is_a_conflict(act):
     _, cluster = talk(ClusterError("metadata.uid: Invalid value", 422))
     with pytest.raises(Conflict):
         act(cluster)
+
+
+def test_the_size_of_a_gang_is_read_where_it_is():
+    asked = pod(name="p", group="ring")
+    api, cluster = talk(NotFound("gone", 404), {"spec": {"minMember": 3}})
+    assert cluster.gang_size(asked) == 3
+    assert [call[1] for call in api.calls] == [
+        "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups/ring",
+        "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups/ring"]
+    api, cluster = talk(NotFound("gone", 404), NotFound("gone", 404))
+    assert cluster.gang_size(asked) is None
 
 
 def test_disruption_budgets_are_read_from_the_cache_of_the_api_server():

@@ -294,6 +294,53 @@ def test_a_gang_is_planned_for_as_a_whole():
     assert None not in (world.schedule("p"), world.schedule("q"))
 
 
+def test_no_more_pods_of_a_gang_are_planned_for_than_it_needs():
+    """The third fits nowhere, and the gang needs two."""
+    world = World(nodes=3)
+    world.fake.gang_sizes["default", "gang"] = 2
+    world.run(wants("a", 100), wants("b", 100), wants("c", 5000))
+    for name in ("p", "q", "r"):
+        world.create(wants(name, 1000, group="gang"))
+        world.refuse(name)
+    world.preempt()
+    world.preempt()
+    assert world.ending() == {"a", "b"}
+    world.end("a", "b")
+    assert None not in (world.schedule("p"), world.schedule("q"))
+    assert world.schedule("r") is None
+    world.leader.watch()
+    for _ in range(3):
+        world.clock.seconds += MAX_RETRY_S
+        world.preempt()
+    assert world.leader.metrics.victims == 2 and world.leader.metrics.in_vain == 0
+
+
+def test_the_rest_of_a_gang_is_planned_for_pod_by_pod():
+    world = World(nodes=2)
+    world.fake.gang_sizes["default", "gang"] = 1
+    world.run(wants("p", 1000, group="gang"), wants("a", 100))
+    world.preempt_for(wants("q", 1000, group="gang"))
+    assert world.ending() == {"a"}
+
+
+def test_nobody_is_evicted_for_a_gang_whose_pods_have_not_all_been_created():
+    world = World(nodes=2)
+    world.fake.gang_sizes["default", "gang"] = 3
+    world.run(wants("a", 100), wants("b", 100))
+    world.create(wants("p", 1000, group="gang"))
+    world.preempt_for(wants("q", 1000, group="gang"))
+    assert world.ending() == set()
+
+
+def test_without_its_size_a_gang_is_planned_for_as_a_whole():
+    world = World(nodes=2)
+    world.fake.fail("gang_size", ClusterError("forbidden", 403), times=9)
+    world.run(wants("a", 100), wants("b", 100))
+    world.create(wants("p", 1000, group="gang"))
+    world.preempt_for(wants("q", 1000, group="gang"))
+    assert world.ending() == {"a", "b"}
+
+
 def test_nobody_is_evicted_for_a_gang_that_does_not_fit_as_a_whole():
     world = World(nodes=2)
     world.run(wants("a", 100), wants("c", 5000))
