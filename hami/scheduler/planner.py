@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import datetime
+from typing import TypeVar
 
 from hami.errors import HamiError
 from hami.kube.cluster import Cluster
@@ -19,10 +20,14 @@ from hami.state.preemption import PreemptionRules
 
 log = logging.getLogger(__name__)
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 BUDGETS_S = 2.0  # for which PodDisruptionBudgets that have been read are used
 LEFT_S = 10.0  # for which kube-scheduler may evict the pods that it was offered
 YIELD_S = 0.005  # for which a step of a plan waits for requests in flight
-MAX_LEFT = 500  # pods that are left to kube-scheduler
+SIZES_S = 10.0  # for which the size of a gang that has been read is used
+MAX_KEPT = 500  # pods that are left to kube-scheduler, and gangs whose sizes are known
 
 
 class PreemptionPlanner:
@@ -42,6 +47,7 @@ class PreemptionPlanner:
         self._budgets: list[DisruptionBudget] = []
         self._read_at = -math.inf
         self._left: OrderedDict[str, float] = OrderedDict()
+        self._sizes: OrderedDict[tuple[str, str], tuple[float, int | None]] = OrderedDict()
         self.is_enabled = settings.preemption != "off"
         """Whether pods may be evicted."""
 
@@ -65,12 +71,21 @@ class PreemptionPlanner:
                                min_runtime_s=self._min_runtime_s)
 
     def gang_size(self, pod: Pod) -> int | None:
-        """Returns how many pods of the gang of *pod* are placed together; ``None`` if that cannot be read."""
+        """Returns how many pods of the gang of *pod* are placed together, as was read a moment ago; ``None`` if that
+        cannot be read."""
+        gang = pod.ref.namespace, pod.group
+        with self._lock:
+            until, size = self._sizes.get(gang, (-math.inf, None))
+        if self._clock() < until:
+            return size
         try:
-            return self._cluster.gang_size(pod)
+            size = self._cluster.gang_size(pod)
         except HamiError as error:
             log.warning("PodGroup not read", extra={"pod": pod.ref, "error": error})
-            return None
+            size = None
+        with self._lock:
+            _keep(self._sizes, gang, (self._clock() + SIZES_S, size))
+        return size
 
     def leave_to_requests(self) -> None:
         """Leaves the interpreter to the requests in flight, before each step of a plan, and for a moment only."""
@@ -79,12 +94,17 @@ class PreemptionPlanner:
     def leave_to_kube_scheduler(self, uid: str) -> None:
         """Records that kube-scheduler was offered nodes on which it makes room for the pod."""
         with self._lock:
-            self._left[uid] = self._clock() + LEFT_S
-            self._left.move_to_end(uid)
-            if len(self._left) > MAX_LEFT:
-                self._left.popitem(last=False)
+            _keep(self._left, uid, self._clock() + LEFT_S)
 
     def is_left_to_kube_scheduler(self, uid: str) -> bool:
         """Reports whether kube-scheduler may make room for the pod by itself now."""
         with self._lock:
             return self._left.get(uid, -math.inf) > self._clock()
+
+
+def _keep(latest: OrderedDict[K, V], key: K, value: V) -> None:
+    """Adds *value*, and drops the oldest beyond MAX_KEPT."""
+    latest[key] = value
+    latest.move_to_end(key)
+    if len(latest) > MAX_KEPT:
+        latest.popitem(last=False)

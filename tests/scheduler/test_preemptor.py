@@ -305,6 +305,7 @@ def test_no_more_pods_of_a_gang_are_planned_for_than_it_needs():
     world.preempt()
     world.preempt()
     assert world.ending() == {"a", "b"}
+    assert len(world.fake.calls_of("gang_size")) == 1  # for all of its pods
     world.end("a", "b")
     assert None not in (world.schedule("p"), world.schedule("q"))
     assert world.schedule("r") is None
