@@ -171,8 +171,8 @@ class Program:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)  # the leader of its own session
         self.wait_end(10)
-        group = self._child.pid
-        eventually(lambda: not group_members(group), f"the children of {self.name} have ended", timeout=10,
+        group = self._child.pid  # the kernel takes its time to end the namespaces of a node with containers
+        eventually(lambda: not group_members(group), f"the children of {self.name} have ended", timeout=60,
                    interval=0.01)
 
     def stop(self, timeout: float = 15) -> float:

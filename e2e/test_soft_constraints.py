@@ -1,6 +1,7 @@
 """Wishes that need not be met: preferred affinity, a spread that may be violated, and kube-scheduler's own scores."""
 
 import contextlib
+import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
@@ -100,12 +101,15 @@ def each_binding_audited(sandbox, count):
     found, on_node = [], defaultdict(dict)
 
     def follow():
-        for _, item in sandbox.kube.watch(path_of("Pod", sandbox.namespace), version, 150):
-            if node := item.get("spec", {}).get("nodeName"):
-                on_node[node][item["metadata"]["name"]] = item
-                found.extend(audit.violations([nodes[node]], on_node[node].values())[0])
-                if sum(map(len, on_node.values())) == count:
-                    return
+        seen, deadline = version, time.monotonic() + 150
+        while (left := deadline - time.monotonic()) > 0:  # the API server ends the watch of a client that is too slow
+            for _, item in sandbox.kube.watch(path_of("Pod", sandbox.namespace), seen, left):
+                seen = item["metadata"]["resourceVersion"]
+                if node := item.get("spec", {}).get("nodeName"):
+                    on_node[node][item["metadata"]["name"]] = item
+                    found.extend(audit.violations([nodes[node]], on_node[node].values())[0])
+                    if sum(map(len, on_node.values())) == count:
+                        return
         found.append(f"{count} pods have not been seen bound")
 
     with ThreadPoolExecutor(1) as pool:
