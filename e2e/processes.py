@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from e2e.eventually import eventually
@@ -138,28 +138,33 @@ class Program:
                 os.kill(self.pid, number)
 
     def pause(self) -> None:
-        """Suspends it and its children, as when a machine is, and waits until they are: connections stay open, nothing
-        is answered."""
-        self._signal_all(signal.SIGSTOP)
+        """Suspends it (SIGSTOP), and waits until it is: connections stay open, nothing is answered. Its children go on.
+        """
+        self.signal(signal.SIGSTOP)
         eventually(self._is_suspended, f"{self.name} (pid {self.pid}) is suspended", timeout=10, interval=0.01)
 
     def _is_suspended(self) -> bool:
-        states = [thread_states(pid) for pid in self._processes()]
-        return bool(states) and all("T" in of_process and of_process <= set("TZX") for of_process in states)
+        states = thread_states(self.pid) if self.pid is not None else set()
+        return "T" in states and states <= set("TZX")
 
     def resume(self) -> None:
-        self._signal_all(signal.SIGCONT)
+        self.signal(signal.SIGCONT)
 
-    def _signal_all(self, number: int) -> None:
-        for pid in self._processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    def _processes(self) -> list[int]:
-        """Returns its process and the children, which have the same session; only the process if it was adopted."""
-        if self.pid is None or not self.running():
-            return []
-        return [self.pid] if self._child is None else group_members(self.pid)
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Suspends it and its children meanwhile, as when a machine is suspended. Not for nsenter: it suspends itself
+        again when it sees that its child was."""
+        self.pause()
+        children = [pid for pid in group_members(self.pid or 0) if pid != self.pid]
+        for pid in children:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+            self.resume()
 
     def kill(self) -> None:
         """Kills it and its children, as when a container is killed, and waits until they have ended."""

@@ -243,12 +243,11 @@ def test_a_leader_that_was_suspended_evicts_nobody_else(two_nodes, scheduler):
     with second_replica(scheduler) as standby:
         sandbox.create(of("high", "p"))
         victim, = eventually(lambda: ending(sandbox), "a victim is deleted")
-        scheduler.program.pause()
-        scheduler.cluster.components["kube-scheduler"].kill()
-        redirect_webhook(scheduler.cluster.kube, scheduler.certificates, standby.port)
-        sandbox.create(of("low", "waits", 1000))
-        sandbox.refusal("waits", timeout=90)
-        scheduler.program.resume()
+        with scheduler.program.suspended():
+            scheduler.cluster.components["kube-scheduler"].kill()
+            redirect_webhook(scheduler.cluster.kube, scheduler.certificates, standby.port)
+            sandbox.create(of("low", "waits", 1000))
+            sandbox.refusal("waits", timeout=90)
         release(sandbox, victim)
         node_of(sandbox, "p", timeout=60)
         assert ending(sandbox) == set()
