@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from urllib.parse import quote
-
 import msgspec
 
 from hami.codec.documents import decode
@@ -36,10 +33,11 @@ class _PodGroup(msgspec.Struct):
 _POD_GROUP = msgspec.json.Decoder(_PodGroup)
 
 
-def pod_group_paths(pod: Pod) -> Iterator[str]:
-    """Yields the paths at which the PodGroup of *pod* may be, most likely first; none without a group."""
-    for api in (_APIS if pod.labels.get(GROUP_LABEL) != pod.group else _APIS[::-1]) if pod.group else ():
-        yield f"{api}/namespaces/{pod.ref.namespace}/podgroups/{quote(pod.group, safe='')}"
+def pod_group_apis(pod: Pod) -> tuple[str, ...]:
+    """Returns the paths of the APIs of which the PodGroup of *pod* may be, most likely first; none without a group."""
+    if not pod.group:
+        return ()
+    return _APIS if pod.labels.get(GROUP_LABEL) != pod.group else _APIS[::-1]
 
 
 def parse_gang_size(data: bytes) -> int | None:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
 from hami.codec.documents import decode
-from hami.codec.gangs import parse_gang_size, pod_group_paths
+from hami.codec.gangs import parse_gang_size, pod_group_apis
 from hami.codec.keys import CORDON, LOCK_FREE, NODE_LOCK, is_scheduler_owned
 from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
 from hami.codec.pods import parse_pod
@@ -147,7 +148,8 @@ class Reader:
     def gang_size(self, pod: Pod) -> int | None:
         """Returns how many pods of the group of *pod* are placed together: of a PodGroup of Kubernetes, or of the
         coscheduling plugin. ``None`` if there is none that says so, or, with a note, if it may not be read."""
-        for path in pod_group_paths(pod):
+        for api in pod_group_apis(pod):
+            path = f"{api}/namespaces/{pod.ref.namespace}/podgroups/{quote(pod.group, safe='')}"
             try:
                 return parse_gang_size(self._get("podgroups", path, pod.ref.namespace))
             except NotFound:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from hami.codec.gangs import parse_gang_size, pod_group_paths
+from hami.codec.gangs import parse_gang_size, pod_group_apis
 from hami.codec.objects import parse_disruption_budget, parse_node
 from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED, parse_node_pod, parse_pod
 from hami.codec.times import render_time
@@ -174,7 +174,8 @@ class Cluster:
     def gang_size(self, pod: Pod) -> int | None:
         """Returns how many pods of the group of *pod* are placed together; ``None`` if nothing says so. Raises also:
         MalformedInput."""
-        for path in pod_group_paths(pod):
+        for api in pod_group_apis(pod):
+            path = f"{api}/namespaces/{pod.ref.namespace}/podgroups/{quote(pod.group, safe='')}"
             with contextlib.suppress(NotFound):
                 return parse_gang_size(self._read("GET", path))
         return None
