@@ -15,6 +15,7 @@ import msgspec
 
 from hami.codec.affinity import Affinity, is_cross_namespace, node_preferences, prefers_pods
 from hami.codec.documents import decode
+from hami.codec.keys import PREEMPTING
 from hami.codec.objects import Metadata, quantities
 from hami.codec.scopes import ResourceRequirements, is_best_effort, make_scope
 from hami.errors import MalformedInput
@@ -227,6 +228,12 @@ def _preemption(status: _Status) -> PodCondition | None:
     conditions = _part("pod conditions", _CONDITIONS, status.conditions) or ()
     return next((condition for condition in conditions if condition.type == DISRUPTION_TARGET
                  and condition.status == "True" and condition.reason == PREEMPTED), None)
+
+
+def preempting_on(pod: Pod) -> str:
+    """Returns the node on which others are evicted for *pod*, by the preemptor or by kube-scheduler, which may clear a
+    nomination at any time; empty if there is none."""
+    return pod.annotations.get(PREEMPTING) or pod.nominated_node
 
 
 def render_preempted(uid: str, node: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from hami.codec.keys import PREEMPTING
+from hami.codec.pods import preempting_on
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.tables import counted
 from hami.model import DisruptionBudget, Pod
@@ -42,7 +42,7 @@ def preemption_of(cluster: InspectedCluster, view: View, pod: Pod,
     """
     if not is_possible(view, pod):
         return None
-    node = pod.annotations.get(PREEMPTING) or pod.nominated_node  # kube-scheduler may clear a nomination
+    node = preempting_on(pod)
     ending = [record.ref.uid for booking in view.bookings_on(node)
               if booking.priority < pod.priority and (record := view.facts.pods.get(booking.uid)) is not None
               and (record.preempted or record.ends_by) and record.preemptor in ("", pod.ref.uid)]

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import msgspec
 
 from hami.codec.documents import decode
-from hami.codec.gangs import parse_gang_size, pod_group_apis
 from hami.codec.keys import CORDON, LOCK_FREE, NODE_LOCK, is_scheduler_owned
 from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
 from hami.codec.pods import parse_pod
@@ -23,6 +21,7 @@ from hami.inspect.installation import (
     parse_scheduler, parse_warning_policy,
 )
 from hami.inspect.manifests import TEMPLATE_KINDS, PriorityClass
+from hami.kube.gangs import read_gang_size
 from hami.kube.pages import ObjectMeta, Requester, parse_meta, read_list
 from hami.model import DisruptionBudget, Node, Pod, PodRef, QuotaLimits
 from hami.runtime.clock import utc_now
@@ -146,18 +145,13 @@ class Reader:
             return None
 
     def gang_size(self, pod: Pod) -> int | None:
-        """Returns how many pods of the group of *pod* are placed together: of a PodGroup of Kubernetes, or of the
-        coscheduling plugin. ``None`` if there is none that says so, or, with a note, if it may not be read."""
-        for api in pod_group_apis(pod):
-            path = f"{api}/namespaces/{pod.ref.namespace}/podgroups/{quote(pod.group, safe='')}"
-            try:
-                return parse_gang_size(self._get("podgroups", path, pod.ref.namespace))
-            except NotFound:
-                continue
-            except HamiError as error:
-                self.note(str(error))
-                return None
-        return None
+        """Returns how many pods of the gang of *pod* are placed together; ``None`` if nothing says so, or, with a note,
+        if that may not be read."""
+        try:
+            return read_gang_size(lambda path: self._get("podgroups", path, pod.ref.namespace), pod)
+        except HamiError as error:
+            self.note(str(error))
+            return None
 
     def budgets(self) -> tuple[DisruptionBudget, ...]:
         """Returns the PodDisruptionBudgets of the cluster; none, with a note, if they cannot be listed."""

@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from hami.codec.gangs import parse_gang_size, pod_group_apis
 from hami.codec.objects import parse_disruption_budget, parse_node
 from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED, parse_node_pod, parse_pod
 from hami.codec.times import render_time
@@ -25,6 +24,7 @@ from hami.codec.trust import (
 )
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
 from hami.kube.api import JSON, MERGE_PATCH, STRATEGIC_MERGE_PATCH, Api, is_disconnect, is_unsent
+from hami.kube.gangs import read_gang_size
 from hami.kube.pages import parse_page
 from hami.kube.retry import brief_retry
 from hami.model import DisruptionBudget, Node, Pod, PodRef
@@ -172,13 +172,9 @@ class Cluster:
         return [parse_disruption_budget(item) for item in parse_page("poddisruptionbudgets", data).items or ()]
 
     def gang_size(self, pod: Pod) -> int | None:
-        """Returns how many pods of the group of *pod* are placed together; ``None`` if nothing says so. Raises also:
+        """Returns how many pods of the gang of *pod* are placed together; ``None`` if nothing says so. Raises also:
         MalformedInput."""
-        for api in pod_group_apis(pod):
-            path = f"{api}/namespaces/{pod.ref.namespace}/podgroups/{quote(pod.group, safe='')}"
-            with contextlib.suppress(NotFound):
-                return parse_gang_size(self._read("GET", path))
-        return None
+        return read_gang_size(lambda path: self._read("GET", path), pod)
 
     def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """Creates a core/v1 Event. Raises: Conflict if its name exists, NotFound if the namespace does not."""

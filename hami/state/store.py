@@ -16,7 +16,7 @@ from functools import partial
 
 import msgspec
 
-from hami.codec.keys import PREEMPTING
+from hami.codec.pods import preempting_on
 from hami.errors import MalformedInput
 from hami.model import Budget, NodePolicy, Pod, PodRef, PodScope
 from hami.scheduling.node_order import NodeOrder, node_order_of
@@ -347,7 +347,7 @@ class Store:
             taken, preempted = self._holds.victims(), self.pods.preempted()
             found = list[tuple[Pod, str, list[PodRecord]]]()
             for pod in sorted(self.pods.waiting(), key=lambda pod: (-pod.priority, pod.created, pod.ref.uid)):
-                node = pod.annotations.get(PREEMPTING) or pod.nominated_node
+                node = preempting_on(pod)
                 if node and pod.ref.uid not in self.reservations and self._holds.get(pod.ref.uid) is None:
                     found.append((pod, node, [
                         record for record in preempted if record.node == node and record.priority < pod.priority

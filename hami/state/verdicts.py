@@ -37,7 +37,7 @@ MAX_PREFERENCES = 64  # preferred node affinities whose weights are remembered
 ABOVE_SCORES = 1_000.0  # the least weight counts more than any difference of scores
 MAX_EXACT = 64  # excluded nodes that are evaluated for their reasons, if columns do not tell them exactly
 MAX_EXPLAINED = 8  # refused nodes whose explanations are remembered for a request: those that are named are three
-MAX_DEVICES = 16  # of such a node
+MAX_EXPLAINED_DEVICES = 16  # of such a node
 NO_QUOTA = QuotaCheck()
 
 
@@ -219,7 +219,7 @@ class _RequestVerdicts:
             return node
         name = self._table.names[row]
         node = explain_node(name, self._table.usages(name), refusal)
-        if not refusal.budgets and (node is None or len(node.devices) <= MAX_DEVICES):
+        if not refusal.budgets and (node is None or len(node.devices) <= MAX_EXPLAINED_DEVICES):
             if len(self._explained) == MAX_EXPLAINED:
                 self._explained.clear()
             self._explained[row] = version, node

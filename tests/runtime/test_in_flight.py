@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from hami.runtime.in_flight import InFlight
 
 
@@ -28,8 +30,6 @@ def test_it_waits_until_the_last_request_has_ended():
 
 def test_a_request_that_fails_is_counted_no_longer():
     in_flight = InFlight()
-    try:
-        with in_flight.request():
-            raise ValueError
-    except ValueError:
-        assert in_flight.wait_idle(0)
+    with pytest.raises(ValueError, match="failed"), in_flight.request():
+        raise ValueError("failed")
+    assert in_flight.wait_idle(0)

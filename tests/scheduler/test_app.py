@@ -76,14 +76,17 @@ VETO = {"NodeNameToMetaVictims": {}}
 
 # filter and bind
 
-@pytest.mark.parametrize("path", ["/filter", "/prioritize", "/preempt"])
-def test_what_kube_scheduler_waits_for_is_in_flight(web, monkeypatch, path):
-    idle = []
-    for handler in (web.replica.node_filter, web.replica.preemption_filter):
-        for name in ("filter", "prioritize"):
-            if (method := getattr(handler, name, None)) is not None:
-                monkeypatch.setattr(handler, name, lambda *args, act=method: (
-                    idle.append(web.replica.verbs.in_flight.wait_idle(0)), act(*args))[1])
+@pytest.mark.parametrize(("path", "handler", "method"), [
+    ("/filter", "node_filter", "filter"), ("/prioritize", "node_filter", "prioritize"),
+    ("/preempt", "preemption_filter", "filter")])
+def test_what_kube_scheduler_waits_for_is_in_flight(web, monkeypatch, path, handler, method):
+    idle, act = [], getattr(getattr(web.replica, handler), method)
+
+    def observed(*args):
+        idle.append(web.replica.verbs.in_flight.wait_idle(0))
+        return act(*args)
+
+    monkeypatch.setattr(getattr(web.replica, handler), method, observed)
     web.post(path, BODIES[path])
     assert idle == [False] and web.replica.verbs.in_flight.wait_idle(0)
 

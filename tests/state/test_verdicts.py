@@ -214,7 +214,7 @@ def test_the_closest_nodes_lack_the_least(rng):
     """The order is that of the devices as they are described: the columns only find it sooner."""
     mirror = Mirror.filled(rng, 6)
     asked, verdicts = some_pod_request(rng, 1), Verdicts(mirror.table)
-    verdicts.closest(verdicts.refuse(asked, mirror.names, verdicts.rows(mirror.names)))  # which remembers much
+    verdicts.closest(verdicts.refuse(asked, mirror.names, verdicts.rows(mirror.names)))  # fills what is remembered
     for _ in range(3):
         mirror.change(rng)
     refusal = verdicts.refuse(asked, mirror.names, verdicts.rows(mirror.names))

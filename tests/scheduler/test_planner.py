@@ -1,0 +1,33 @@
+"""What the planner keeps of pods and gangs is bounded."""
+
+from hami.runtime.in_flight import InFlight
+from hami.scheduler.planner import MAX_KEPT, SIZES_S, PreemptionPlanner
+from hami.scheduler.settings import Settings
+from tests.builders import pod
+from tests.fake_cluster import FakeCluster
+from tests.world import Clock
+
+
+def planner_of(cluster, clock):
+    return PreemptionPlanner(cluster, Settings(), InFlight(), clock=clock, now=clock.now)
+
+
+def test_the_sizes_of_many_gangs_are_not_all_kept():
+    cluster, clock = FakeCluster(), Clock()
+    planner = planner_of(cluster, clock)
+    gangs = [pod(name=f"p{number}", group=f"gang-{number}") for number in range(MAX_KEPT + 1)]
+    cluster.gang_sizes["default", "gang-0"] = 3
+    assert [planner.gang_size(gangs[0]) for _ in range(2)] == [3, 3] and len(cluster.calls) == 1
+    for gang in gangs[1:]:
+        assert planner.gang_size(gang) is None
+    assert planner.gang_size(gangs[-1]) is None and len(cluster.calls) == MAX_KEPT + 1
+    assert planner.gang_size(gangs[0]) == 3 and len(cluster.calls) == MAX_KEPT + 2
+    clock.seconds += SIZES_S
+    assert planner.gang_size(gangs[-1]) is None and len(cluster.calls) == MAX_KEPT + 3
+
+
+def test_of_many_pods_that_are_left_to_kube_scheduler_the_latest_are_known():
+    planner = planner_of(FakeCluster(), Clock())
+    for number in range(MAX_KEPT + 1):
+        planner.leave_to_kube_scheduler(f"uid-{number}")
+    assert [planner.is_left_to_kube_scheduler(f"uid-{number}") for number in (0, 1, MAX_KEPT)] == [False, True, True]
