@@ -155,7 +155,8 @@ class Program:
         """Suspends it and its children meanwhile, as when a machine is suspended. Not for nsenter: it suspends itself
         again when it sees that its child was."""
         self.pause()
-        children = [pid for pid in group_members(self.pid or 0) if pid != self.pid]
+        assert self.pid is not None, "it runs"
+        children = [pid for pid in group_members(self.pid) if pid != self.pid]
         for pid in children:
             os.kill(pid, signal.SIGSTOP)
         try:
@@ -176,8 +177,8 @@ class Program:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)  # the leader of its own session
         self.wait_end(10)
-        group = self._child.pid  # the kernel takes its time to end the namespaces of a node with containers
-        eventually(lambda: not group_members(group), f"the children of {self.name} have ended", timeout=60,
+        group = self._child.pid
+        eventually(lambda: not group_members(group), f"the children of {self.name} have ended", timeout=10,
                    interval=0.01)
 
     def stop(self, timeout: float = 15) -> float:

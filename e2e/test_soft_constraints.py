@@ -100,16 +100,20 @@ def each_binding_audited(sandbox, count):
     nodes = {item["metadata"]["name"]: item for item in sandbox.kube.list("Node")}
     found, on_node = [], defaultdict(dict)
 
-    def follow():
+    def changes():
         seen, deadline = version, time.monotonic() + 150
-        while (left := deadline - time.monotonic()) > 0:  # the API server ends the watch of a client that is too slow
+        while (left := deadline - time.monotonic()) > 0:  # the server may end a watch before
             for _, item in sandbox.kube.watch(path_of("Pod", sandbox.namespace), seen, left):
                 seen = item["metadata"]["resourceVersion"]
-                if node := item.get("spec", {}).get("nodeName"):
-                    on_node[node][item["metadata"]["name"]] = item
-                    found.extend(audit.violations([nodes[node]], on_node[node].values())[0])
-                    if sum(map(len, on_node.values())) == count:
-                        return
+                yield item
+
+    def follow():
+        for item in changes():
+            if node := item.get("spec", {}).get("nodeName"):
+                on_node[node][item["metadata"]["name"]] = item
+                found.extend(audit.violations([nodes[node]], on_node[node].values())[0])
+                if sum(map(len, on_node.values())) == count:
+                    return
         found.append(f"{count} pods have not been seen bound")
 
     with ThreadPoolExecutor(1) as pool:
