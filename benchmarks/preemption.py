@@ -38,6 +38,7 @@ LATE_S = 3.0
 KEPT = "benchmarks/kept"
 LOW, HIGH = 100, 1000
 PLAN_S = 1.0
+"""Seconds between two pods that need a plan."""
 BESIDE = 4000
 """Filters beside plans."""
 FLEET = 1000
@@ -147,16 +148,17 @@ def beside_rows(run: Run) -> Iterator[Row]:
                   met=others.latency.p99 <= 5 and plans > 1, figures=others.figures() | {"plans": plans},
                   compared=remarks(ratio(others.latency.p99, quiet.latency.p99, f"without ({quiet.latency})"),
                                    "stub API server"))
-        figures = []
-        for refused in (hopeless, urgent):
+
+        def beside(refused: str) -> Filters:
             with other_clients(replica, "/filter", REFUSED, body=refused, memory=fleet.MEMORY, vary=True):
-                figures.append(Filters.measured(replica, body))
-        before_them, others = figures
+                return Filters.measured(replica, body)
+
+        plain, others = beside(hopeless), beside(urgent)
         yield Row(group="preemption",
                   what=f"/filter p50 / p99 beside refusals of urgent pods without end, {FLEET:,} × 8",
                   measured=str(others.latency), figures=others.figures(),
-                  compared=remarks(ratio(others.latency.p99, before_them.latency.p99,
-                                         f"beside those of other pods ({before_them.latency})"), "stub API server"))
+                  compared=remarks(ratio(others.latency.p99, plain.latency.p99,
+                                         f"beside those of other pods ({plain.latency})"), "stub API server"))
 
 
 def planned(replica: Replica) -> int:
