@@ -20,6 +20,7 @@ from e2e.scheduler import (
     EXTENDER, NAMESPACE, Certificates, Scheduler, kube_scheduler_kubeconfig, lease_holder, redirect_webhook,
     second_replica,
 )
+from hami.codec.pods import GROUP_LABEL
 
 LOCK = "hami.io/mutex.lock"
 Object = dict[str, Any]
@@ -84,7 +85,8 @@ def test_both_programs_use_every_right_that_they_have_and_miss_none(sandbox: San
     sandbox.kube.wait("Pod", lambda pods: pods[itself]["metadata"]["labels"].get("hami.io/scheduler-role") == "leader",
                       "kube-system", what="labels the pod that leads")
     with priority_class(sandbox) as priority:
-        urgent = pod("urgent", gpu=1, gpumem=80_000)
+        # its group is looked for among those of Kubernetes and of the coscheduling plugin
+        urgent = pod("urgent", gpu=1, gpumem=80_000, labels={GROUP_LABEL: "alone"})
         urgent["spec"]["priorityClassName"] = priority
         sandbox.create(urgent)
         sandbox.kube.wait("Pod", lambda pods: pods["urgent"]["spec"].get("nodeName"), sandbox.namespace, timeout=60,
