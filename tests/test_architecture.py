@@ -47,7 +47,7 @@ MAX_PARAMETERS = 8
 REASSIGNED = {  # objects of libraries that are configured by assignment
     "hami/kube/api.py": {"configuration.connection_pool_maxsize", "configuration.refresh_api_key_hook",
                          "configuration.socket_options"},
-    "hami/scheduler/app.py": {"flask.request.max_content_length"},
+    "hami/scheduler/app.py": {"app.wsgi_app"},
     "hami/web/server.py": {"logger.propagate", "gthread.DEFAULT_WORKER_DATA_TIMEOUT"},
     "hami/web/tls.py": {"context.minimum_version", "context.verify_mode"},
 }

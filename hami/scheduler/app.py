@@ -2,6 +2,8 @@
 
 The answer to a verb has status 200 and a well-formed body: kube-scheduler and the API server read the outcome from the
 body. Only where the body of the request could not be read, the status says so too.
+
+Each pod takes up to three verbs, so they are answered before Flask, which serves the rest.
 """
 
 from __future__ import annotations
@@ -11,13 +13,16 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import flask
 import msgspec
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from werkzeug.wsgi import get_content_length, get_input_stream
 
 from hami import __version__
 from hami.codec import admission, extender
@@ -44,6 +49,8 @@ RESERVED_THREADS = 64  # threads that binds leave to other requests; half of the
 LOGGED = 1000  # characters of a reason, which may quote the pod
 START_TIMEOUT_S = 5.0  # a filter waits for this long until the caches are filled
 JSON = "application/json"
+_STRANGER = extender.render_bind("extender verbs are served on --extender-bind-address, elsewhere to clients with a "
+                                 "certificate of --client-ca-file")
 
 Observe = Callable[[str, str, float], None]
 IsStarted = Callable[[float], bool]
@@ -51,6 +58,8 @@ Act = Callable[[bytes], tuple[bytes, str]]
 """Returns the answer to a body, and the outcome. Raises: HamiError."""
 Refuse = Callable[[str, int], bytes]
 """Returns the answer to a body that cannot be read or acted on, given a text and an HTTP status."""
+Answer = Callable[[WSGIEnvironment], tuple[bytes, int]]
+"""Returns the JSON that answers a request, and its HTTP status. Raises nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +88,51 @@ def create_app(verbs: Verbs, is_started: IsStarted, unready_reason: Callable[[],
     and retried by kube-scheduler.
     """
     app = flask.Flask(__name__, static_folder=None)
-    _add_webhook(app, verbs.admitter, observe)
-    app.register_blueprint(_extender(verbs, is_started, observe, max(1, threads - RESERVED_THREADS, threads // 2)))
+    _add_reservations(app, verbs.reservation)
     _add_health(app, is_started, unready_reason, hung_reason)
     app.register_error_handler(Exception, _answer_error)
+    most_binds = max(1, threads - RESERVED_THREADS, threads // 2)
+    app.wsgi_app = _Verbs(app.wsgi_app, {  # type: ignore[method-assign]
+        "/webhook": partial(_webhook, verbs.admitter, observe), **_extender(verbs, is_started, observe, most_binds)})
     return app
 
 
-def _add_webhook(app: flask.Flask, admitter: Admitter, observe: Observe) -> None:
-    @app.post("/webhook")
-    def webhook() -> flask.Response:
-        """Mutating admission of pods."""
-        review: Review | None = None
+class _Verbs:
+    """A WSGI application that answers POST requests by their paths. *app* serves all other paths."""
 
-        def act(body: bytes) -> tuple[bytes, str]:
-            nonlocal review
-            if problem := _content_problem() or ("" if body else "request body is empty"):
-                raise MalformedInput("body", "", problem, message=problem)
-            review = admission.parse_review(body)
-            return _admit(admitter, review)
+    def __init__(self, app: WSGIApplication, answers: Mapping[str, Answer]) -> None:
+        self._app = app
+        self._answers = answers
 
-        return _verb("webhook", WEBHOOK_LIMIT, act, lambda text, code: admission.render_denied(review, code, text),
-                     observe)
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        answer = self._answers.get(environ["PATH_INFO"])
+        if answer is None:
+            return self._app(environ, start_response)
+        if environ["REQUEST_METHOD"] != "POST":
+            refusal = _text("Method Not Allowed", 405)
+            refusal.headers["Allow"] = "POST"
+            return refusal(environ, start_response)
+        body, status = answer(environ)
+        start_response(f"{status} {HTTPStatus(status).phrase}",
+                       [("Content-Type", JSON), ("Content-Length", str(len(body)))])
+        return (body,)
+
+
+def _webhook(admitter: Admitter, observe: Observe, environ: WSGIEnvironment) -> tuple[bytes, int]:
+    """Mutating admission of pods."""
+    review: Review | None = None
+
+    def act(body: bytes) -> tuple[bytes, str]:
+        nonlocal review
+        given = environ.get("CONTENT_TYPE", "")
+        problem = f"contentType={given}, expected {JSON}" if given != JSON else "" if body else "request body is empty"
+        if problem:
+            raise MalformedInput("body", "", problem, message=problem)
+        review = admission.parse_review(body)
+        return _admit(admitter, review)
+
+    return _verb("webhook", WEBHOOK_LIMIT, act, lambda text, code: admission.render_denied(review, code, text),
+                 observe, environ)
 
 
 def _admit(admitter: Admitter, review: Review) -> tuple[bytes, str]:
@@ -111,17 +143,8 @@ def _admit(admitter: Admitter, review: Review) -> tuple[bytes, str]:
     return admission.render_allowed(review, verdict.pod, verdict.message), "ok"
 
 
-def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds: int) -> flask.Blueprint:
-    blueprint = flask.Blueprint("extender", __name__)
-    binds = threading.BoundedSemaphore(most_binds)
-
-    @blueprint.before_request
-    def only_the_scheduler() -> flask.Response | None:
-        if client_is_trusted(flask.request.environ):
-            return None
-        return _json(extender.render_bind("extender verbs are served on --extender-bind-address, elsewhere to clients "
-                                          "with a certificate of --client-ca-file"), 403)
-
+def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds: int) -> dict[str, Answer]:
+    """Returns the answers to kube-scheduler by their paths. At most *most_binds* binds wait or write at a time."""
     def counted(act: Act) -> Act:
         """Returns *act*, counted as in flight: kube-scheduler places no other pod meanwhile."""
         def act_and_count(body: bytes) -> tuple[bytes, str]:
@@ -129,29 +152,35 @@ def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds:
                 return act(body)
         return act_and_count
 
-    endpoints: Mapping[str, tuple[int, Act, Refuse]] = {
+    binds = threading.BoundedSemaphore(most_binds)
+    ways: Mapping[str, tuple[int, Act, Refuse]] = {
         "filter": (FILTER_LIMIT, counted(partial(_filter, verbs.node_filter, is_started)), _refuse_filter),
         "prioritize": (FILTER_LIMIT, counted(partial(_prioritize, verbs.node_filter)), _abstain),
         "simulate": (FILTER_LIMIT, partial(_simulate, verbs.node_filter, is_started), _refuse_filter),
         "preempt": (PREEMPT_LIMIT, counted(partial(_preempt, verbs.preemption_filter)), _veto),
         "bind": (BIND_LIMIT, partial(_bind, verbs.binder, binds), lambda text, code: extender.render_bind(text)),
     }
-    for name, endpoint in endpoints.items():
-        blueprint.add_url_rule(f"/{name}", name, partial(_verb, name, *endpoint, observe), methods=["POST"])
 
-    @blueprint.get("/reservations/<uid>")
+    def answer(name: str, environ: WSGIEnvironment) -> tuple[bytes, int]:
+        return _verb(name, *ways[name], observe, environ) if client_is_trusted(environ) else (_STRANGER, 403)
+
+    return {f"/{name}": partial(answer, name) for name in ways}
+
+
+def _add_reservations(app: flask.Flask, reservation: Callable[[str], Reservation | None]) -> None:
+    @app.get("/reservations/<uid>")
     def reserved(uid: str) -> flask.Response:
         """Shows what the pod's Binding will carry."""
-        reservation = verbs.reservation(uid)
-        if reservation is None:
+        if not client_is_trusted(flask.request.environ):
+            return _json(_STRANGER, 403)
+        if (found := reservation(uid)) is None:
             return _json(b'{"error":"nothing is reserved for this uid"}', 404)
-        return _json(msgspec.json.encode({"node": reservation.node, "annotations": reservation.annotations,
-                                          "labels": reservation.labels}))
-
-    return blueprint
+        return _json(msgspec.json.encode({"node": found.node, "annotations": found.annotations,
+                                          "labels": found.labels}))
 
 
-def _verb(name: str, limit: int, act: Act, refuse: Refuse, observe: Observe) -> flask.Response:
+def _verb(name: str, limit: int, act: Act, refuse: Refuse, observe: Observe,
+          environ: WSGIEnvironment) -> tuple[bytes, int]:
     """Answers with what *act* makes of the body, or with *refuse* of an error's text and HTTP status.
 
     The status of the response is 200 unless the body could not be read.
@@ -159,7 +188,7 @@ def _verb(name: str, limit: int, act: Act, refuse: Refuse, observe: Observe) -> 
     begun = time.monotonic()
     outcome, status = "error", 200
     try:
-        answer, outcome = act(_body(limit))
+        answer, outcome = act(_body(environ, limit))
     except RequestEntityTooLarge:
         answer = refuse(f"request body is larger than {limit} bytes", 413)
     except HTTPException as error:  # the body does not arrive, or there is no memory for it
@@ -171,7 +200,7 @@ def _verb(name: str, limit: int, act: Act, refuse: Refuse, observe: Observe) -> 
         log.exception("verb failed", extra={"verb": name})
         answer = refuse("internal error, see the scheduler's log", 500)
     observe(name, outcome, time.monotonic() - begun)
-    return _json(answer, status)
+    return answer, status
 
 
 def _filter(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tuple[bytes, str]:
@@ -275,21 +304,17 @@ def _answer_error(error: Exception) -> flask.Response:
     return _text("internal error, see the scheduler's log", 500)
 
 
-def _body(limit: int) -> bytes:
+def _body(environ: WSGIEnvironment, limit: int) -> bytes:
     """Reads the body without ever holding it twice. Raises: HTTPException."""
-    length = flask.request.content_length or 0
+    length = get_content_length(environ) or 0
     if length > limit:
         raise RequestEntityTooLarge
-    flask.request.max_content_length = limit + 1  # for a body without a length: its stream fails after so many bytes
+    # of a body without a length, the stream fails after so many bytes
+    stream = get_input_stream(environ, max_content_length=limit + 1)
     body = io.BytesIO()
     # a buffer of this size is allocated for each read
-    shutil.copyfileobj(flask.request.stream, body, min(length or PIECE, PIECE))
+    shutil.copyfileobj(stream, body, min(length or PIECE, PIECE))
     return body.getvalue()
-
-
-def _content_problem() -> str:
-    given = flask.request.headers.get("Content-Type", "")
-    return "" if given == JSON else f"contentType={given}, expected {JSON}"
 
 
 def _json(body: bytes, status: int = 200) -> flask.Response:
