@@ -50,6 +50,26 @@ def parse_quantity(text: str) -> Fraction:
     return -value if found["sign"] == "-" else value
 
 
+def render_mib(mib: int) -> str:
+    """Returns *mib* MiB as the API server writes it: ``3000Mi``, ``80Gi``. Source: Quantity.CanonicalizeBytes."""
+    return _render(mib, 1024, ("Mi", "Gi", "Ti", "Pi", "Ei"))
+
+
+def render_milli(thousandths: int) -> str:
+    """Returns *thousandths* as the API server writes them: ``6666m``, ``10``. For less than ``1k``."""
+    return _render(thousandths, 1000, ("m", ""))
+
+
+def _render(value: int, step: int, suffixes: tuple[str, ...]) -> str:
+    """Returns *value* with the last of *suffixes* that needs no fraction."""
+    suffix, *others = suffixes
+    for other in others:
+        if value % step or not value:
+            break
+        value, suffix = value // step, other
+    return f"{value}{suffix}" if value else "0"
+
+
 def strict_integer(text: str) -> int | None:
     """Returns the value of a quantity that is written as an integer; ``None`` for any other text.
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hami.errors import MalformedInput
-from hami.quantity import parse_integer, parse_quantity, rounded_up, strict_integer
+from hami.quantity import MIB, parse_integer, parse_quantity, render_mib, render_milli, rounded_up, strict_integer
 
 
 @pytest.mark.parametrize("text, value", [
@@ -72,3 +72,20 @@ def test_anything_is_a_quantity_or_malformed(text):
 ])
 def test_go_integers(text, bits, value):
     assert parse_integer(text, bits) == value
+
+
+@pytest.mark.parametrize("mib, text", [
+    (0, "0"), (1, "1Mi"), (3000, "3000Mi"), (1024, "1Gi"), (81920, "80Gi"), (2**20, "1Ti"), (3 * 2**40, "3Ei")])
+def test_memory_is_written_with_the_largest_unit_that_needs_no_fraction(mib, text):
+    assert render_mib(mib) == text
+
+
+@pytest.mark.parametrize("thousandths, text", [(0, "0"), (1, "1m"), (6666, "6666m"), (10_000, "10"), (100_000, "100")])
+def test_thousandths(thousandths, text):
+    assert render_milli(thousandths) == text
+
+
+@given(st.integers(0, 2**40))
+def test_what_is_written_is_read_again(number):
+    assert parse_quantity(render_mib(number)) == number * MIB
+    assert parse_quantity(render_milli(number)) == Fraction(number, 1000)

@@ -204,6 +204,9 @@ def _fault(value: Any, type: Any, message: str) -> tuple[str, object, str]:
 
 
 def _description(type: Any) -> str:
+    others = [alternative for alternative in get_args(type) if alternative is not NoneType]
+    if get_origin(type) in (Union, UnionType) and len(others) == 1:
+        return _description(others[0])
     metas = get_args(type)[1:] if get_origin(type) is Annotated else ()
     return next((meta.description for meta in metas if getattr(meta, "description", None)), "")
 

@@ -17,6 +17,10 @@ ROOM = "hami.io/room-for-waiting-pods"
 CORDON = "hami.io/device-cordon"
 CAPACITY = "hami.io/node-capacity"  # the names that the device plugin has published in the status of the node
 
+DOOR = "hami.io/door"  # a label of nodes (plugin, dra), and of namespaces and pods (dra, dra-preferred)
+CORDONED_TAINT = "hami.io/cordoned"  # of a card in a ResourceSlice
+UNHEALTHY_TAINT = "hami.io/unhealthy"  # likewise
+
 NODE_POLICY = "hami.io/node-scheduler-policy"
 KUBE_POLICY = "kube"  # a value of NODE_POLICY: kube-scheduler's scores choose the node
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
