@@ -133,7 +133,8 @@ def test_what_the_api_server_adds_is_no_difference():
 
 @pytest.mark.parametrize("devices", [
     param([gpu("GPU-1")], id="another card"), param([gpu(), gpu("GPU-1")], id="a card more"),
-    param([gpu(memory_mib=7)], id="memory"), param([gpu(cordoned=True)], id="cordoned"), param([gpu(index=1)], id="index"),
+    param([gpu(memory_mib=7)], id="memory"), param([gpu(cordoned=True)], id="cordoned"),
+    param([gpu(index=1)], id="index"),
 ])
 def test_any_other_difference_counts(devices):
     (found,) = render_slices("n1", [gpu()])
