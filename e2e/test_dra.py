@@ -1,0 +1,423 @@
+"""Claims for cards: the stock kube-scheduler allocates them from ResourceSlices. No program of HAMi runs here; slices
+and claims are rendered and read by `hami.codec`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from e2e import binaries
+from e2e.accounts import account, wait_permitted
+from e2e.cluster import MANIFESTS, LocalCluster
+from e2e.eventually import eventually
+from e2e.kube import ApiError, Kube, path_of
+from e2e.pods import container, pod
+from e2e.sandbox import Sandbox
+from hami.codec.claims import AllocatedClaim, CorePolicy, parse_claim, render_claim_spec
+from hami.codec.slices import DRIVER, device_name, is_published, parse_card_sizes, pool_name, render_slices
+from hami.errors import MalformedInput
+from hami.model import Device, DevicePolicy, Request, Selector
+from hami.quantity import MIB, parse_quantity
+
+Object = dict[str, Any]
+FIRST = (1, 36)  # the version of Kubernetes that has all of it without feature gates
+pytestmark = pytest.mark.since(*FIRST)
+COMPONENT = MANIFESTS.parent / "components" / "dra"
+FILES = (MANIFESTS / "device-plugin-rbac.yaml", *(COMPONENT / f"{name}.yaml" for name in (
+    "device-class", "rbac", "policies")))
+SYSTEM, PLUGIN = "kube-system", "hami-device-plugin"
+A100, T4 = "NVIDIA A100-SXM4-80GB", "NVIDIA-Tesla T4"
+ANY_CARD, POLICY = Selector(), DevicePolicy(())
+WAITS = "cannot allocate all claims"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """A control plane without HAMi, with kube-scheduler's own profile, and with the objects of the component."""
+    def with_default(config: Object) -> None:
+        config["profiles"] = [{"schedulerName": "default-scheduler"}]
+
+    if (programs := binaries.find()).minor < FIRST:
+        pytest.skip(f"needs Kubernetes 1.36, this is {programs.kube_version}")
+    with LocalCluster.started(adjust=with_default, extender=False, durable=False) as started:
+        for file in FILES:
+            started.kube.apply_yaml(file.read_text())
+        wait_enforced(started.kube)
+        yield started
+        started.kube.close()
+
+
+def wait_enforced(kube: Kube) -> None:
+    """Waits until the API server applies the policies, which it loads a moment after they are created."""
+    kube.create({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {
+        "name": "editor"}, "subjects": [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "editor"}],
+        "roleRef": {"kind": "ClusterRole", "apiGroup": "rbac.authorization.k8s.io", "name": "edit"}})
+    (own,) = render_slices("n0", [card()])
+    claim = template("c", {"devices": {"requests": [{"name": "main", "exactly": {
+        "deviceClassName": DRIVER, "tolerations": [{"operator": "Exists"}]}}]}})
+    for user, group, item in ((f"system:serviceaccount:{SYSTEM}:{PLUGIN}", "system:masters", own),
+                              ("editor", "system:authenticated", claim)):
+        client = kube.impersonating(user, group)
+        eventually(lambda client=client, item=item: is_refused(client, item), "the policy applies")
+        client.close()
+
+
+def is_refused(client: Kube, item: Object) -> bool:
+    """Reports whether a policy refuses *item*, which is not created."""
+    try:
+        client.call("POST", path_of(item["kind"], "default"), item, query={"dryRun": "All"})
+    except ApiError as error:
+        return "ValidatingAdmissionPolicy" in error.message
+    return False
+
+
+@pytest.fixture
+def sandbox(cluster: LocalCluster) -> Iterator[Sandbox]:
+    with Sandbox.opened(cluster.kube, keeps_namespace=True) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def audited(sandbox: Sandbox) -> Iterator[None]:
+    """Checks after each test that no card has given more than it has."""
+    yield
+    limits = {(item["spec"]["pool"]["name"], card["name"]): card["capacity"]
+              for item in slices(sandbox) for card in item["spec"]["devices"]}
+    used: dict[tuple[str, str], Counter[str]] = {}
+    for claim in claims(sandbox):
+        for device in (device for request in claim.requests for device in request.devices):
+            used.setdefault((device.pool, device.device), Counter()).update(
+                memory=device.memory_mib * MIB, cores=device.cores, share=device.share_milli)
+    for card, amounts in used.items():
+        most = {name: parse_quantity(capacity["value"]) for name, capacity in limits[card].items()}
+        assert amounts["memory"] <= most["memory"] and amounts["cores"] <= most["cores"], card
+        assert amounts["share"] <= 1000 * most["share"], card
+
+
+def card(index: int = 0, **fields: Any) -> Device:
+    """A card, by default an A100 of ten slots."""
+    return Device(**{"uuid": f"GPU-{index}", "vendor": "NVIDIA", "model": A100, "slots": 10, "memory_mib": 81_920,
+                     "index": index} | fields)
+
+
+def ask(count: int = 1, **fields: Any) -> Request:
+    """What a container requests, by default 1000 MiB."""
+    amounts = fields if "memory_percent" in fields else {"memory_mib": 1000} | fields
+    return Request(vendor="NVIDIA", count=count, **amounts)
+
+
+def publish(sandbox: Sandbox, **nodes: list[Device]) -> None:
+    """Adds nodes with these cards."""
+    sandbox.add_gpu_nodes({name: () for name in nodes})
+    for name, cards in nodes.items():
+        found = sandbox.node(name)["metadata"]
+        for item in render_slices(found["name"], cards, node_uid=found["uid"]):
+            sandbox.kube.create(item)
+
+
+def slices(sandbox: Sandbox) -> list[Object]:
+    """The slices of the sandbox's nodes as the API server has them."""
+    return [item for item in sandbox.kube.list("ResourceSlice")
+            if item["spec"]["nodeName"].startswith(f"{sandbox.namespace}-")]
+
+
+def create(sandbox: Sandbox, name: str, requests: Mapping[str, Request] | Request, selector: Selector = ANY_CARD,
+           policy: DevicePolicy = POLICY, *, config: list[Object] | None = None) -> None:
+    """Creates a pod with a container for each request, and the template of its claim."""
+    requests = {"main": requests} if isinstance(requests, Request) else requests
+    sizes = {size for item in slices(sandbox) for size in parse_card_sizes(json.dumps(item).encode())}
+    spec = render_claim_spec(requests, selector, policy, sizes)
+    assert isinstance(spec, dict), spec
+    if config:
+        spec["devices"]["config"] = config
+    sandbox.kube.create(template(name, spec), sandbox.namespace)
+    made = pod(name, containers=[{**container(request), "resources": {"claims": [{"name": "hami", "request": request}]}}
+                                 for request in requests])
+    made["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimTemplateName": name}]
+    sandbox.create(made)
+
+
+def template(name: str, spec: Object) -> Object:
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": name},
+            "spec": {"spec": spec}}
+
+
+def claims(sandbox: Sandbox) -> list[AllocatedClaim]:
+    """The claims of the sandbox, as the codec reads them."""
+    return [parse_claim(json.dumps(item).encode()) for item in sandbox.kube.list("ResourceClaim", sandbox.namespace)]
+
+
+def claim_of(sandbox: Sandbox, name: str) -> AllocatedClaim:
+    """The claim of a pod. It names the pod by its uid."""
+    found = sandbox.pod(name)
+    (claim,) = [claim for claim in claims(sandbox) if name in [pod.name for pod in claim.pods]]
+    assert [pod.uid for pod in claim.pods] == [found["metadata"]["uid"]]
+    assert {device.pool for request in claim.requests for device in request.devices} == {
+        pool_name(found["spec"]["nodeName"])}
+    return claim
+
+
+def place(sandbox: Sandbox, name: str, *args: Any, **more: Any) -> list[str]:
+    """Creates a pod, waits until it is bound, and returns its cards, ``node/index`` in the order of its claim."""
+    create(sandbox, name, *args, **more)
+    bound(sandbox, name)
+    node = sandbox.short(sandbox.pod(name)["spec"]["nodeName"])
+    return [f"{node}/{device.device.removeprefix('gpu-')}" for request in claim_of(sandbox, name).requests
+            for device in request.devices]
+
+
+def bound(sandbox: Sandbox, name: str) -> None:
+    sandbox.kube.wait("Pod", lambda pods: pods[name]["spec"].get("nodeName"), sandbox.namespace,
+                      what=f"{name} is bound")
+
+
+def wait_refused(sandbox: Sandbox, name: str) -> None:
+    """Waits until kube-scheduler has said that no node has what the pod asks."""
+    sandbox.event(name, "FailedScheduling", WAITS)
+    assert not sandbox.pod(name)["spec"].get("nodeName")
+
+
+# -- slices
+
+
+def test_the_api_server_keeps_slices_as_they_are_rendered(sandbox: Sandbox) -> None:
+    """Else the device plugin would write them again and again. The server adds the time to taints."""
+    cards = [card(0, slots=1, memory_mib=2), card(1, slots=15, memory_mib=81_921, cores=250), card(2, cores=0),
+             card(3, model="é" * 50, numa=7, slots=316), card(4, cordoned=True, healthy=False), card(5, mode="mps"),
+             card(6, memory_mib=2**31 - 1, slots=2**31 - 1)]
+    publish(sandbox, n0=cards)
+    name = sandbox.node("n0")["metadata"]["name"]
+    (found,) = slices(sandbox)
+    (wanted,) = render_slices(name, cards, pci_bus_ids={"GPU-5": "0000:3b:00.0"}, generation=2)
+    assert [taint["timeAdded"] for taint in found["spec"]["devices"][4]["taints"]]
+    assert is_published(found, render_slices(name, cards)[0]) and not is_published(found, wanted)
+    assert [len(item["spec"]["devices"]) for item in slices(sandbox)] == [7]
+    changed = found | {"spec": wanted["spec"]}
+    assert is_published(sandbox.kube.call("PUT", path_of("ResourceSlice", None, found["metadata"]["name"]), changed),
+                        wanted)
+
+
+def test_a_pool_may_have_several_slices_which_leave_with_their_node(sandbox: Sandbox) -> None:
+    publish(sandbox, n0=[card(index, cordoned=index < 64) for index in range(65)])
+    assert len(slices(sandbox)) == 2
+    assert place(sandbox, "last", ask()) == ["n0/64"]
+    sandbox.delete("last")
+    sandbox.kube.wait("ResourceClaim", lambda found: not found, sandbox.namespace, what="its claim is gone")
+    sandbox.remove_node("n0")
+    eventually(lambda: not slices(sandbox), "they are gone", timeout=60)
+
+
+# -- claims
+
+
+@pytest.mark.parametrize("slots", [1, 3, 10, 15])
+def test_a_card_has_as_many_tenants_as_slots(sandbox: Sandbox, slots: int) -> None:
+    publish(sandbox, n0=[card(slots=slots)])
+    for number in range(slots + 1):
+        create(sandbox, f"p{number}", ask(cores=1))
+    placed = sandbox.bound(slots)
+    (left,) = {f"p{number}" for number in range(slots + 1)} - placed.keys()
+    wait_refused(sandbox, left)
+    assert {device.cores for name in placed for device in claim_of(sandbox, name).requests[0].devices} == {1}
+
+
+def test_a_request_for_all_cores_passes_a_used_card_by_and_keeps_others_away(sandbox: Sandbox) -> None:
+    publish(sandbox, n0=[card(0), card(1)])
+    assert place(sandbox, "first", ask()) == ["n0/0"]
+    assert place(sandbox, "alone", ask(cores=100)) == ["n0/1"]
+    assert place(sandbox, "second", ask()) == ["n0/0"]
+    create(sandbox, "waits", ask(cores=100))
+    wait_refused(sandbox, "waits")
+
+
+def test_memory_and_cores_are_limits(sandbox: Sandbox) -> None:
+    publish(sandbox, n0=[card(0), card(1)])
+    assert place(sandbox, "a", ask(memory_mib=50_000, cores=60)) == ["n0/0"]
+    assert place(sandbox, "memory", ask(memory_mib=50_000)) == ["n0/1"]
+    assert place(sandbox, "cores", ask(cores=60)) == ["n0/1"]
+    assert place(sandbox, "b", ask(memory_mib=31_920, cores=40)) == ["n0/0"]
+    (device,) = claim_of(sandbox, "b").requests[0].devices
+    assert (device.memory_mib, device.cores, device.share_milli) == (31_920, 40, 10_000) and device.share_id
+    create(sandbox, "whole", ask(memory_percent=100))
+    wait_refused(sandbox, "whole")
+
+
+def test_a_percentage_is_of_the_memory_of_the_card(sandbox: Sandbox) -> None:
+    publish(sandbox, a=[card()], t=[card(model=T4, memory_mib=15_360, slots=4)])
+    half = ask(memory_percent=50)
+    assert [place(sandbox, f"p{number}", half) for number in range(4)] == [["a/0"], ["a/0"], ["t/0"], ["t/0"]]
+    create(sandbox, "p4", half)
+    wait_refused(sandbox, "p4")
+    assert [claim_of(sandbox, name).requests[0].devices[0].memory_mib for name in ("p0", "p2")] == [40_960, 7_680]
+    assert {request.name for claim in claims(sandbox) for request in claim.requests} == {"main"}
+
+
+def test_the_cards_of_a_container_differ_and_may_be_bound_to_one_numa_node(sandbox: Sandbox) -> None:
+    publish(sandbox, n0=[card(index, numa=index // 2) for index in range(4)])
+    assert place(sandbox, "alone", ask(cores=100)) == ["n0/0"]
+    assert place(sandbox, "two", ask(2, memory_mib=2000)) == ["n0/1", "n0/2"]
+    near = DevicePolicy((), numa_bind=True)
+    assert place(sandbox, "near", ask(2), ANY_CARD, near) == ["n0/2", "n0/3"]
+    create(sandbox, "waits", ask(3), ANY_CARD, near)
+    wait_refused(sandbox, "waits")
+
+
+def test_containers_have_requests_of_their_own(sandbox: Sandbox) -> None:
+    """They may be on one card."""
+    publish(sandbox, n0=[card()])
+    assert place(sandbox, "both", {"one": ask(), "two": ask(memory_mib=2000, cores=20)}) == ["n0/0", "n0/0"]
+    one, two = claim_of(sandbox, "both").requests
+    assert [(one.name, one.devices[0].memory_mib), (two.name, two.devices[0].memory_mib)] == [
+        ("one", 1000), ("two", 2000)]
+    assert one.devices[0].share_id != two.devices[0].share_id
+
+
+def test_cordoned_and_unhealthy_cards_get_no_claims(sandbox: Sandbox) -> None:
+    cards = [card(0), card(1), card(2)]
+    publish(sandbox, n0=[card(0, cordoned=True), card(1, healthy=False), card(2)])
+    assert place(sandbox, "alone", ask(cores=100)) == ["n0/2"]
+    create(sandbox, "waits", ask())
+    wait_refused(sandbox, "waits")
+    (found,) = slices(sandbox)
+    (wanted,) = render_slices(found["spec"]["nodeName"], cards, generation=2)
+    path = path_of("ResourceSlice", None, found["metadata"]["name"])
+    sandbox.kube.call("PUT", path, found | {"spec": wanted["spec"]})
+    bound(sandbox, "waits")
+    assert claim_of(sandbox, "waits").requests[0].devices[0].device == "gpu-0"
+
+
+@pytest.mark.parametrize(("selector", "index"), [
+    pytest.param(Selector(use_types=("V100", "t4")), 1, id="one-of-several-types"),
+    pytest.param(Selector(nouse_types=("a100",)), 1, id="not-a-type"),
+    pytest.param(Selector(use_uuids=("GPU-1",)), 1, id="uuid"),
+    pytest.param(Selector(nouse_uuids=("GPU-0",)), 1, id="not-a-uuid"),
+    pytest.param(Selector(mode="mig,hami-core"), 0, id="mode"),
+    pytest.param(Selector(nouse_types=('"', "\\", "'\n\t\x01", "é😀", "{{")), 0, id="characters"),
+    pytest.param(Selector(use_types=("A100", *("x" * 64 for _ in range(63))), nouse_types=("y" * 64,) * 64,
+                          use_uuids=("GPU-0", *("z" * 64 for _ in range(63))), nouse_uuids=("z" * 64,) * 64),
+                 0, id="the-longest-lists"),
+])
+def test_cards_are_selected(sandbox: Sandbox, selector: Selector, index: int) -> None:
+    publish(sandbox, n0=[card(0), card(1, model=T4)])
+    assert place(sandbox, "p", ask(), selector) == [f"n0/{index}"]
+
+
+def test_what_a_class_gives_a_claim_can_only_lower(sandbox: Sandbox) -> None:
+    def parameters(**values: object) -> Object:
+        return {"opaque": {"driver": DRIVER, "parameters": {
+            "apiVersion": "hami.io/v1", "kind": "ShareConfig", **values}}}
+
+    publish(sandbox, n0=[card()])
+    generous = sandbox.kube.get("DeviceClass", DRIVER)
+    generous = {**generous, "metadata": {"name": sandbox.namespace}, "spec": {
+        **generous["spec"], "config": [parameters(priority=0, corePolicy="disable")]}}
+    sandbox.kube.create(generous)
+    try:
+        for name, config in (("high", []), ("low", [parameters(priority=3, corePolicy="force")]),
+                             ("wishes", [parameters(priority=0)])):
+            spec = render_claim_spec({"main": ask()}, ANY_CARD, POLICY, ())
+            assert isinstance(spec, dict)
+            spec["devices"]["requests"][0]["exactly"]["deviceClassName"] = sandbox.namespace
+            spec["devices"]["config"] = config
+            sandbox.kube.create({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+                                 "metadata": {"name": name}, "spec": spec}, sandbox.namespace)
+            made = pod(name, containers=[{**container(), "resources": {"claims": [{"name": "hami"}]}}])
+            made["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimName": name}]
+            sandbox.create(made)
+        sandbox.bound(3)
+        texts = {item["metadata"]["name"]: json.dumps(item).encode()
+                 for item in sandbox.kube.list("ResourceClaim", sandbox.namespace)}
+        (high,), (low,) = (parse_claim(texts[name]).requests for name in ("high", "low"))
+        assert (high.priority, high.core_policy) == (0, CorePolicy.DISABLE)
+        assert (low.priority, low.core_policy) == (3, CorePolicy.FORCE)
+        with pytest.raises(MalformedInput, match="config.*priority: expected 1 or more in a claim"):
+            parse_claim(texts["wishes"])
+    finally:
+        sandbox.kube.delete("DeviceClass", sandbox.namespace)
+        sandbox.empty()
+        sandbox.kube.delete_all("ResourceClaim", sandbox.namespace)
+        sandbox.kube.wait("ResourceClaim", lambda found: not found, sandbox.namespace, what="the claims are gone")
+
+
+# -- policies
+
+
+def refused(write: Callable[[], object]) -> str:
+    """Returns the message of the policy that refuses *write*."""
+    with pytest.raises(ApiError) as error:
+        write()
+    assert error.value.status == 403 and "ValidatingAdmissionPolicy" in error.value.message, error.value
+    return error.value.message
+
+
+@pytest.fixture
+def device_plugin(sandbox: Sandbox) -> Iterator[Kube]:
+    """A client with the token of the device plugin on node n0."""
+    sandbox.add_gpu_nodes({"n0": (), "n1": ()})
+    client = sandbox.kube.with_token(sandbox.kube.token(PLUGIN, SYSTEM, bound_to={
+        "apiVersion": "v1", "kind": "Node", "metadata": sandbox.node("n0")["metadata"]}))
+    wait_permitted(sandbox, client, "create", "resourceslices", "resource.k8s.io")
+    yield client
+    client.close()
+
+
+def test_a_device_plugin_writes_the_slices_of_its_own_node_only(sandbox: Sandbox, device_plugin: Kube) -> None:
+    own, other = (sandbox.node(name)["metadata"]["name"] for name in ("n0", "n1"))
+    (mine,), (foreign,) = render_slices(own, [card()]), render_slices(other, [card()])
+    assert "ResourceSlices" in refused(lambda: device_plugin.create(foreign))
+    for changed in ({"driver": "gpu.nvidia.com"}, {"pool": {**mine["spec"]["pool"], "name": own}}):
+        spec = {**mine["spec"], **changed}
+        refused(lambda spec=spec: device_plugin.create({**mine, "spec": spec}))
+    made = device_plugin.create(mine)
+    path = path_of("ResourceSlice", None, made["metadata"]["name"])
+    device_plugin.call("PUT", path, made | {"spec": render_slices(own, [card(), card(1)], generation=2)[0]["spec"]})
+    kept = sandbox.kube.create(foreign)["metadata"]["name"]
+    refused(lambda: device_plugin.delete("ResourceSlice", kept))
+    assert {item["metadata"]["name"] for item in device_plugin.list("ResourceSlice")} >= {
+        made["metadata"]["name"], kept}
+    device_plugin.delete("ResourceSlice", made["metadata"]["name"])
+    assert sandbox.kube.find("ResourceSlice", kept) and not sandbox.kube.find("ResourceSlice", made["metadata"]["name"])
+
+
+@pytest.mark.parametrize(("toleration", "allowed"), [
+    pytest.param({"key": "hami.io/cordoned", "operator": "Exists"}, False, id="of-hami"),
+    pytest.param({"operator": "Exists"}, False, id="all"),
+    pytest.param({"key": "example.com/slow", "operator": "Exists"}, True, id="of-others"),
+])
+def test_tenants_tolerate_no_taints_of_cards(sandbox: Sandbox, toleration: Object, allowed: bool) -> None:
+    tenant = account(sandbox, "tenant", "edit")
+    wait_permitted(sandbox, tenant, "create", "resourceclaims", "resource.k8s.io")
+    request = {"deviceClassName": DRIVER, "tolerations": [toleration]}
+    choice = {"firstAvailable": [{"name": "a", **request}]}
+    for name, requests in (("exactly", {"exactly": request}), ("choice", choice)):
+        spec = {"devices": {"requests": [{"name": "main", **requests}]}}
+        claim = {**template(name, spec), "kind": "ResourceClaim", "spec": spec}
+        for item in (claim, template(name, spec)):
+            if allowed:
+                tenant.create(item, sandbox.namespace)
+            else:
+                assert "devicetaints" in refused(lambda item=item: tenant.create(item, sandbox.namespace))
+            sandbox.kube.delete(item["kind"], name, sandbox.namespace)
+            sandbox.kube.create(item, sandbox.namespace)  # an administrator may
+    tenant.close()
+
+
+def test_a_tenant_whom_an_administrator_allows_it_uses_a_cordoned_card(sandbox: Sandbox) -> None:
+    """The claim is created by kube-controller-manager, from a template."""
+    publish(sandbox, n0=[card(cordoned=True)])
+    spec = render_claim_spec({"main": ask()}, ANY_CARD, POLICY, ())
+    assert isinstance(spec, dict)
+    spec["devices"]["requests"][0]["exactly"]["tolerations"] = [{"key": "hami.io/cordoned", "operator": "Exists"}]
+    tenant = account(sandbox, "tenant", "edit", "hami-taint-tolerator")
+    wait_permitted(sandbox, tenant, "tolerate", "devicetaints", "hami.io")
+    tenant.create(template("p", spec), sandbox.namespace)
+    made = pod("p", containers=[{**container(), "resources": {"claims": [{"name": "hami"}]}}])
+    made["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimTemplateName": "p"}]
+    sandbox.create(made)
+    bound(sandbox, "p")
+    assert claim_of(sandbox, "p").requests[0].devices[0].device == device_name("GPU-0")
+    tenant.close()
