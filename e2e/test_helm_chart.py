@@ -82,6 +82,7 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
     "selinux": ("overlays/self-signed", ["selinux"], {"selinux": True}),
     "strict": ("overlays/self-signed", ["strict"], {"device-config": {"content": STRICT}}),
     "dashboard": ("overlays/self-signed", ["dashboard"], {"dashboard": {"enabled": True}}),
+    "dra": ("overlays/self-signed", ["dra"], {"dra": {"enabled": True}}),
     "no-preemption": ("overlays/self-signed", ["no-preemption"], {"scheduler": {"preemption": {"mode": "off"}}}),
     "all": ("overlays/cert-manager", [
         "hami-limiter", "region-mount", "mig", "selinux", "strict", "prometheus", "dashboard"], {
@@ -170,7 +171,17 @@ WRONG: dict[str, tuple[Object, str]] = {
     "runtime class": ({"devicePlugin": {"createRuntimeClass": True}}, "set devicePlugin.runtimeClassName"),
     "pod security policy": ({"podSecurityPolicy": {"enabled": True}}, "Kubernetes 1.25 has removed"),
     "no kube-scheduler": ({"scheduler": {"kubeScheduler": {"enabled": False}}}, "serves only the kube-scheduler of"),
-    "dra": ({"dra": {"enabled": True}}, "set dra.enabled to false"),
+    "dra without plugin": ({"dra": {"enabled": True}, "devicePlugin": {"enabled": False}}, "needs the device plugin"),
+    "dra elsewhere": ({"dra": {"enabled": True}, "devicePlugin": {"pluginPath": "/data/kubelet/device-plugins"}},
+                      "directory of the kubelet at /var/lib/kubelet, but devicePlugin.pluginPath is /data"),
+    "dra of hami": ({"dra": {"enabled": True}, "takeOver": "always"}, "a driver whose claims ours does not serve"),
+    "dra of hami, reused": ({"dra": {"enabled": True}, "hami-dra": {"drivers": {}}}, "and leave out hami-dra"),
+    "resource without dra": ({"dra": {"extendedResource": "example.com/gpu"}}, "belongs to dra.enabled: set it to"),
+    "resource of the plugin": ({"dra": {"enabled": True, "extendedResource": "nvidia.com/gpu"}},
+                               "is nvidia.com/gpu, a resource of the device plugin, .* name another one"),
+    "renamed resource of the plugin": ({"resourceName": "example.com/gpu", "dra": {
+        "enabled": True, "extendedResource": "example.com/gpu"}}, "is example.com/gpu, a resource of the device"),
+    "no resource": ({"dra": {"enabled": True, "extendedResource": "gpu"}}, "extendedResource': 'gpu' does not match"),
     "host network": ({"devicePlugin": {"hostNetwork": True}}, "set devicePlugin.hostNetwork to false"),
     "limiter elsewhere": ({"devicePlugin": {"libPath": "/opt/vgpu"}}, r"puts this directory at /usr/local/vgpu:"),
     "regions elsewhere": ({"devicePlugin": {"monitor": {"ctrPath": "/a"}}}, "at /usr/local/vgpu/containers:"),
@@ -205,6 +216,17 @@ def test_a_release_of_hami_with_its_mock_device_plugin_keeps_its_gpus(helm: Helm
 def test_an_older_kubernetes_is_refused(helm: Helm) -> None:
     with pytest.raises(HelmError, match="requires kubeVersion: >=1.31.0-0 which is incompatible with Kubernetes v1.30"):
         helm.template(kubernetes="v1.30.9")
+
+
+def test_claims_need_kubernetes_136(helm: Helm) -> None:
+    with pytest.raises(HelmError, match="dra.enabled needs Kubernetes 1.36, .*; this is v1.35.4"):
+        helm.template({"dra": {"enabled": True}}, kubernetes="v1.35.4")
+
+
+def test_a_resource_may_stand_for_a_card_that_claims_allocate(helm: Helm) -> None:
+    (found,) = (item for item in helm.template({"dra": {"enabled": True, "extendedResource": "example.com/gpu"}})
+                if item["kind"] == "DeviceClass")
+    assert found["spec"]["extendedResourceName"] == "example.com/gpu"
 
 
 @pytest.mark.parametrize("version, seconds", [("v1.32.9", None), ("v1.33.0", 60)])

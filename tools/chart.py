@@ -54,6 +54,7 @@ RULES: dict[str, dict[str, object]] = {
     "devicePlugin.deviceCoreScaling": {"exclusiveMinimum": 0},
     "policies.mode": {"enum": ["auto", "deny", "warn"]},
     "devices.nvidia.gpuCorePolicy": {"enum": ["default", "force", "disable"]},
+    "dra.extendedResource": {"pattern": r"^([a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9._-]*)?$"},
     "prometheus.docs": {"pattern": r"^(https?://[^\s\"'<>{}\\`]+)?$"},
     "devices.nvidia.computeBy": {"enum": ["events", "nvml", "off"]},
 }

@@ -35,6 +35,7 @@
 {{- if and $v.devicePlugin.createRuntimeClass (not $v.devicePlugin.runtimeClassName) -}}
 {{- fail "devicePlugin.createRuntimeClass needs a name: set devicePlugin.runtimeClassName" -}}
 {{- end -}}
+{{- include "hami.checkDra" . -}}
 {{- if gt (len .name) 40 -}}
 {{- fail (printf "the name %q has more than 40 characters: set a shorter fullnameOverride" .name) -}}
 {{- end -}}
@@ -53,6 +54,34 @@
 {{- range $paths -}}
 {{- if and (index . 1) (not (has (index . 1) (list (index . 2) "/usr/local/vgpu" "/usr/local/vgpu/containers"))) -}}
 {{- fail (printf "%s is %s, but global.gpuHookPath puts this directory at %s: set it to that, or change global.gpuHookPath" (index . 0) (index . 1) (index . 2)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* hami.checkDra: where cards cannot be allocated by claims. */}}
+{{- define "hami.checkDra" -}}
+{{- $v := .v -}}
+{{- $resource := $v.dra.extendedResource -}}
+{{- if and $resource (not $v.dra.enabled) -}}
+{{- fail "dra.extendedResource belongs to dra.enabled: set it to true, or leave out the resource" -}}
+{{- end -}}
+{{- if $v.dra.enabled -}}
+{{- if or .takeOver (hasKey .root.Values "hami-dra") -}}
+{{- fail "dra.enabled of HAMi's chart installs a driver whose claims ours does not serve: set it to false until that release has been replaced, and leave out hami-dra" -}}
+{{- end -}}
+{{- if semverCompare "<1.36-0" .root.Capabilities.KubeVersion.Version -}}
+{{- fail (printf "dra.enabled needs Kubernetes 1.36, which lets several claims share a device; this is %s" .root.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if not $v.devicePlugin.enabled -}}
+{{- fail "dra.enabled needs the device plugin, which publishes the cards: set devicePlugin.enabled to true" -}}
+{{- end -}}
+{{- if ne $v.devicePlugin.pluginPath "/var/lib/kubelet/device-plugins" -}}
+{{- fail (printf "dra.enabled needs the directory of the kubelet at /var/lib/kubelet, but devicePlugin.pluginPath is %s" $v.devicePlugin.pluginPath) -}}
+{{- end -}}
+{{- range (lookup "resource.k8s.io/v1" "DeviceClass" "" "" | dig "items" list) -}}
+{{- if and $resource (ne .metadata.name "gpu.hami.io") (eq (.spec.extendedResourceName | default "") $resource) -}}
+{{- fail (printf "dra.extendedResource is %s, for which the DeviceClass %s already stands: name another one" $resource .metadata.name) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -1,6 +1,6 @@
 {{/* The device configuration, and what follows from its resource names: the webhook, the policies, kube-scheduler. */}}
 
-{{/* hami.devices: sets deviceConfig (text), renamed, dropped, added and strict in ctx. */}}
+{{/* hami.devices: sets deviceConfig (text), resources, renamed, dropped, added and strict in ctx. */}}
 {{- define "hami.devices" -}}
 {{- $ctx := . -}}
 {{- $v := .v -}}
@@ -67,6 +67,7 @@
 {{- range list "resourceMemoryName" "resourceCoreName" -}}{{- $native = append $native (get (get $served $section | default dict) .) -}}{{- end -}}
 {{- end -}}
 {{- $_ := set $ctx "deviceConfig" $text -}}
+{{- $_ := set $ctx "resources" $now -}}
 {{- $_ := set $ctx "renamed" $renamed -}}
 {{- $_ := set $ctx "dropped" $dropped -}}
 {{- $_ := set $ctx "added" $added -}}

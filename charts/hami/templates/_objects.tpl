@@ -21,6 +21,7 @@
 {{- if .strict -}}{{- include "hami.component" (list $ctx "components/strict") -}}{{- end -}}
 {{- if $v.prometheus.enabled -}}{{- include "hami.component" (list $ctx "components/prometheus") -}}{{- end -}}
 {{- if $v.dashboard.enabled -}}{{- include "hami.component" (list $ctx "components/dashboard") -}}{{- end -}}
+{{- if $v.dra.enabled -}}{{- include "hami.dra" $ctx -}}{{- end -}}
 {{- if eq .preemption "off" -}}{{- include "hami.component" (list $ctx "components/no-preemption") -}}{{- end -}}
 {{- if $v.devicePlugin.mockCards -}}{{- include "hami.component" (list $ctx "overlays/kind") -}}{{- end -}}
 {{- range $key, $object := .objects -}}
@@ -51,6 +52,18 @@
 {{- include "hami.webhook" $ctx -}}
 {{- include "hami.rights" $ctx -}}
 {{- include "hami.node" $ctx -}}
+{{- end -}}
+
+{{/* hami.dra: a resource of the extender cannot also stand for claims: the webhook hands its pods to our scheduler. */}}
+{{- define "hami.dra" -}}
+{{- $resource := .v.dra.extendedResource -}}
+{{- include "hami.component" (list . "components/dra") -}}
+{{- if $resource -}}
+{{- if has $resource .resources -}}
+{{- fail (printf "dra.extendedResource is %s, a resource of the device plugin, whose pods would no longer be placed: name another one (docs/dra.md)" $resource) -}}
+{{- end -}}
+{{- $_ := set (get .objects "DeviceClass/gpu.hami.io").spec "extendedResourceName" $resource -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "hami.configMaps" -}}
