@@ -4,11 +4,13 @@ and claims are rendered and read by `hami.codec`."""
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+import yaml
 
 from e2e import binaries
 from e2e.accounts import account, wait_permitted
@@ -29,6 +31,7 @@ pytestmark = pytest.mark.since(*FIRST)
 COMPONENT = MANIFESTS.parent / "components" / "dra"
 FILES = (MANIFESTS / "device-plugin-rbac.yaml", *(COMPONENT / f"{name}.yaml" for name in (
     "device-class", "rbac", "policies")))
+EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", (MANIFESTS.parents[1] / "docs" / "dra.md").read_text(), re.M | re.S)
 SYSTEM, PLUGIN = "kube-system", "hami-device-plugin"
 A100, T4 = "NVIDIA A100-SXM4-80GB", "NVIDIA-Tesla T4"
 ANY_CARD, POLICY = Selector(), DevicePolicy(())
@@ -341,6 +344,40 @@ def test_what_a_class_gives_a_claim_can_only_lower(sandbox: Sandbox) -> None:
         sandbox.empty()
         sandbox.kube.delete_all("ResourceClaim", sandbox.namespace)
         sandbox.kube.wait("ResourceClaim", lambda found: not found, sandbox.namespace, what="the claims are gone")
+
+
+# -- documentation
+
+
+def pieces() -> list[Object]:
+    """The requests that the page shows on their own, each in a list."""
+    blocks = [yaml.safe_load(text) for text in EXAMPLES if "\n---\n" not in text]
+    return [item for block in blocks if isinstance(block, list) for item in block]
+
+
+def test_the_documented_claims_are_allocated(sandbox: Sandbox) -> None:
+    publish(sandbox, n0=[card(0), card(1), card(2, model=T4, memory_mib=15_360)])
+    (whole,) = [text for text in EXAMPLES if "\n---\n" in text]
+    claim, slice = yaml.safe_load_all(whole)
+    sandbox.kube.create(claim, sandbox.namespace)
+    sandbox.create(slice)
+    bound(sandbox, "slice")
+    (device,) = claim_of(sandbox, "slice").requests[0].devices
+    assert (device.memory_mib, device.cores, device.share_milli) == (3000, 30, 10_000)
+    constraints, config = (yaml.safe_load(text) for text in EXAMPLES if text.startswith(("constraints:", "config:")))
+    cards = {}
+    for number, request in enumerate(pieces()):
+        name = f"other-{number}"
+        claim["metadata"]["name"] = slice["metadata"]["name"] = name
+        claim["spec"]["spec"]["devices"] = {"requests": [request], **constraints, **config}
+        slice["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] = name
+        sandbox.kube.create(claim, sandbox.namespace)
+        sandbox.create(slice)
+        bound(sandbox, name)
+        (allocated,) = claim_of(sandbox, name).requests
+        assert (allocated.priority, allocated.core_policy) == (2, CorePolicy.FORCE)
+        cards[name] = allocated.devices[0]
+    assert [(found.device, found.memory_mib) for found in cards.values()] == [("gpu-1", 81_920), ("gpu-0", 40_960)]
 
 
 # -- policies

@@ -13,11 +13,14 @@ from hami.codec.device_config import chart_config
 from hami.codec.keys import (
     CORDON, GPU_POLICY, NODE_LOCK, NODE_POLICY, NUMA_BIND, PREEMPTIBLE, ROOM, SCHEDULER_OWNED, WEIGHTS,
 )
+from hami.codec.slices import DRIVER, pool_name, render_slices
 from hami.node.library import install_library
 from hami.vendors.catalog import vendors
+from tests.builders import gpu
 
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "manifests" / "base"
+DRA = ROOT / "manifests" / "components" / "dra"
 DASHBOARD = ROOT / "manifests" / "components" / "dashboard"
 CONTAINERS = {"extender": BASE / "deployment.yaml", "device-plugin": BASE / "device-plugin.yaml",
               "monitor": BASE / "monitor.yaml", "dashboard": DASHBOARD / "deployment.yaml"}
@@ -33,10 +36,10 @@ NATIVE = {resource for vendor in CATALOG if vendor.key in ("MLU", "Mthreads") fo
           if resource != vendor.resources.count}
 
 
-def expressions(file):
+def expressions(file, folder=BASE):
     """Returns the expressions in a file, by name or else by place."""
     found = {}
-    for item in yaml.safe_load_all((BASE / file).read_text()):
+    for item in yaml.safe_load_all((folder / file).read_text()):
         for part in (*item.get("webhooks", ()), item.get("spec", {})):
             for entry in (*part.get("matchConditions", ()), *part.get("variables", ()), *part.get("validations", ())):
                 found[item["metadata"]["name"], entry.get("name", len(found))] = entry["expression"]
@@ -70,6 +73,21 @@ def test_the_label_that_needs_a_right_is_that_which_the_scheduler_reads():
     assert policy["spec"]["matchConstraints"]["objectSelector"] == {
         "matchExpressions": [{"key": PREEMPTIBLE, "operator": "Exists"}]}
     assert f"'{PREEMPTIBLE}'" in policy["spec"]["matchConditions"][0]["expression"]
+
+
+def test_class_and_policy_of_claims_name_what_the_device_plugin_publishes():
+    (device_class,) = yaml.safe_load_all((DRA / "device-class.yaml").read_text())
+    (slice,) = render_slices("n1", [gpu(cordoned=True, healthy=False)])
+    (card,) = slice["spec"]["devices"]
+    assert device_class["metadata"]["name"] == DRIVER and "extendedResourceName" not in device_class["spec"]
+    assert device_class["spec"]["selectors"] == [{"cel": {"expression": (
+        f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{card['attributes']['type']['string']}'"
+    )}}]
+    text = str(expressions("policies.yaml", DRA))
+    assert f"'{DRIVER}'" in text and f"'{pool_name('')}' + variables.node" in text
+    assert all(taint["key"].startswith("hami.io/") for taint in card["taints"])
+    patches = yaml.safe_load((DRA / "kustomization.yaml").read_text())["patches"][0]["patch"]
+    assert f"/var/lib/kubelet/plugins/{DRIVER}" in patches
 
 
 def test_kube_scheduler_passes_all_resources_that_nodes_do_not_offer_to_the_extender():
@@ -106,8 +124,9 @@ def test_the_policies_protect_the_keys_of_the_scheduler_and_none_of_users():
     assert CORDON not in names_in(nodes)
 
 
-def test_every_policy_denies_when_it_fails_and_is_bound():
-    items = list(yaml.safe_load_all((BASE / "policies.yaml").read_text()))
+@pytest.mark.parametrize("folder", [BASE, DRA], ids=lambda folder: folder.name)
+def test_every_policy_denies_when_it_fails_and_is_bound(folder):
+    items = list(yaml.safe_load_all((folder / "policies.yaml").read_text()))
     policies = {item["metadata"]["name"]: item["spec"] for item in items if item["kind"] == "ValidatingAdmissionPolicy"}
     bound = {item["spec"]["policyName"]: item["spec"] for item in items if item["kind"].endswith("Binding")}
     assert bound.keys() == policies.keys() and len(items) == 2 * len(policies)
