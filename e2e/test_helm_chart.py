@@ -172,8 +172,6 @@ WRONG: dict[str, tuple[Object, str]] = {
     "pod security policy": ({"podSecurityPolicy": {"enabled": True}}, "Kubernetes 1.25 has removed"),
     "no kube-scheduler": ({"scheduler": {"kubeScheduler": {"enabled": False}}}, "serves only the kube-scheduler of"),
     "dra without plugin": ({"dra": {"enabled": True}, "devicePlugin": {"enabled": False}}, "needs the device plugin"),
-    "dra elsewhere": ({"dra": {"enabled": True}, "devicePlugin": {"pluginPath": "/data/kubelet/device-plugins"}},
-                      "directory of the kubelet at /var/lib/kubelet, but devicePlugin.pluginPath is /data"),
     "dra of hami": ({"dra": {"enabled": True}, "takeOver": "always"}, "a driver whose claims ours does not serve"),
     "dra of hami, reused": ({"dra": {"enabled": True}, "hami-dra": {"drivers": {}}}, "and leave out hami-dra"),
     "resource without dra": ({"dra": {"extendedResource": "example.com/gpu"}}, "belongs to dra.enabled: set it to"),
@@ -221,6 +219,15 @@ def test_an_older_kubernetes_is_refused(helm: Helm) -> None:
 def test_claims_need_kubernetes_136(helm: Helm) -> None:
     with pytest.raises(HelmError, match="dra.enabled needs Kubernetes 1.36, .*; this is v1.35.4"):
         helm.template({"dra": {"enabled": True}}, kubernetes="v1.35.4")
+
+
+@pytest.mark.parametrize(("path", "registry"), [
+    ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet/plugins_registry"),
+    ("/data/kubelet/device-plugins", "/data/kubelet/plugins_registry")])
+def test_the_kubelet_finds_the_driver_of_claims_beside_device_plugins(helm: Helm, path: str, registry: str) -> None:
+    objects = by_name(helm, dra={"enabled": True}, devicePlugin={"pluginPath": path})
+    pod = objects["DaemonSet/hami-device-plugin"]["spec"]["template"]["spec"]
+    assert registry in [volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume]
 
 
 def test_a_resource_may_stand_for_a_card_that_claims_allocate(helm: Helm) -> None:

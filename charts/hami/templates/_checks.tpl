@@ -75,9 +75,6 @@
 {{- if not $v.devicePlugin.enabled -}}
 {{- fail "dra.enabled needs the device plugin, which publishes the cards: set devicePlugin.enabled to true" -}}
 {{- end -}}
-{{- if ne $v.devicePlugin.pluginPath "/var/lib/kubelet/device-plugins" -}}
-{{- fail (printf "dra.enabled needs the directory of the kubelet at /var/lib/kubelet, but devicePlugin.pluginPath is %s" $v.devicePlugin.pluginPath) -}}
-{{- end -}}
 {{- range (lookup "resource.k8s.io/v1" "DeviceClass" "" "" | dig "items" list) -}}
 {{- if and $resource (ne .metadata.name "gpu.hami.io") (eq (.spec.extendedResourceName | default "") $resource) -}}
 {{- fail (printf "dra.extendedResource is %s, for which the DeviceClass %s already stands: name another one" $resource .metadata.name) -}}

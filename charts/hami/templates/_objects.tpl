@@ -391,6 +391,7 @@ until its pods are replaced, and evicts no pods. Only such a release has the bin
 {{- include "hami.env" (list $container $p.extraEnvs) -}}
 {{- range $pod.volumes -}}
 {{- if eq .name "kubelet" -}}{{- $_ := set .hostPath "path" $p.pluginPath -}}{{- end -}}
+{{- if eq .name "plugins-registry" -}}{{- $_ := set .hostPath "path" (printf "%s/plugins_registry" (dir $p.pluginPath)) -}}{{- end -}}
 {{- if and (eq .name "node-config") $p.nodeConfiguration.externalConfigName -}}{{- $_ := set .configMap "name" $p.nodeConfiguration.externalConfigName -}}{{- end -}}
 {{- end -}}
 {{- if kindIs "string" $p.nvidiaDriverRoot -}}
