@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from e2e import binaries
-from e2e.accounts import account, wait_permitted
+from e2e.accounts import account, binding, may, wait_permitted
 from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError, Kube, path_of
@@ -29,8 +29,8 @@ Object = dict[str, Any]
 FIRST = (1, 36)  # the version of Kubernetes that has all of it without feature gates
 pytestmark = pytest.mark.since(*FIRST)
 COMPONENT = MANIFESTS.parent / "components" / "dra"
-FILES = (MANIFESTS / "device-plugin-rbac.yaml", *(COMPONENT / f"{name}.yaml" for name in (
-    "device-class", "rbac", "policies")))
+FILES = (*(MANIFESTS / f"{name}.yaml" for name in ("device-plugin-rbac", "policy-roles")),
+         *(COMPONENT / f"{name}.yaml" for name in ("device-class", "rbac", "policies")))
 EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", (MANIFESTS.parents[1] / "docs" / "dra.md").read_text(), re.M | re.S)
 SYSTEM, PLUGIN = "kube-system", "hami-device-plugin"
 A100, T4 = "NVIDIA A100-SXM4-80GB", "NVIDIA-Tesla T4"
@@ -62,8 +62,10 @@ def wait_enforced(kube: Kube) -> None:
     (own,) = render_slices("n0", [card()])
     claim = template("c", {"devices": {"requests": [{"name": "main", "exactly": {
         "deviceClassName": DRIVER, "tolerations": [{"operator": "Exists"}]}}]}})
+    waits = pod("p", containers=[{**container(), "env": [{"name": "CUDA_TASK_PRIORITY", "value": "0"}]}])
+    waits["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimTemplateName": "c"}]
     for user, group, item in ((f"system:serviceaccount:{SYSTEM}:{PLUGIN}", "system:masters", own),
-                              ("editor", "system:authenticated", claim)):
+                              ("editor", "system:authenticated", claim), ("editor", "system:authenticated", waits)):
         client = kube.impersonating(user, group)
         eventually(lambda client=client, item=item: is_refused(client, item), "the policy applies")
         client.close()
@@ -458,3 +460,24 @@ def test_a_tenant_whom_an_administrator_allows_it_uses_a_cordoned_card(sandbox: 
     bound(sandbox, "p")
     assert claim_of(sandbox, "p").requests[0].devices[0].device == device_name("GPU-0")
     tenant.close()
+
+
+@pytest.mark.parametrize("value", ["0", "", "00", "-1"])
+def test_priority_over_others_on_a_card_needs_a_right(sandbox: Sandbox, value: str) -> None:
+    """It is the variable that counts on the node."""
+    made = pod("p", containers=[{**container(), "env": [{"name": "CUDA_TASK_PRIORITY", "value": value}]}])
+    made["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimTemplateName": "none-yet"}]
+    assert "priorities" in refused(lambda: sandbox.create(made))
+    made["spec"]["containers"][0]["env"][0]["value"] = "1"
+    sandbox.create(made)
+    sandbox.create({**made, "metadata": {"name": "no-claim"}, "spec": {**made["spec"], "resourceClaims": []}})
+
+
+def test_an_account_with_the_right_may_have_it(sandbox: Sandbox) -> None:
+    sandbox.kube.create(binding(sandbox, "default", "hami-priority-user"), sandbox.namespace)
+    user = f"system:serviceaccount:{sandbox.namespace}:default"
+    eventually(lambda: may(sandbox.kube, user, verb="use", group="hami.io", resource="priorities",
+                           namespace=sandbox.namespace), "it has the right")
+    made = pod("p", containers=[{**container(), "env": [{"name": "CUDA_TASK_PRIORITY", "value": "0"}]}])
+    made["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimTemplateName": "none-yet"}]
+    sandbox.create(made)
