@@ -9,12 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
-import secrets
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +23,7 @@ from hami.devices.inventory import DeviceInventory, InventorySnapshot
 from hami.devices.registration import kubelet_ids
 from hami.errors import HamiError
 from hami.node.grant import Grant
+from hami.node.sockets import PROBE_TIMEOUT_S, SocketServer, call, own_path, stream
 from hami.plugin import api_pb2 as api
 from hami.runtime.files import FileVersion, file_version
 
@@ -42,8 +39,6 @@ _OPTIONS = f"/{_SERVICE}/GetDevicePluginOptions"
 _STARTS = 128  # PreStartContainer calls at a time; a kubelet runs 110 pods by default
 _THREADS = _STARTS + 32  # those that are left serve streams, other calls and the probe of this plugin
 _REGISTER_TIMEOUT_S = 5.0
-_PROBE_TIMEOUT_S = 2.0
-_PATH_LIMIT = 107  # bytes in the path of a unix socket, by the kernel's limit
 
 
 class DeviceAllocator(Protocol):
@@ -57,8 +52,7 @@ def socket_path(config: PluginConfig) -> Path:
     """Returns the path of the plugin's socket, beside the kubelet's. Raises: HamiError if it is too long."""
     name = config.socket_name or f"nvidia-{config.resource.rpartition('/')[2]}.sock"
     path = Path(config.kubelet_socket).parent / name
-    if len(os.fsencode(_own_path(path))) > _PATH_LIMIT:
-        raise HamiError(f"{path}: too long for a unix socket")
+    own_path(path)
     return path
 
 
@@ -71,18 +65,8 @@ def register(kubelet_socket: str, endpoint: str, resource: str, *, pre_start: bo
     request = api.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource,
                                   options=_options(pre_start))
     # a kubelet that does not listen yet is not waited for: when it starts, it removes the plugin's socket
-    if problem := _call(kubelet_socket, _REGISTER, request, timeout):
+    if problem := call(kubelet_socket, _REGISTER, request, timeout):
         raise HamiError(f"the kubelet rejected the registration of {resource}: {problem}")
-
-
-def _call(path: str | Path, method: str, request: Any, timeout: float) -> str:
-    """Makes one call, over a connection of its own; returns the error, empty if it was answered."""
-    with grpc.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        try:
-            channel.unary_unary(method)(_serialize(request), timeout=timeout)
-        except grpc.RpcError as error:
-            return f"{error.code().name}: {error.details()}"
-    return ""
 
 
 class PluginServer:
@@ -96,7 +80,7 @@ class PluginServer:
         threads at once; may raise HamiError. *on_disconnect*: called, by any thread, when the last kubelet connection
         has ended."""
         self._path = path
-        self._own_path = _own_path(path)
+        self._socket = SocketServer(path, _THREADS, name="device-plugin")
         self._config = config
         self._inventory = inventory
         self._allocator = allocator
@@ -104,22 +88,26 @@ class PluginServer:
         self._pre_start = pre_start
         self._on_disconnect = on_disconnect
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # guards changes of streams and completed_calls; never held across I/O
+        self._lock = threading.Lock()  # guards changes of streams; never held across I/O
         self.streams = 0
         """The number of connected kubelets, which should be one."""
-        self.completed_calls = 0
-        """The number of calls that have ended, with or without success, except streams."""
-        self.identity: FileVersion | None = None
-        """The identity of this server's socket; ``None`` before `start`."""
         self._starts = threading.BoundedSemaphore(_STARTS)
-        self._threads = ThreadPoolExecutor(_THREADS, "device-plugin")
-        self._server: Any = grpc.server(self._threads, handlers=[self._handlers()])
+
+    @property
+    def identity(self) -> FileVersion | None:
+        """The identity of this server's socket; ``None`` before `start`."""
+        return self._socket.identity
+
+    @property
+    def completed_calls(self) -> int:
+        """The number of calls that have ended, with or without success, except streams."""
+        return self._socket.completed_calls
 
     @property
     def endpoint(self) -> str:
         """The name of the socket that the kubelet calls. It is of this server alone: from Kubernetes 1.37 on, a kubelet
         rejects a plugin with the path of another that is connected, and keeps both if their paths differ."""
-        return self._own_path.name
+        return self._socket.path.name
 
     @property
     def requires_pre_start(self) -> bool:
@@ -131,15 +119,9 @@ class PluginServer:
 
         Raises: HamiError, OSError.
         """
-        _remove_dead_sockets(self._path)
-        try:
-            self._server.add_insecure_port(f"unix:{self._own_path}")
-        except RuntimeError as error:
-            raise HamiError(f"{self._own_path}: cannot listen: {error}") from error
-        self._server.start()
-        self.identity = file_version(self._own_path)
-        link = self._own_path.with_suffix(".new")
-        os.link(self._own_path, link)
+        self._socket.start({_SERVICE: self._handlers()})
+        link = self._socket.path.with_suffix(".new")
+        os.link(self._socket.path, link)
         link.replace(self._path)
 
     def stop(self, grace: float = 1.0) -> None:
@@ -149,36 +131,27 @@ class PluginServer:
         """
         if self.identity is not None and file_version(self._path) == self.identity:
             self._path.unlink(missing_ok=True)
-        self._own_path.unlink(missing_ok=True)
+        self._socket.path.unlink(missing_ok=True)
         self._stopping.set()
         self._inventory.notify()
-        self._server.stop(grace).wait()
-        self._threads.shutdown(wait=False)
+        self._socket.stop(grace)
 
-    def answers(self, timeout: float = _PROBE_TIMEOUT_S) -> bool:
+    def answers(self, timeout: float = PROBE_TIMEOUT_S) -> bool:
         """Reports whether a new client of the socket gets an answer within *timeout* seconds."""
-        problem = _call(self._path, _OPTIONS, api.Empty(), timeout)
+        problem = call(self._path, _OPTIONS, api.Empty(), timeout)
         if problem:
             log.warning("the plugin's own server does not answer", extra={"socket": self._path, "error": problem})
         return not problem
 
-    def _handlers(self) -> Any:
-        def unary(call: Callable[..., Any], request: Any) -> Any:
-            def counted(message: Any, context: Any) -> Any:
-                try:
-                    return call(message, context)
-                finally:
-                    with self._lock:
-                        self.completed_calls += 1
-            return grpc.unary_unary_rpc_method_handler(counted, request.FromString, _serialize)
-        return grpc.method_handlers_generic_handler(_SERVICE, {
+    def _handlers(self) -> dict[str, Any]:
+        unary = self._socket.unary
+        return {
             "GetDevicePluginOptions": unary(lambda request, context: _options(self.requires_pre_start), api.Empty),
-            "ListAndWatch": grpc.unary_stream_rpc_method_handler(
-                self._list_and_watch, api.Empty.FromString, _serialize),
+            "ListAndWatch": stream(self._list_and_watch, api.Empty),
             "GetPreferredAllocation": unary(self._get_preferred_allocation, api.PreferredAllocationRequest),
             "Allocate": unary(self._allocate, api.AllocateRequest),
             "PreStartContainer": unary(self._pre_start_container, api.PreStartContainerRequest),
-        })
+        }
 
     def _list_and_watch(self, request: api.Empty, context: Any) -> Iterator[api.ListAndWatchResponse]:
         """Sends all devices, again whenever they change, until either side ends the stream."""
@@ -279,28 +252,3 @@ def _render_grant(grant: Grant) -> api.ContainerAllocateResponse:
                 for mount in grant.mounts],
         devices=[api.DeviceSpec(**asdict(device)) for device in grant.devices],
         cdi_devices=[api.CDIDevice(name=name) for name in grant.cdi_devices])
-
-
-def _serialize(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data
-
-
-def _own_path(path: Path) -> Path:
-    """Returns a path beside *path* that no other server uses."""
-    return path.with_stem(f"{path.stem}-{secrets.token_hex(4)}")
-
-
-def _remove_dead_sockets(path: Path) -> None:
-    """Removes sockets beside *path* that servers of killed processes have left."""
-    own = re.compile(rf"{re.escape(path.stem)}-[0-9a-f]{{8}}(\.new|{re.escape(path.suffix)})")
-    for entry in path.parent.iterdir():
-        if own.fullmatch(entry.name):
-            with socket.socket(socket.AF_UNIX) as client:
-                client.settimeout(_PROBE_TIMEOUT_S)
-                try:
-                    client.connect(str(entry))
-                except ConnectionRefusedError:
-                    entry.unlink(missing_ok=True)
-                except OSError as error:
-                    log.debug("socket kept", extra={"socket": entry, "error": error})
