@@ -1,4 +1,5 @@
-"""CDI specifications of single containers: what a container gets when it starts, under a name that only it has.
+"""CDI specifications of single containers: what a container gets when it starts, under a name that only it has, or that
+the request of a claim has.
 
 A file is replaced by renaming within its folder, and only if its content changes: containerd reads all specifications
 again after each change, and does not notice files that come from another folder.
@@ -10,34 +11,40 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from hami.errors import HostError
 from hami.node.cdi import VERSION, Document
 from hami.node.grant import Grant
 from hami.node.host import MIN_AGE_S, host_errors
 from hami.runtime.files import write_atomically
 
-KIND = "hami.io/container"  # containerd 2.3.7 crashes if the part before or after / has only one character
-_DEVICE = re.compile(rf"{KIND}=([0-9a-f]{{16}})")
-_FILE = re.compile(r"hami\.io-container-(?P<name>[0-9a-f]{16})\.json")
+# containerd 2.3.7 crashes if the part before or after / has only one character
+KIND = "hami.io/container"
+CLAIM = "hami.io/claim"
+"""The kind of specifications for claims, whose names are the uid of the claim, ``_`` and the name of the request."""
+_NAMES = {KIND: re.compile(r"[0-9a-f]{16}"),
+          CLAIM: re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}_[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")}
 _DATA = ("noexec", "nosuid", "nodev")
 _PARTS = ("deviceNodes", "mounts", "hooks")
 
 
-def device_name(name: str) -> str:
+def device_name(name: str, kind: str = KIND) -> str:
     """Returns the qualified name of the device that a container with the specification *name* asks for."""
-    return f"{KIND}={name}"
+    return f"{kind}={name}"
 
 
 def spec_names(devices: Iterable[str]) -> list[str]:
     """Returns the names of specifications among qualified names of CDI devices."""
-    return [match[1] for device in devices if (match := _DEVICE.fullmatch(device))]
+    parts = [device.partition("=") for device in devices]
+    return [name for kind, _, name in parts if kind == KIND and _NAMES[KIND].fullmatch(name)]
 
 
-def render_grant(name: str, grant: Grant, edits: Iterable[Document] = ()) -> Document:
+def render_grant(name: str, grant: Grant, edits: Iterable[Document] = (), kind: str = KIND) -> Document:
     """Returns the specification *name* of a container that gets *grant*.
 
     *edits*: container edits of other specifications, which cannot be named in this one; their variables win.
@@ -56,17 +63,42 @@ def render_grant(name: str, grant: Grant, edits: Iterable[Document] = ()) -> Doc
         for part in _PARTS:
             parts[part] += (edit for edit in other.get(part, ()) if edit not in parts[part])
     edited = {"env": [f"{key}={value}" for key, value in env.items()], **parts}
-    return {"cdiVersion": VERSION, "kind": KIND, "devices": [
+    return {"cdiVersion": VERSION, "kind": kind, "devices": [
         {"name": name, "containerEdits": {part: values for part, values in edited.items() if values}}]}
 
 
 class ContainerSpecs:
-    """The files of one node. Threads may share it."""
+    """The files of one node and one kind. Threads may share it."""
 
-    def __init__(self, folder: Path, *, now: Callable[[], float] = time.time) -> None:
-        """*folder*: where runtimes look for specifications. *now*: Unix seconds by the clock of the file system."""
+    def __init__(self, folder: Path, *, kind: str = KIND, now: Callable[[], float] = time.time,
+                 edits: Callable[[Iterable[str]], list[Document]] = lambda names: []) -> None:
+        """*folder*: where runtimes look for specifications. *now*: Unix seconds by the clock of the file system.
+        *edits*: returns the edits of the CDI devices with these names, which cannot be named in a specification."""
         self._folder = folder
+        self._kind = kind
         self._now = now
+        self._edits = edits
+
+    def write_grant(self, name: str, grant: Grant, *, without: Collection[str] = ()) -> None:
+        """Writes the specification *name* of a container that gets *grant*, except for these variables.
+
+        Raises: HostError.
+        """
+        env = {key: value for key, value in grant.env.items() if key not in without}
+        self.write(name, render_grant(name, replace(grant, env=env), self._edits(grant.cdi_devices), self._kind))
+
+    def read(self, name: str) -> Document | None:
+        """Returns the specification *name*; ``None`` if there is none that can be read."""
+        try:
+            document: Document = msgspec.json.decode(self._path(name).read_bytes(), type=dict[str, Any])
+        except (OSError, msgspec.MsgspecError):
+            return None
+        return document
+
+    def remove(self, name: str) -> None:
+        """Removes the specification *name*, if there is one. Raises: HostError."""
+        with host_errors("cannot remove a CDI specification"):
+            self._path(name).unlink(missing_ok=True)
 
     def write(self, name: str, document: Document) -> None:
         """Writes the specification *name* unless it is there already. Raises: HostError."""
@@ -78,7 +110,10 @@ class ContainerSpecs:
         """Returns the names of all specifications in the folder. Raises: HostError."""
         with host_errors("cannot list CDI specifications"):
             paths = list(self._folder.iterdir()) if self._folder.exists() else []
-        return frozenset(match["name"] for path in paths if (match := _FILE.fullmatch(path.name)))
+        stem = self._kind.replace("/", "-")
+        names = [path.name.removeprefix(f"{stem}-").removesuffix(".json") for path in paths
+                 if path.name.startswith(f"{stem}-") and path.suffix == ".json"]
+        return frozenset(name for name in names if _NAMES[self._kind].fullmatch(name))
 
     def sweep(self, names: Collection[str], used: Collection[str]) -> list[str]:
         """Removes those of *names* that are not *used*; returns the removed ones. Keeps recent ones. Raises: HostError.
@@ -95,4 +130,7 @@ class ContainerSpecs:
         return removed
 
     def _path(self, name: str) -> Path:
-        return self._folder / f"hami.io-container-{name}.json"
+        """Returns the path of a specification. Raises: HostError if it could be another one's."""
+        if _NAMES[self._kind].fullmatch(name) is None:
+            raise HostError(f"{name}: not a valid name for a specification of the kind {self._kind}")
+        return self._folder / f"{self._kind.replace('/', '-')}-{name}.json"

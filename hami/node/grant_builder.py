@@ -9,7 +9,7 @@ from hami.devices.cards import Card, Instance, MigDevice
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory
 from hami.kube.cluster import Cluster
-from hami.model import Pod, Share
+from hami.model import Pod, PodRef, Share
 from hami.node.dynamic_mig import DynamicMig
 from hami.node.grant import Grant, shares_grant, visible_devices_grant
 from hami.node.host import Host
@@ -37,11 +37,12 @@ class GrantBuilder:
         self._token = token
 
     def build(self, pod: Pod, container: str, position: int, parts: Sequence[tuple[Card, Share]], *,
-              token: str | None = None) -> tuple[Grant, Mapping[str, str]]:
+              token: str | None = None, variables: Mapping[str, str] | None = None) -> tuple[Grant, Mapping[str, str]]:
         """Returns the grant of a container, and annotations of the pod that record it.
 
         *position*: of the container in the annotations. *parts*: its shares with their cards. *token*: of a container
-        that may have run before, whose directory is kept; a new one by default.
+        that may have run before, whose directory is kept; a new one by default. *variables*: those by which its limits
+        are chosen, by default those in its specification.
         Creates its MIG instances, or the directory of its processes. Raises: AllocationRefused; HostError; ClusterError
         if the API server does not answer; HamiError of the driver.
         """
@@ -49,15 +50,18 @@ class GrantBuilder:
         if self._mig is not None:
             instances, annotations = self._mig.prepare(pod, position, [share for _, share in parts])
             return instances_grant(self._config, self._host, [card for card, _ in parts], instances, token), annotations
-        # the literal variables of a container never change, so a late watch may tell them
-        env = self._node_pods.environment(pod.ref.uid, container) if self._node_pods is not None else None
-        if env is None:
-            env = self._cluster.environment(pod.ref, container)
+        env = self.variables(pod.ref, container) if variables is None else variables
         limits = container_limits(self._config, parts, env, self._context_bytes)
         facts = self._host.facts(limited=True)
         own = self._host.prepare(pod.ref.uid, container, keep=is_kept)
         self._host.write_limits(pod.ref.uid, container, token, limits, keep=is_kept)
         return shares_grant(self._config, parts, facts, own=str(own), token=token, variables=env), {}
+
+    def variables(self, ref: PodRef, container: str) -> Mapping[str, str]:
+        """Returns the literal variables in the specification of a container. Raises: ClusterError."""
+        # they never change, so a late watch may tell them
+        env = self._node_pods.environment(ref.uid, container) if self._node_pods is not None else None
+        return self._cluster.environment(ref, container) if env is None else env
 
 
 def instances_grant(config: PluginConfig, host: Host, cards: Sequence[Card],

@@ -98,12 +98,12 @@ class DevicePluginProgram:
         self._contexts = ContextSizes(Path(settings.hook_path) / "vgpu", settings.driver_root_in_container)
         self._deferred = DeferredWrites(cluster, settings.node, vendor.annotations.to_allocate, self._events)
         at_start = start_time_config(settings)
-        self._start_time = StartTimeAllocator(
-            at_start, cluster, vendor, host,
-            GrantBuilder(at_start, cluster, self._inventory, host, self._mig, node_pods=self._node_pods,
-                         context_bytes=self._contexts.bytes_of),
-            ContainerSpecs(Path(settings.cdi_root or CDI_ROOT)), node_pods=self._node_pods,
-            edits=self._cdi.edits if self._cdi is not None else lambda names: [])
+        specs = partial(ContainerSpecs, Path(settings.cdi_root or CDI_ROOT),
+                        edits=self._cdi.edits if self._cdi is not None else lambda names: [])
+        grants_at_start = GrantBuilder(at_start, cluster, self._inventory, host, self._mig, node_pods=self._node_pods,
+                                       context_bytes=self._contexts.bytes_of)
+        self._start_time = StartTimeAllocator(at_start, cluster, vendor, host, grants_at_start, specs(),
+                                              node_pods=self._node_pods)
         self._is_start_time = source is not None and is_start_time(
             settings, cluster, self._start_time.is_recorded(), os.environ)
         self._needs_completion = partial(needs_completion, node=settings.node, vendor=vendor)

@@ -12,8 +12,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,8 @@ from hami.errors import AllocationRefused, Conflict, HamiError
 from hami.kube.cluster import Cluster
 from hami.kube.retry import brief_retry
 from hami.model import BindPhase, Pod
-from hami.node.cdi import Document
 from hami.node.checkpoint import CheckpointEntry
-from hami.node.container_specs import ContainerSpecs, device_name, render_grant, spec_names
+from hami.node.container_specs import ContainerSpecs, device_name, spec_names
 from hami.node.grant import Grant, overridable_env
 from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host
@@ -48,9 +46,7 @@ class StartTimeAllocator:
     """Hands out shares of the node's cards to containers that start. Threads may share it."""
 
     def __init__(self, config: PluginConfig, cluster: Cluster, vendor: Vendor, host: Host, grants: GrantBuilder,
-                 specs: ContainerSpecs, *, node_pods: NodePods | None = None,
-                 edits: Callable[[Iterable[str]], list[Document]] = lambda names: []) -> None:
-        """*edits*: returns the edits of the CDI devices with these names, which cannot be named in a specification."""
+                 specs: ContainerSpecs, *, node_pods: NodePods | None = None) -> None:
         self._config = config
         self._cluster = cluster
         self._vendor = vendor
@@ -58,7 +54,6 @@ class StartTimeAllocator:
         self._grants = grants
         self._specs = specs
         self._node_pods = node_pods
-        self._edits = edits
         self._retry_conflicts = brief_retry(lambda error: isinstance(error, Conflict), lambda seconds: None)
 
     def allocate(self, device_ids: Sequence[str]) -> Grant:
@@ -172,9 +167,7 @@ class StartTimeAllocator:
             pod = self._cluster.annotate_pod(pod.ref, annotations, resource_version=pod.resource_version)
         if not name:
             return pod
-        own = overridable_env(self._config, len(ids)).keys()
-        env = {key: value for key, value in grant.env.items() if key not in own}
-        self._specs.write(name, render_grant(name, replace(grant, env=env), self._edits(grant.cdi_devices)))
+        self._specs.write_grant(name, grant, without=overridable_env(self._config, len(ids)))
         return pod
 
     def _lost_tokens(self, entry: CheckpointEntry) -> list[str]:

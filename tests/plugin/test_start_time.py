@@ -68,10 +68,10 @@ class StartStage(Stage):
 
     def start(self):
         super().start()
-        self.specs = ContainerSpecs(self.folder, now=lambda: time.time() + 2 * MIN_AGE_S)
+        self.specs = ContainerSpecs(self.folder, now=lambda: time.time() + 2 * MIN_AGE_S, edits=self._edits)
         grants = GrantBuilder(self.config, self.cluster, self.inventory, self.host, self.mig, node_pods=self.watch)
         self.allocator = StartTimeAllocator(self.config, self.cluster, NVIDIA, self.host, grants, self.specs,
-                                            node_pods=self.watch, edits=self._edits)
+                                            node_pods=self.watch)
 
     def admit(self, container, *device_ids, name="p", resource=GPU):
         """The kubelet asks for devices of a container, and writes down what it gets; returns the name."""
