@@ -420,6 +420,7 @@ class Node:
     runtime_version: str = ""
     kubelet_version: str = ""
     unschedulable: bool = False
+    uid: str = ""
 
 
 def selects(operator: str, values: Collection[str], value: str | None) -> bool:

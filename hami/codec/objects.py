@@ -138,6 +138,7 @@ def parse_node(data: bytes | msgspec.Raw) -> Node:
         allocatable=quantities(status.allocatable),
         runtime_version=sys.intern(info.container_runtime_version or ""),
         kubelet_version=sys.intern(info.kubelet_version or ""),
+        uid=meta.uid or "",
         unschedulable=bool(wire.spec and wire.spec.unschedulable),
     )
 

@@ -17,7 +17,8 @@ class PluginConfig:
     *list_strategies*: ``envvar``, ``volume-mounts``, ``cdi-annotations``, ``cdi-cri``. *dev_root*: prefix of host
     device nodes. *aligned*: honor the kubelet's choice of cards (``enablegetpreferredallocation``). *log_level*:
     ``LIBCUDA_LOG_LEVEL``, empty for none. *register_format*: ``json`` or ``csv``. *publish_capacity*: what the
-    status of the node shows, ``off``, ``totals`` or ``requests``.
+    status of the node shows, ``off``, ``totals`` or ``requests``. *door*: ``plugin`` or ``dra``; ``auto`` only before
+    the node was read.
     """
 
     node: str
@@ -42,6 +43,7 @@ class PluginConfig:
     topology_score: bool = False
     register_format: str = "json"
     publish_capacity: str = "totals"
+    door: str = "plugin"
     kubelet_socket: str = "/var/lib/kubelet/device-plugins/kubelet.sock"
     socket_name: str = ""
     unregister_on_stop: bool = False

@@ -24,6 +24,7 @@ from hami.vendors.inventory import PAIR_SCORES
 from hami.vendors.spec import Vendor
 
 MIG = "mig"
+DRA = "dra"
 VENDOR = "NVIDIA"
 """The vendor of this node's devices, in the catalog and in annotations."""
 _UNANSWERED = ("Requesting", "Deleted")
@@ -64,10 +65,12 @@ def devices(snapshot: InventorySnapshot, config: PluginConfig) -> tuple[Device, 
 
 def node_annotations(snapshot: InventorySnapshot, config: PluginConfig,
                      vendor: Vendor) -> dict[str, str | None]:
-    """Returns the node's annotations; None for those to be removed."""
+    """Returns the node's annotations; None for those to be removed. With the door ``dra``, it has no devices for HAMi's
+    scheduler."""
     render = render_devices_brief if config.register_format == "csv" else render_devices_json
-    return {vendor.annotations.register: render(devices(snapshot, config)) if snapshot.cards else None,
-            PAIR_SCORES: _scores(snapshot.cards) if config.topology_score and snapshot.cards else None}
+    is_offered = bool(snapshot.cards) and config.door != DRA
+    return {vendor.annotations.register: render(devices(snapshot, config)) if is_offered else None,
+            PAIR_SCORES: _scores(snapshot.cards) if config.topology_score and is_offered else None}
 
 
 def annotation_changes(node: Node, wanted: Mapping[str, str | None], config: PluginConfig,

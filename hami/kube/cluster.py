@@ -70,7 +70,7 @@ class Cluster:
     def __init__(self, api: Api, *, sleep: Callable[[float], None] = time.sleep) -> None:
         """*sleep* waits between attempts."""
         self._api = api
-        self._read = brief_retry(_is_read_retriable, sleep).wraps(api.request)
+        self._read = brief_retry(is_read_retriable, sleep).wraps(api.request)
         self._write = brief_retry(is_unsent, sleep).wraps(api.request)
 
     def pod(self, namespace: str, name: str) -> Pod | None:
@@ -256,7 +256,7 @@ def _same_pod(ref: PodRef) -> Iterator[None]:
         raise
 
 
-def _is_read_retriable(error: BaseException) -> bool:
+def is_read_retriable(error: BaseException) -> bool:
     """Reports whether the connection broke or the server failed. A read that timed out is not repeated."""
     failed = isinstance(error, ClusterError) and error.status in (500, 502, 503, 504)
     return failed or is_unsent(error) or is_disconnect(error)

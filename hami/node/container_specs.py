@@ -8,9 +8,11 @@ again after each change, and does not notice files that come from another folder
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,18 @@ class ContainerSpecs:
         names = [path.name.removeprefix(f"{stem}-").removesuffix(".json") for path in paths
                  if path.name.startswith(f"{stem}-") and path.suffix == ".json"]
         return frozenset(name for name in names if _NAMES[self._kind].fullmatch(name))
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keeps out all others who ask for this, in other threads and processes. Raises: HostError."""
+        with host_errors("cannot lock CDI specifications"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # ends when it is closed
+            yield
+        finally:
+            os.close(folder)
 
     def sweep(self, names: Collection[str], used: Collection[str]) -> list[str]:
         """Removes those of *names* that are not *used*; returns the removed ones. Keeps recent ones. Raises: HostError.

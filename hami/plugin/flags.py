@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hami.codec.device_config import parse_resource_name
 from hami.codec.policies import parse_list
+from hami.devices.registration import DRA
 from hami.errors import MalformedInput
 from hami.node.flags import KUBE_TIMEOUT, MOCK_DEVICES, driver_root
 from hami.runtime.options import ADDRESS, BOOLEAN, FACTOR, FILE, STRING, Flag, Groups, Value, choice, whole_number
@@ -11,6 +12,8 @@ from hami.runtime.options import ADDRESS, BOOLEAN, FACTOR, FILE, STRING, Flag, G
 NODE_CONFIG_FILE = "/config/config.json"
 OPERATING_MODES = ("hami-core", "mig")
 ALLOCATE_MODES = AUTO, START, ADMISSION = ("auto", "start", "admission")
+PLUGIN = "plugin"
+DOORS = (AUTO, PLUGIN, DRA)
 CAPACITY_MODES = OFF, TOTALS, REQUESTS = ("off", "totals", "requests")
 LIST_STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
 
@@ -111,6 +114,9 @@ PATHS = (
          "plugin."),
 )
 REGISTRATION = (
+    Flag("--door", choice("door", *DOORS), "Through which door pods get the devices of this node: plugin (HAMi's "
+         "scheduler and the kubelet's device plugins), dra (claims of Dynamic Resource Allocation, which needs "
+         "Kubernetes 1.36), or auto: as the node's label hami.io/door says, without it plugin.", environment=("DOOR",)),
     Flag("--register-format", choice("format", "json", "csv"), "json; csv for schedulers of HAMi v2.4 to v2.7, "
          "whose handshakes are then answered."),
     Flag("--publish-capacity", choice("mode", *CAPACITY_MODES), "What the capacity of the node shows: totals (memory "

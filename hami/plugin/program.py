@@ -21,15 +21,18 @@ from hami.devices.inventory import DeviceInventory
 from hami.devices.mock import MockCards
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import open_nvml
-from hami.devices.registration import MIG, VENDOR, offered_card
+from hami.devices.registration import DRA, MIG, VENDOR, offered_card
+from hami.dra.driver import DraDriver
+from hami.dra.prepare import ClaimPreparer, read_prepared
 from hami.errors import HamiError
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
+from hami.kube.dynamic_resources import DynamicResources
 from hami.kube.events import EventRecorder
 from hami.model import Pod
 from hami.node.cdi import IMEX, Roots
 from hami.node.cdi_specs import CdiSpecs
-from hami.node.container_specs import ContainerSpecs
+from hami.node.container_specs import CLAIM, ContainerSpecs
 from hami.node.driver import shared_node
 from hami.node.dynamic_mig import DynamicMig
 from hami.node.grant import CDI, wanted_extras
@@ -40,6 +43,7 @@ from hami.node.pods import NodePods
 from hami.plugin.allocate_mode import is_start_time, start_time_config
 from hami.plugin.allocator import Allocator, other_allocation_keys
 from hami.plugin.deferred_writes import CALLS_S, DeferredWrites
+from hami.plugin.door import open_door, why_closed
 from hami.plugin.kubelet_registration import KubeletRegistration
 from hami.plugin.region_guard import RegionGuard
 from hami.plugin.registrar import NodeRegistrar
@@ -51,6 +55,7 @@ from hami.runtime.interpreter import freeze_gc, set_switch_interval
 from hami.runtime.signals import STOP_SIGNALS, listen
 from hami.runtime.tasks import PeriodicTask, Task, problems
 from hami.vendors.catalog import vendors
+from hami.vendors.spec import Vendor
 from hami.web.pages import Health
 
 log = logging.getLogger(__name__)
@@ -74,15 +79,18 @@ LAST_WRITES_S = 5.0
 class DevicePluginProgram:
     """The parts of `hami device-plugin` under one configuration. Call `start` and `stop` once."""
 
-    def __init__(self, settings: PluginSettings, *, cluster: Cluster | None = None) -> None:
-        """*cluster*: ``None`` for the cluster of the environment. Raises: HamiError, also if the driver is missing."""
-        self._settings = settings
+    def __init__(self, settings: PluginSettings, *, cluster: Cluster | None = None,
+                 resources: DynamicResources | None = None) -> None:
+        """*cluster*: ``None`` for the cluster of the environment. *resources*: of the same cluster, for the door
+        ``dra``. Raises: HamiError, also if the driver is missing."""
         catalog = vendors(settings.devices)
         vendor = catalog[VENDOR]
         self._node_pods = None
         if cluster is None:
             api = Api.connect(timeout=settings.kube_timeout or 10.0, pool=8)
             cluster, self._node_pods = Cluster(api), NodePods(api, settings.node, self._on_pod)
+            resources = DynamicResources(api, settings.node)
+        settings = self._settings = open_door(settings, cluster)
         self._events = EventRecorder(cluster, COMPONENT)
         self._source = _card_source(settings, self._events, self._on_cards_changed)
         self._inventory = DeviceInventory(
@@ -104,7 +112,13 @@ class DevicePluginProgram:
                                        context_bytes=self._contexts.bytes_of)
         self._start_time = StartTimeAllocator(at_start, cluster, vendor, host, grants_at_start, specs(),
                                               node_pods=self._node_pods)
-        self._is_start_time = source is not None and is_start_time(
+        claim_specs = specs(kind=CLAIM)
+        self._dra = None
+        if settings.door == DRA and resources is not None:
+            self._dra = DraDriver(at_start, cluster, resources, grants_at_start, host, claim_specs,
+                                  node_pods=self._node_pods)
+        self._why_closed = partial(self._read_why_closed, cluster, claim_specs, vendor)
+        self._is_start_time = source is not None and self._dra is None and is_start_time(
             settings, cluster, self._start_time.is_recorded(), os.environ)
         self._needs_completion = partial(needs_completion, node=settings.node, vendor=vendor)
         self._other_keys = other_allocation_keys(catalog)
@@ -112,7 +126,8 @@ class DevicePluginProgram:
                               context_bytes=self._contexts.bytes_of)
         self._allocator = Allocator(settings, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods)
         self._clean_up_node = partial(clean_up_node, settings.node, self._mig, self._allocator)
-        self._sweep_node = partial(sweep_node, settings.node, cluster, host, self._start_time.sweep)
+        self._sweep_node = partial(sweep_node, settings.node, cluster, host, self._start_time.sweep,
+                                   self._dra.claims if self._dra is not None else None)
         self._guard = RegionGuard(settings.node, cluster, host, self._events)
         self._registrar = NodeRegistrar(
             cluster, self._read_cards, self._inventory, settings, vendor, now=partial(datetime.now, UTC),
@@ -124,7 +139,7 @@ class DevicePluginProgram:
                                          on_instances=on_instances)
         self._registrations: list[KubeletRegistration] = []
         self._card_registration = None
-        if settings.kubelet_socket:
+        if settings.kubelet_socket and self._dra is None:
             self._card_registration = KubeletRegistration(settings, self._card_server, clock=time.monotonic,
                                                           is_ready=self._may_serve_cards,
                                                           on_registered=self._registrar.recheck)
@@ -149,7 +164,8 @@ class DevicePluginProgram:
             self._registrar.read()
         log.info("cards found", extra={
             "node": settings.node, "mode": settings.operating_mode,
-            "cards": [card.uuid for card in self._inventory.cards()]})
+            "door": settings.door, "cards": [card.uuid for card in self._inventory.cards()]})
+        self._check_door()
         if not settings.mock_devices and settings.operating_mode != MIG:
             self._start_task(PeriodicTask("contexts", self._measure_contexts, CLEANUP_S, limit_s=CALLS_S))
         if self._node_pods is not None:
@@ -160,7 +176,10 @@ class DevicePluginProgram:
                      PeriodicTask("sweep", self._sweep_node, CLEANUP_S, limit_s=CALLS_S),
                      PeriodicTask("regions", self._guard.shrink, REGIONS_S, limit_s=CALLS_S)):
             self._start_task(task)
-        if self._card_registration is not None:
+        if self._dra is not None:
+            for part in self._dra.tasks:
+                self._start_task(part)
+        elif self._card_registration is not None:
             self._start_task(self._card_registration)
         else:
             log.info("no kubelet socket: the cards are only registered with the node")
@@ -173,13 +192,15 @@ class DevicePluginProgram:
         with self._lock:
             registrations = [registration for registration in self._registrations
                              if registration is not self._card_registration or self._inventory.cards()]
-        return "; ".join(filter(None, (registration.unready_reason for registration in registrations)))
+        dra = self._dra.unready_reason() if self._dra is not None and self._inventory.cards() else ""
+        return "; ".join(filter(None, (dra, *(registration.unready_reason for registration in registrations))))
 
     def hung_reason(self) -> str:
         """Returns which threads have died or hang, and which of the plugin's own servers are silent; empty if none."""
         with self._lock:
             registrations = list(self._registrations)
-        reasons = [problems(tuple(self._tasks)), *(registration.hung_reason() for registration in registrations)]
+        reasons = [problems(tuple(self._tasks)), self._dra.hung_reason() if self._dra is not None else "",
+                   *(registration.hung_reason() for registration in registrations)]
         return "; ".join(filter(None, reasons))
 
     def stop(self, *, last: bool) -> None:
@@ -203,6 +224,23 @@ class DevicePluginProgram:
         self._events.drain(DRAIN_S)
         self._events.stop()
         self._events.join(JOIN_S)
+
+    def _check_door(self) -> None:
+        """Raises: HamiError if pods still use the cards through the other door."""
+        if self._dra is not None:
+            self._registrar.register()  # HAMi's scheduler must not place pods here any more
+        if reason := self._why_closed():
+            self._events.start()
+            self._events.record(self._settings.node, "Warning", "DoorClosed", reason)
+            self._events.drain(DRAIN_S)
+            self._events.stop()
+            raise HamiError(reason)
+
+    def _read_why_closed(self, cluster: Cluster, specs: ContainerSpecs, vendor: Vendor) -> str:
+        prepared = {request.pod for request in read_prepared(specs)}
+        if self._dra is None and not prepared:
+            return ""
+        return why_closed(self._settings.door, cluster.pods_on(self._settings.node), prepared, vendor)
 
     def _card_server(self, path: Path, on_disconnect: Callable[[], None]) -> PluginServer:
         is_needed = (self._is_start_time or bool(self._start_time.is_recorded())  # containers of an earlier mode
@@ -288,16 +326,20 @@ def clean_up_node(node: str, mig: DynamicMig | None, allocator: Allocator) -> No
     _run_each(node, allocator.release_stale_lock, *([mig.reconcile] if mig is not None else []))
 
 
-def sweep_node(node: str, cluster: Cluster, host: Host, sweep_specs: Callable[[], None]) -> None:
-    """Removes directories and specifications of containers that are gone.
+def sweep_node(node: str, cluster: Cluster, host: Host, sweep_specs: Callable[[], None],
+               claims: ClaimPreparer | None = None) -> None:
+    """Removes directories and specifications of containers and claims that are gone.
 
     Logs what fails; never raises a HamiError.
     """
     def remove_directories() -> None:
         if directories := host.directories():  # before the pods: see Host.sweep
-            if removed := host.sweep(directories, {pod.ref.uid for pod in cluster.pods_on(node)}):
+            live = {pod.ref.uid for pod in cluster.pods_on(node)}
+            # containers of a pod that was deleted by force use theirs until the kubelet unprepares its claim
+            live |= {request.pod for request in claims.prepared()} if claims is not None else set()
+            if removed := host.sweep(directories, live):
                 log.info("container directories removed", extra={"directories": removed})
-    _run_each(node, remove_directories, sweep_specs)
+    _run_each(node, remove_directories, sweep_specs, *([claims.sweep] if claims is not None else []))
 
 
 def _run_each(node: str, *steps: Callable[[], object]) -> None:

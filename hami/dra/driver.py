@@ -1,0 +1,43 @@
+"""The driver of one node: its parts, and whether they work."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from hami.devices.config import PluginConfig
+from hami.dra.prepare import ClaimPreparer
+from hami.dra.publisher import SlicePublisher
+from hami.dra.server import FOLDER, DraRegistration, DraServer
+from hami.kube.cluster import Cluster
+from hami.kube.dynamic_resources import DynamicResources
+from hami.node.container_specs import ContainerSpecs
+from hami.node.grant_builder import GrantBuilder
+from hami.node.host import Host
+from hami.node.pods import NodePods
+from hami.runtime.tasks import Task
+
+
+class DraDriver:
+    """Offers the cards of a node to kube-scheduler, and prepares claims for its kubelet."""
+
+    def __init__(self, config: PluginConfig, cluster: Cluster, resources: DynamicResources, grants: GrantBuilder,
+                 host: Host, specs: ContainerSpecs, *, node_pods: NodePods | None = None) -> None:
+        """*specs*: those of claims."""
+        inventory, folder = grants.inventory, Path(config.kubelet_socket).parent.parent / FOLDER
+        self.claims = ClaimPreparer(config, cluster, resources, grants, host, specs, node_pods=node_pods)
+        """The claims of the node."""
+        self._publisher = SlicePublisher(config, cluster, resources, inventory)
+        self._registration = DraRegistration(
+            lambda on_status: DraServer(folder, config.node, inventory, self.claims, on_status), clock=time.monotonic,
+            on_registered=self._publisher.publish)
+        self.tasks: tuple[Task, ...] = (self._registration, self._publisher, resources.watch(self._publisher))
+        """What the driver does in the background, in the order in which it must begin."""
+
+    def unready_reason(self) -> str:
+        """Returns why pods do not get devices; empty if they do."""
+        return self._registration.unready_reason or self._publisher.unready_reason
+
+    def hung_reason(self) -> str:
+        """Returns why the process must be restarted; empty if it must not."""
+        return self._registration.hung_reason()

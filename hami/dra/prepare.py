@@ -1,0 +1,168 @@
+"""Prepares claims of pods: writes what their containers get, under the name of the claim and the request.
+
+The kubelet prepares the claims of a pod before its sandbox is made, and gives a container the CDI devices of the
+requests that it names. So each request of a claim is for one container, whose name it has. What is prepared is what
+specifications say: no other file is needed, and none is left when a reboot has emptied their folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from hami.codec.claims import AllocatedClaim, ClaimedRequest
+from hami.codec.slices import device_name, pool_name
+from hami.devices.cards import Card
+from hami.devices.config import PluginConfig
+from hami.devices.registration import VENDOR, devices
+from hami.dra.guard import PreparedRequest, PreparedShare, excess, parse_prepared, render_prepared
+from hami.errors import AllocationRefused, MalformedInput
+from hami.kube.cluster import Cluster
+from hami.kube.dynamic_resources import DynamicResources
+from hami.model import Pod, Share
+from hami.node import container_specs
+from hami.node.container_specs import CLAIM, ContainerSpecs
+from hami.node.grant import overridable_env
+from hami.node.grant_builder import GrantBuilder
+from hami.node.host import MIN_AGE_S, Host
+from hami.node.pods import NodePods
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedDevice:
+    """A device of a prepared claim, as the kubelet knows it. *cdi_device*: what containers of the request get, empty
+    unless it is the first device of the request."""
+
+    request: str
+    pool: str
+    device: str
+    share_id: str
+    cdi_device: str
+
+
+class ClaimPreparer:
+    """The claims of one node. Threads and processes may share its files."""
+
+    def __init__(self, config: PluginConfig, cluster: Cluster, resources: DynamicResources, grants: GrantBuilder,
+                 host: Host, specs: ContainerSpecs, *, node_pods: NodePods | None = None,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        """*specs*: those of the kind `CLAIM`."""
+        self._config = config
+        self._cluster = cluster
+        self._resources = resources
+        self._grants = grants
+        self._host = host
+        self._specs = specs
+        self._node_pods = node_pods
+        self._clock = clock
+        self._orphaned_at: dict[str, float] = {}  # by specification, since when its claim is gone
+
+    def prepare(self, namespace: str, name: str, uid: str) -> list[PreparedDevice]:
+        """Prepares exactly this claim; what is prepared already stays as it is, since containers may use it.
+
+        Raises: AllocationRefused with the reason; MalformedInput; HostError; ClusterError.
+        """
+        claim = self._resources.claim(namespace, name)
+        if claim is None or claim.uid != uid:
+            raise AllocationRefused(f"claim {namespace}/{name} {'does not exist' if claim is None else 'is another'}")
+        if not claim.requests:
+            raise AllocationRefused(f"claim {namespace}/{name} has no devices of this driver")
+        pod, snapshot = self._pod(claim), self._grants.inventory.snapshot()
+        cards = {device_name(card.uuid): card for card in snapshot.cards}
+        wanted = [self._wanted(claim, request, pod, cards) for request in claim.requests]
+        with self._specs.exclusive():
+            prepared = self.prepared()
+            missing = [pair for pair in zip(claim.requests, wanted) if pair[1] not in prepared
+                       or not self._host.has_limits(pod.ref.uid, pair[1].request)]
+            if missing and (reason := excess(wanted, prepared, {
+                    device.uuid: device for device in devices(snapshot, self._config)})):
+                raise AllocationRefused(reason)
+            for request, record in missing:
+                self._write(pod, request, record, cards)
+        return [PreparedDevice(request=request.name, pool=device.pool, device=device.device, share_id=device.share_id,
+                               cdi_device=container_specs.device_name(record.name, CLAIM) if place == 0 else "")
+                for request, record in zip(claim.requests, wanted) for place, device in enumerate(request.devices)]
+
+    def unprepare(self, uid: str) -> None:
+        """Removes what was prepared for a claim, which may be gone, by whatever process. Raises: HostError."""
+        with self._specs.exclusive():
+            for name in self._specs.names():
+                if name.startswith(f"{uid}_"):
+                    self._specs.remove(name)
+
+    def prepared(self) -> list[PreparedRequest]:
+        """Returns what is prepared. Raises: HostError."""
+        return read_prepared(self._specs)
+
+    def sweep(self) -> None:
+        """Removes what is prepared for claims that are gone since some minutes: containers of a pod that was deleted by
+        force may still run. Raises: HostError; ClusterError."""
+        gone = {request.name for request in self.prepared() if self._is_gone(request)}
+        self._orphaned_at = {name: self._orphaned_at.get(name, self._clock()) for name in gone}
+        for name, since in self._orphaned_at.items():
+            if self._clock() - since > MIN_AGE_S:
+                self._specs.remove(name)
+                log.info("specification of a claim that is gone was removed", extra={"specification": name})
+
+    def _is_gone(self, request: PreparedRequest) -> bool:
+        if self._node_pods is not None and self._node_pods.pod(request.pod) is not None:
+            return False
+        try:
+            claim = self._resources.claim(request.namespace, request.claim)
+        except MalformedInput:
+            return False
+        return claim is None or claim.uid != request.uid or not claim.requests
+
+    def _pod(self, claim: AllocatedClaim) -> Pod:
+        """Returns the pod for which a claim is reserved."""
+        if len(claim.pods) != 1:
+            raise AllocationRefused(f"claim {claim.namespace}/{claim.name} is reserved for {len(claim.pods)} pods, "
+                                    "expected one: with a template, each pod gets a claim of its own")
+        (ref,) = claim.pods
+        pod = self._node_pods.pod(ref.uid) if self._node_pods is not None else None
+        if pod is None:
+            pod = self._cluster.pod(ref.namespace, ref.name)
+        if pod is None or pod.ref.uid != ref.uid or pod.node_name != self._config.node:
+            raise AllocationRefused(f"pod {ref}, for which claim {claim.name} is reserved, is not on this node")
+        return pod
+
+    def _wanted(self, claim: AllocatedClaim, request: ClaimedRequest, pod: Pod,
+                cards: Mapping[str, Card]) -> PreparedRequest:
+        """Returns what a request of the claim needs. *cards*: by the names of their devices."""
+        about = f"request {request.name} of claim {claim.namespace}/{claim.name}"
+        if request.admin:
+            raise AllocationRefused(f"{about}: adminAccess is not supported")
+        if request.name not in {container.name for container in pod.containers}:
+            raise AllocationRefused(f"{about}: pod {pod.ref.name} has no container {request.name}; a request must have "
+                                    "the name of the container that uses it")
+        for device in request.devices:
+            if device.pool != pool_name(self._config.node) or device.device not in cards:
+                raise AllocationRefused(f"{about}: device {device.pool}/{device.device} is not on this node")
+        return PreparedRequest(
+            namespace=claim.namespace, claim=claim.name, uid=claim.uid, request=request.name, pod=pod.ref.uid,
+            shares=tuple(PreparedShare(uuid=cards[device.device].uuid, memory_mib=device.memory_mib,
+                                       cores=device.cores, share_milli=device.share_milli)
+                         for device in request.devices))
+
+    def _write(self, pod: Pod, request: ClaimedRequest, record: PreparedRequest, cards: Mapping[str, Card]) -> None:
+        """Writes the directory of a container and its specification."""
+        variables = self._grants.variables(pod.ref, request.name)
+        chosen = {name: str(value) for name, value in (
+            ("CUDA_TASK_PRIORITY", request.priority), ("GPU_CORE_UTILIZATION_POLICY", request.core_policy))
+            if value is not None}
+        parts = [(cards[device.device], Share(share.uuid, VENDOR, share.memory_mib, share.cores))
+                 for device, share in zip(request.devices, record.shares)]
+        grant, _ = self._grants.build(pod, request.name, 0, parts, variables={**variables, **chosen})
+        # variables of a CDI device replace those of the container, which may choose these itself
+        own = overridable_env(self._config, len(parts)).keys() & variables.keys()
+        self._specs.write_grant(record.name, replace(grant, env={**grant.env, **render_prepared(record)}), without=own)
+
+
+def read_prepared(specs: ContainerSpecs) -> list[PreparedRequest]:
+    """Returns what specifications of claims were made for. Raises: HostError."""
+    found = [(name, parse_prepared(specs.read(name))) for name in sorted(specs.names())]
+    return [request for name, request in found if request is not None and request.name == name]

@@ -1,0 +1,118 @@
+"""Publishes the cards of the node as ResourceSlices, and again when somebody deletes or changes them.
+
+The kubelet deletes the slices of its node when it starts, and those of a driver soon after its last socket has gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from dataclasses import replace
+
+from hami.codec.keys import CORDON
+from hami.codec.policies import parse_list
+from hami.codec.slices import is_published, render_slices
+from hami.devices.config import PluginConfig
+from hami.devices.inventory import DeviceInventory, InventorySnapshot
+from hami.devices.registration import devices
+from hami.errors import HamiError, NotFound
+from hami.kube.cluster import Cluster
+from hami.kube.dynamic_resources import DynamicResources
+from hami.kube.pages import ObjectMeta
+from hami.kube.retry import WATCH_WAIT, Backoff
+from hami.runtime.once import OncePerKey
+from hami.runtime.tasks import Task
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 30.0
+"""Seconds between two comparisons while nothing changes: a cordon of the node is found by them."""
+
+
+class SlicePublisher(Task):
+    """Writes only what has changed, compared to the slices as they are. The sink of the watch of the slices."""
+
+    def __init__(self, config: PluginConfig, cluster: Cluster, resources: DynamicResources,
+                 inventory: DeviceInventory) -> None:
+        super().__init__("slices")
+        self._config = config
+        self._cluster = cluster
+        self._resources = resources
+        self._inventory = inventory
+        self._is_registered = False
+        self._changed = threading.Event()  # set when somebody has changed a slice
+        self._backoff = Backoff(WATCH_WAIT)
+        self._reported = OncePerKey()
+        self.unready_reason = "the devices are not published yet"
+        """Why kube-scheduler does not know the devices; empty if it does."""
+
+    def publish(self) -> None:
+        """Begins to publish, or compares again: the kubelet has registered the driver, and can prepare claims."""
+        self._is_registered = True
+        self._look_again()
+
+    def upsert(self, item: ObjectMeta, as_of: float = -math.inf) -> None:
+        """A slice was written."""
+        self._look_again()
+
+    def remove(self, item: ObjectMeta) -> None:
+        """A slice was deleted."""
+        self._look_again()
+
+    def prune(self, seen: set[str], started: float) -> None:
+        """The slices were listed."""
+        self._look_again()
+
+    def step(self) -> float:
+        """Publishes, then waits until something has changed."""
+        if not self._is_registered:
+            return math.inf
+        self._changed.clear()
+        try:
+            snapshot = self.reconcile()
+        except HamiError as error:
+            self.unready_reason = f"the devices cannot be published: {error}"
+            if self._reported.is_new("publish", str(error)):
+                log.warning("slices cannot be written", extra={"node": self._config.node, "error": error})
+            return self._backoff.next(error)
+        self.unready_reason = ""
+        self._reported.clear("publish")
+        self._backoff.reset()
+        self._inventory.wait_until(
+            lambda latest: latest is not snapshot or self._changed.is_set() or self.is_stopping(), INTERVAL_S)
+        return 0.0
+
+    def reconcile(self) -> InventorySnapshot:
+        """Makes the slices say what the node has; returns the cards that they describe. Raises: HamiError."""
+        name, snapshot = self._config.node, self._inventory.snapshot()
+        node = self._cluster.node(name)
+        if node is None:
+            raise NotFound(f"there is no node {name}: check --node-name", 404)
+        cordoned = parse_list(node.annotations.get(CORDON)) or ()
+        cards = [replace(device, cordoned=device.uuid in cordoned) for device in devices(snapshot, self._config)]
+        present = {item["metadata"]["name"]: item for item in self._resources.slices()}
+        generations = {item["spec"]["pool"]["generation"] for item in present.values()}
+        latest = max(generations, default=0)
+        wanted = render_slices(name, cards, generation=latest + 1, node_uid=node.uid)
+        if len(present) == len(wanted) and len(generations) <= 1 and all(
+                is_published(present.get(document["metadata"]["name"], {}), document) for document in wanted):
+            return snapshot
+        for document in wanted:
+            if (found := present.pop(document["metadata"]["name"], None)) is not None:
+                document["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
+            self._resources.write_slice(document)
+        for leftover in present:
+            self._resources.delete_slice(leftover)
+        log.info("slices written", extra={"node": name, "devices": sum(
+            len(document["spec"]["devices"]) for document in wanted), "generation": latest + 1})
+        return snapshot
+
+    def wake(self) -> None:
+        """Ends a wait, or the wait within a step."""
+        super().wake()
+        self._inventory.notify()
+
+    def _look_again(self) -> None:
+        self._changed.set()
+        self.wake()

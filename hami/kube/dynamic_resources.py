@@ -1,0 +1,69 @@
+"""The calls to the API server about Dynamic Resource Allocation (resource.k8s.io/v1). Tests replace it with a fake."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from hami.codec.claims import AllocatedClaim, parse_claim
+from hami.codec.documents import decode
+from hami.codec.slices import API_VERSION, DRIVER
+from hami.errors import NotFound
+from hami.kube.api import Api, is_unsent
+from hami.kube.cluster import is_read_retriable
+from hami.kube.pages import ObjectMeta, parse_meta, read_pages
+from hami.kube.reflector import Reflector, Sink, WatchedResource
+from hami.kube.retry import brief_retry
+
+_GROUP = f"/apis/{API_VERSION}"
+_SLICES = f"{_GROUP}/resourceslices"
+_DOCUMENT = msgspec.json.Decoder(dict[str, Any])
+
+
+class DynamicResources:
+    """Claims of all namespaces, and our driver's slices of one node; threads may share it. Every call raises a
+    ClusterError if the server refuses."""
+
+    def __init__(self, api: Api, node: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        """*sleep* waits between attempts."""
+        self._api = api
+        self._query = {"fieldSelector": f"spec.nodeName={node},spec.driver={DRIVER}"}
+        self._read = brief_retry(is_read_retriable, sleep).wraps(api.request)
+        self._write = brief_retry(is_unsent, sleep).wraps(api.request)
+
+    def claim(self, namespace: str, name: str) -> AllocatedClaim | None:
+        """Returns the current claim; ``None`` if there is none. Raises also: MalformedInput."""
+        try:
+            return parse_claim(self._read("GET", f"{_GROUP}/namespaces/{quote(namespace, safe='')}/resourceclaims/"
+                                                 f"{quote(name, safe='')}"))
+        except NotFound:
+            return None
+
+    def slices(self) -> list[dict[str, Any]]:
+        """Returns the slices (JSON). Raises also: MalformedInput."""
+        return [decode("resourceslice", _DOCUMENT, raw)
+                for page in read_pages(self._read, "resourceslices", _SLICES, self._query) for raw in page.items or ()]
+
+    def write_slice(self, document: Mapping[str, Any]) -> None:
+        """Replaces the slice if its version is still that of *document*, or creates it if *document* has none.
+
+        Raises: Conflict if it has changed or been created since, NotFound if it is gone.
+        """
+        meta = document["metadata"]
+        is_known = "resourceVersion" in meta
+        self._write("PUT" if is_known else "POST", f"{_SLICES}/{meta['name']}" if is_known else _SLICES,
+                    body=msgspec.json.encode(document))
+
+    def delete_slice(self, name: str) -> None:
+        """Deletes a slice. Raises: NotFound."""
+        self._write("DELETE", f"{_SLICES}/{name}")
+
+    def watch(self, sink: Sink[ObjectMeta]) -> Reflector[ObjectMeta]:
+        """Returns the watch of the slices, which passes on their metadata."""
+        return Reflector(self._api, WatchedResource(
+            name="resourceslices", path=_SLICES, parse=lambda data: parse_meta(msgspec.Raw(data)),
+            key=lambda meta: meta.key, query=self._query), sink, resumes=True)
