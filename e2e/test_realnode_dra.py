@@ -1,0 +1,320 @@
+"""Claims on a real kubelet and runtime: kube-scheduler allocates them, and the device plugin prepares them with the
+rights that it has in a cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.cluster import MANIFESTS, LocalCluster
+from e2e.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
+from e2e.eventually import eventually
+from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod
+from e2e.kube import Kube
+from e2e.nodes import REGISTER
+from e2e.placing import Part, place
+from e2e.pods import pod
+from e2e.realnode import RealNode
+from e2e.restarts import kill_container, restarted, views
+from e2e.sandbox import Sandbox
+from e2e.shown import seen, shower, showing
+from hami.codec.claims import render_claim_spec
+from hami.codec.keys import DOOR
+from hami.codec.slices import DRIVER, device_name, pool_name
+from hami.model import DevicePolicy, Request, Selector
+from tests.libvgpu.rig import MIB, Builds, Unavailable
+
+pytestmark = pytest.mark.since(1, 36)
+Object = dict[str, Any]
+COMPONENT = MANIFESTS.parent / "components" / "dra"
+FIRST, SECOND = cards(2)
+CDI = "/run/cdi"
+RETRIED_SECONDS = 120  # the kubelet prepares a pod again with its backoff
+
+
+@pytest.fixture(scope="module")
+def component(local: LocalCluster) -> Iterator[None]:
+    """What is installed for claims: the class, rights of the device plugin, and policies."""
+    items = [item for name in ("device-class", "rbac", "policies")
+             for item in yaml.safe_load_all((COMPONENT / f"{name}.yaml").read_text())]
+    for item in items:
+        local.kube.apply(item)
+    yield
+    for item in items:
+        local.kube.delete(item["kind"], item["metadata"]["name"])
+
+
+@pytest.fixture
+def driver(component: None, sandbox: Sandbox, real: RealNode) -> Iterator[DevicePlugin]:
+    """The device plugin with two cards and the door ``dra``; the kubelet calls it, and kube-scheduler knows its cards.
+    """
+    made = DevicePlugin(real, door="dra")
+    made.insert(FIRST, SECOND)
+    made.install_limiter(b"the limiter\n")
+    try:
+        yield started(made)
+        emptied(sandbox, real)
+    finally:
+        made.close()
+
+
+def started(plugin: DevicePlugin, **flags: str) -> DevicePlugin:
+    """Starts it, and waits until it is ready."""
+    plugin.start(**flags).wait_registered()
+    eventually(lambda: plugin.readiness()[0] == 200, lambda: f"ready: {plugin.readiness()}", timeout=30)
+    return plugin
+
+
+def emptied(sandbox: Sandbox, real: RealNode) -> None:
+    """Deletes all pods, and waits until the kubelet has unprepared their claims."""
+    sandbox.kube.delete_all("Pod", sandbox.namespace)
+    eventually(lambda: not specifications(real), lambda: f"nothing is prepared: {specifications(real)}", timeout=60)
+
+
+def specifications(real: RealNode) -> list[str]:
+    return sorted(path.name for path in real.path(CDI).glob("hami.io-claim-*.json"))
+
+
+def slices(kube: Kube) -> list[Object]:
+    return [item for item in kube.list("ResourceSlice") if item["spec"]["driver"] == DRIVER]
+
+
+def claim_of(sandbox: Sandbox, name: str) -> Object:
+    """Returns the only claim of a pod."""
+    (status,) = sandbox.pod(name)["status"]["resourceClaimStatuses"]
+    return sandbox.kube.get("ResourceClaim", status["resourceClaimName"], sandbox.namespace)
+
+
+def claiming(sandbox: Sandbox, item: Object, **requests: Request) -> Object:
+    """Creates the template of a claim with a request for each container, and returns the pod with it."""
+    name = item["metadata"]["name"]
+    spec = render_claim_spec(requests, Selector(), DevicePolicy(()), ())
+    assert isinstance(spec, dict), spec
+    sandbox.kube.create({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
+                         "metadata": {"name": name}, "spec": {"spec": spec}}, sandbox.namespace)
+    containers = [{**one, "resources": {"claims": [{"name": "hami", "request": one["name"]}]}}
+                  for one in item["spec"]["containers"]]
+    return {**item, "spec": {**item["spec"], "schedulerName": "hami-scheduler", "containers": containers,
+                             "resourceClaims": [{"name": "hami", "resourceClaimTemplateName": name}]}}
+
+
+def ask(memory: int, cores: int = 0) -> Request:
+    return Request(vendor="NVIDIA", count=1, memory_mib=memory, cores=cores)
+
+
+def create(sandbox: Sandbox, name: str, memory: int, cores: int = 0) -> None:
+    """Creates a pod whose container shows what it got."""
+    sandbox.create(claiming(sandbox, shower(HOOK, name), main=ask(memory, cores)))
+
+
+# ---- what pods get
+
+
+def test_containers_get_what_was_allocated_to_their_request(sandbox: Sandbox, real: RealNode,
+                                                            driver: DevicePlugin) -> None:
+    item = pod("several", containers=[showing(HOOK, "left"), showing(HOOK, "right")])
+    sandbox.create(claiming(sandbox, item, left=ask(1000, 10), right=ask(2000, 20)))
+    create(sandbox, "single", 3000)
+    sandbox.running("several", "single")
+    found = {name: seen(sandbox, real, pod_name, name)
+             for pod_name, name in (("several", "left"), ("several", "right"), ("single", "main"))}
+    assert {name: view.limit for name, view in found.items()} == {
+        "left": (FIRST.uuid, "1000m", "10"), "right": (FIRST.uuid, "2000m", "20"), "main": (FIRST.uuid, "3000m", "0")}
+    for name, view in found.items():
+        uid = sandbox.pod("single" if name == "main" else "several")["metadata"]["uid"]
+        assert view.mounts[f"{HOOK}/vgpu/limits"] == (f"{HOOK}/vgpu/containers/{uid}_{name}/limits", False)
+        assert (view.library, view.mounts[f"{HOOK}/vgpu/libvgpu.so"][1]) == ("the limiter\n", False)
+    assert len({view.env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] for view in found.values()}) == 3
+    assert len(specifications(real)) == 3
+    emptied(sandbox, real)
+
+
+def test_the_node_has_no_devices_for_the_other_door(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    node = real.node()
+    assert REGISTER not in (node["metadata"].get("annotations") or {})
+    assert node["status"]["allocatable"].get(RESOURCE, "0") == "0"
+    (item,) = slices(sandbox.kube)
+    assert [device["name"] for device in item["spec"]["devices"]] == [device_name(card.uuid) for card in driver.cards]
+    assert item["metadata"]["ownerReferences"][0]["uid"] == node["metadata"]["uid"]
+
+
+def test_twenty_pods_at_once_get_their_own_limits(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    memory = {f"p{number:02}": 1000 + number for number in range(2 * SLOTS)}
+    for name, mib in memory.items():
+        create(sandbox, name, mib)
+    sandbox.running(*memory, timeout=120)
+    assert {name: seen(sandbox, real, name).limit[1] for name in memory} == {
+        name: f"{mib}m" for name, mib in memory.items()}
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
+    return Builds(tmp_path_factory.mktemp("limiter"))
+
+
+def test_two_claims_on_one_card_are_stopped_at_their_own_limits(sandbox: Sandbox, real: RealNode,
+                                                                driver: DevicePlugin, builds: Builds) -> None:
+    try:
+        gpu = FakeGpus(real, builds)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    driver.stop()
+    gpu.insert(driver, CARDS[0])
+    started(driver)
+    wanted = {"a": 1500, "b": 2502}
+    for name, mib in wanted.items():
+        sandbox.create(claiming(sandbox, client_pod(name, client(
+            "info", f"alloc plain 0 {mib * MIB}", "alloc plain 1 1")), main=ask(mib)))
+    sandbox.running(*wanted)
+    for name, mib in wanted.items():
+        assert gpu.answers(sandbox.pod(name), 5) == [[0], [0], [0, mib * MIB, mib * MIB], [0], [2]]
+
+
+# ---- restarts
+
+
+def test_a_driver_takes_over_what_another_one_has_prepared(sandbox: Sandbox, real: RealNode,
+                                                           driver: DevicePlugin) -> None:
+    create(sandbox, "before", 1000)
+    sandbox.running("before")
+    successor = DevicePlugin(real, name="successor", door="dra")
+    successor.cards = driver.cards
+    try:
+        started(successor)
+        driver.stop()
+        create(sandbox, "after", 2000)
+        sandbox.running("after")
+        assert len(slices(sandbox.kube)) == 1
+        assert '"claim prepared"' in successor.log()
+        emptied(sandbox, real)
+    finally:
+        successor.close()
+
+
+def test_pods_go_on_and_wait_while_the_driver_is_down(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    create(sandbox, "a", 1000)
+    sandbox.running("a")
+    driver.kill()
+    restarted(sandbox, "a", kill_container(sandbox, real, "a"))
+    assert views(sandbox, real, "a", 2) == ["1000m"] * 2
+    create(sandbox, "b", 2000)
+    sandbox.event("b", "FailedPrepareDynamicResources", timeout=60)
+    started(driver)
+    sandbox.running("b", timeout=RETRIED_SECONDS)
+    assert seen(sandbox, real, "b").limit[1] == "2000m"
+
+
+def test_slices_come_back(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    (item,) = slices(sandbox.kube)
+
+    def is_back(items: dict[str, Object]) -> bool:
+        found = [one for one in items.values() if one["spec"]["driver"] == DRIVER]
+        return [one["spec"]["devices"] for one in found] == [item["spec"]["devices"]] and (
+            found[0]["metadata"]["uid"] != item["metadata"]["uid"])
+
+    sandbox.kube.delete("ResourceSlice", item["metadata"]["name"])
+    sandbox.kube.wait("ResourceSlice", is_back, what="the slice that somebody deleted is back", timeout=30)
+    (item,) = slices(sandbox.kube)
+    real.kill_kubelet()
+    real.start_kubelet()
+    sandbox.kube.wait("ResourceSlice", is_back, what="the slice that the kubelet deleted is back", timeout=60)
+    create(sandbox, "a", 1000)
+    sandbox.running("a")
+
+
+# ---- refusals
+
+
+def test_a_claim_that_cannot_be_prepared_is_tried_again(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    library = real.path(HOOK) / "vgpu" / "libvgpu.so"
+    library.unlink()
+    create(sandbox, "a", 1000)
+    assert "the limiter is not installed" in sandbox.event("a", "FailedPrepareDynamicResources", timeout=60)
+    driver.install_limiter(b"the limiter\n")
+    sandbox.running("a", timeout=RETRIED_SECONDS)
+
+
+def test_a_request_must_have_the_name_of_its_container(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    item = claiming(sandbox, shower(HOOK, "a"), gpu=ask(1000))
+    item["spec"]["containers"][0]["resources"]["claims"] = [{"name": "hami"}]
+    sandbox.create(item)
+    assert "has no container gpu" in sandbox.event("a", "FailedPrepareDynamicResources", timeout=60)
+
+
+def test_nobody_gets_more_than_a_card_has(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    """Whoever may write the status of a claim can allocate what others have; the node refuses it."""
+    create(sandbox, "a", FIRST.memory - 1000)
+    sandbox.running("a")
+    spec = render_claim_spec({"main": ask(2000)}, Selector(), DevicePolicy(()), ())
+    sandbox.kube.create({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "forged"},
+                         "spec": spec}, sandbox.namespace)
+    item = shower(HOOK, "b")
+    item["spec"]["containers"][0]["resources"] = {"claims": [{"name": "hami", "request": "main"}]}
+    item["spec"] |= {"resourceClaims": [{"name": "hami", "resourceClaimName": "forged"}], "nodeName": real.name}
+    made = sandbox.kube.create(item, sandbox.namespace)
+    result = {"request": "main", "driver": DRIVER, "pool": pool_name(real.name), "device": device_name(FIRST.uuid),
+              "shareID": "00000000-0000-4000-8000-000000000001",
+              "consumedCapacity": {"memory": "2000Mi", "cores": "0", "share": "10"}}
+    sandbox.kube.merge_patch("ResourceClaim", "forged", {"metadata": {"finalizers": [
+        "resource.kubernetes.io/delete-protection"]}}, sandbox.namespace)
+    claim = sandbox.kube.get("ResourceClaim", "forged", sandbox.namespace)
+    claim["status"] = {"allocation": {"devices": {"results": [result]}, "allocationTimestamp": "2026-01-01T00:00:00Z"},
+                       "reservedFor": [{"resource": "pods", "name": "b", "uid": made["metadata"]["uid"]}]}
+    sandbox.kube.call("PUT", f"/apis/resource.k8s.io/v1/namespaces/{sandbox.namespace}/resourceclaims/forged/status",
+                      claim)
+    message = sandbox.event("b", "FailedPrepareDynamicResources", "MiB of memory", timeout=60)
+    held = claim_of(sandbox, "a")["metadata"]["name"]
+    assert f"{sandbox.namespace}/forged needs 2000 MiB" in message and f"{sandbox.namespace}/{held} has" in message
+
+
+def test_a_device_that_becomes_unhealthy(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    create(sandbox, "a", 1000)
+    sandbox.running("a")
+    driver.set_health(FIRST.uuid, "it is lost")
+
+    def is_unhealthy(pods: dict[str, Object]) -> bool:
+        text = json.dumps(pods["a"]["status"]["containerStatuses"][0].get("allocatedResourcesStatus"))
+        return "Unhealthy" in text and "it is lost" in text
+
+    sandbox.kube.wait("Pod", is_unhealthy, sandbox.namespace, what="the pod says so", timeout=60)
+    create(sandbox, "b", 1000)
+    sandbox.running("b")
+    assert seen(sandbox, real, "b").limit[0] == SECOND.uuid
+
+
+# ---- the door of a node
+
+
+def test_the_door_cannot_change_while_pods_have_devices(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    def closed(other: str, holder: str) -> None:
+        """The plugin does not start, and says why."""
+        eventually(lambda: holder in driver.readiness()[1] and driver.readiness()[0] == 503,
+                   lambda: f"not ready: {driver.readiness()}", timeout=30)
+        assert f"devices through the door {other}" in driver.readiness()[1]
+
+    create(sandbox, "a", 1000)
+    sandbox.running("a")
+    driver.stop()
+    driver.start(door="plugin")
+    closed("dra", f"{sandbox.namespace}/a")
+    sandbox.kube.wait("Event", lambda events: "DoorClosed" in {item["reason"] for item in events.values()}, "default",
+                      what="an event of the node", fieldSelector=f"involvedObject.name={real.name}", timeout=30)
+    driver.stop()
+    started(driver)
+    emptied(sandbox, real)
+    real.kube.merge_patch("Node", real.name, {"metadata": {"labels": {DOOR: "plugin"}}})
+    driver.stop()
+    driver.start(door="auto").wait_offered(2 * SLOTS)
+    place(sandbox, real, shower(HOOK, "b", gpu=1, gpumem=1000), [Part(FIRST.uuid, 1000)])
+    sandbox.running("b")
+    real.kube.merge_patch("Node", real.name, {"metadata": {"labels": {DOOR: "dra"}}})
+    driver.stop()
+    driver.start(door="auto")
+    closed("plugin", f"{sandbox.namespace}/b")
+    sandbox.delete("b")
+    eventually(lambda: driver.readiness()[0] == 200, lambda: f"ready: {driver.readiness()}", timeout=60)
+    real.kube.merge_patch("Node", real.name, {"metadata": {"labels": {DOOR: None}}})

@@ -1,0 +1,253 @@
+"""Claims that are prepared on a node."""
+
+import random
+
+import pytest
+from pytest import param
+
+from hami.dra.guard import excess
+from hami.errors import ClusterError, HamiError, HostError, MalformedInput
+from hami.node.host import MIN_AGE_S
+from tests.dra.stage import A, B, ClaimStage, result
+
+
+@pytest.fixture
+def stage(tmp_path):
+    return ClaimStage(tmp_path)
+
+
+def test_containers_get_what_was_allocated_to_the_request_of_their_name(stage):
+    claim = stage.put("p", result("left", memory=3000, cores=30), result("right", B, 1), result("right", A, 2),
+                      containers=("left", "right"))
+    assert [(device.request, device.device, device.share_id, device.cdi_device)
+            for device in stage.claims.prepare(*claim)] == [
+        ("left", "gpu-aaaa", "share-left", "hami.io/claim=claim-p_left"),
+        ("right", "gpu-bbbb", "share-right", "hami.io/claim=claim-p_right"), ("right", "gpu-aaaa", "share-right", "")]
+    left, right = (stage.env("claim-p", name) for name in ("left", "right"))
+    assert (left["NVIDIA_VISIBLE_DEVICES"], left["CUDA_DEVICE_MEMORY_LIMIT_0"], left["CUDA_DEVICE_SM_LIMIT"]) == (
+        A, "3000m", "30")
+    assert (right["NVIDIA_VISIBLE_DEVICES"], right["CUDA_DEVICE_MEMORY_LIMIT_0"],
+            right["CUDA_DEVICE_MEMORY_LIMIT_1"]) == (f"{A},{B}", "2m", "1m")
+    assert f"device {A} memory={3000 << 20} cores=30" in stage.limits("uid-p", "left")
+
+
+def test_the_name_of_a_subrequest_is_no_part_of_that_of_the_container(stage):
+    (device,) = stage.claims.prepare(*stage.put("p", result("main/m81920")))
+    assert (device.request, device.cdi_device) == ("main", "hami.io/claim=claim-p_main")
+
+
+def setting(**parameters):
+    return {"source": "FromClass", "requests": [], "opaque": {"driver": "gpu.hami.io", "parameters": {
+        "apiVersion": "hami.io/v1", "kind": "ShareConfig", **parameters}}}
+
+
+def test_priority_and_core_policy_of_the_class_replace_those_of_the_container(stage):
+    stage.cluster.environments["uid-p", "main"] = {"CUDA_TASK_PRIORITY": "5", "GPU_CORE_UTILIZATION_POLICY": "disable"}
+    stage.claims.prepare(*stage.put("p", setting=setting(priority=0, corePolicy="force")))
+    assert {"priority 0", "policy force"} < set(stage.limits("uid-p"))
+
+
+def test_variables_that_a_container_may_choose_are_not_replaced(tmp_path):
+    stage = ClaimStage(tmp_path, log_level="1", disable_core_limit=True)
+    stage.cluster.environments["uid-p", "main"] = {"LIBCUDA_LOG_LEVEL": "4", "CUDA_DEVICE_MEMORY_LIMIT_0": "9m"}
+    stage.claims.prepare(*stage.put())
+    env = stage.env("claim-p")
+    assert "LIBCUDA_LOG_LEVEL" not in env
+    assert (env["GPU_CORE_UTILIZATION_POLICY"], env["CUDA_DEVICE_MEMORY_LIMIT_0"]) == ("disable", "1000m")
+
+
+# ---- again
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["by the same process", "by another one"])
+def test_what_is_prepared_stays_as_it_is(stage, restarted):
+    claim = stage.put()
+    answer, before = stage.claims.prepare(*claim), stage.env("claim-p")
+    if restarted:
+        stage.restart()
+    assert stage.claims.prepare(*claim) == answer
+    assert stage.env("claim-p") == before
+
+
+@pytest.mark.parametrize("lost", ["specification", "limits"])
+def test_what_is_lost_is_prepared_anew(stage, lost):
+    claim = stage.put()
+    answer, before = stage.claims.prepare(*claim), stage.env("claim-p")
+    if lost == "limits":
+        (stage.folder / "vgpu" / "containers" / "uid-p_main" / "limits").unlink()
+    else:
+        stage.specs.remove("claim-p_main")
+    assert stage.claims.prepare(*claim) == answer
+    assert stage.env("claim-p")["CUDA_DEVICE_MEMORY_SHARED_CACHE"] != before["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
+
+
+def test_a_claim_that_was_allocated_again_is_prepared_anew(stage):
+    stage.claims.prepare(*stage.put())
+    claim = stage.put("p", result(memory=2000))
+    stage.claims.prepare(*claim)
+    assert stage.env("claim-p")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["while it exists", "when it is gone"])
+def test_a_claim_is_unprepared_any_number_of_times(stage, gone):
+    for name in "pq":
+        stage.claims.prepare(*stage.put(name))
+    if gone:
+        stage.delete("p")
+    for _ in range(2):
+        stage.claims.unprepare("claim-p")
+        assert stage.specs.names() == {"claim-q_main"}
+
+
+def test_a_claim_of_which_a_part_could_not_be_written_is_completed(stage):
+    claim = stage.put("p", result("main"), result("side"), containers=("main", "side"))
+    (stage.folder / "vgpu" / "containers").mkdir()
+    blocked = stage.folder / "vgpu" / "libvgpu.so"
+    stage.claims.prepare(*claim)
+    stage.specs.remove("claim-p_side")
+    blocked.unlink()
+    with pytest.raises(HostError, match="not installed"):
+        stage.claims.prepare(*claim)
+    before = stage.env("claim-p", "main")
+    blocked.touch()
+    assert len(stage.claims.prepare(*claim)) == 2
+    assert stage.env("claim-p", "main") == before
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize("fields, why", [
+    param({"uid": "another"}, "is another", id="another claim of the name"),
+    param({"containers": ("a",)}, "pod p has no container main", id="no such container"),
+    param({"pods": ("uid-p", "uid-q")}, "reserved for 2 pods", id="two pods"),
+    param({"pods": ("uid-q",)}, "is not on this node", id="another pod of the name"),
+], ids=str)
+def test_a_claim_for_something_else_is_refused(stage, fields, why):
+    namespace, name, _ = stage.put(**fields)
+    with pytest.raises(HamiError, match=why):
+        stage.claims.prepare(namespace, name, "claim-p")
+    assert stage.specs.names() == set()
+
+
+@pytest.mark.parametrize("changed, why", [
+    param({"pool": "hami/n2"}, "device hami/n2/gpu-aaaa is not on this node", id="another node"),
+    param({"device": "gpu-cccc"}, "gpu-cccc is not on this node", id="unknown card"),
+    param({"adminAccess": True}, "adminAccess is not supported", id="admin"),
+    param({"request": "../../etc"}, "the name of a request", id="hostile request"),
+    param({"device": "../gpu"}, "63 characters", id="hostile device"),
+    param({"consumedCapacity": {"memory": "1e99", "cores": "0", "share": "10"}}, "request policy", id="hostile memory"),
+    param({"consumedCapacity": {}}, "memory: missing", id="no memory"),
+    param({"consumedCapacity": {"memory": "81921Mi", "cores": "0", "share": "10"}}, "which has 81920", id="too much"),
+    param({"driver": "other.example.com"}, "no devices of this driver", id="another driver"),
+])
+def test_a_result_that_cannot_be_is_refused(stage, changed, why):
+    claim = stage.put("p", result() | changed)
+    with pytest.raises(HamiError, match=why):
+        stage.claims.prepare(*claim)
+    assert stage.specs.names() == set()
+
+
+def test_hostile_parameters_are_refused(stage):
+    hostile = setting(priority=0)
+    claim = stage.put("p", setting=hostile | {"source": "FromClaim"})
+    with pytest.raises(MalformedInput, match="priority"):
+        stage.claims.prepare(*claim)
+
+
+def test_a_uid_that_is_no_name_of_a_file_is_refused(stage):
+    with pytest.raises(HamiError):
+        stage.claims.prepare(*stage.put(uid="../../etc"))
+    stage.claims.unprepare("../../etc")
+
+
+@pytest.mark.parametrize("given, needs", [
+    param({"memory": 41000}, "41000 MiB of memory", id="memory"), param({"cores": 60}, "60 % of the cores", id="cores"),
+    param({"share": 60}, "60000 thousandths of its share", id="share")])
+def test_what_exceeds_a_card_is_refused_with_the_names_of_both_claims(stage, given, needs):
+    stage.claims.prepare(*stage.put("p", result(**given)))
+    claim = stage.put("q", result(**given))
+    with pytest.raises(HamiError, match=f"claim default/q-hami needs {needs} of {A}.*claim default/p-hami has"):
+        stage.claims.prepare(*claim)
+    stage.claims.unprepare("claim-p")
+    assert stage.claims.prepare(*claim)
+
+
+def test_scaled_memory_can_be_prepared(tmp_path):
+    stage = ClaimStage(tmp_path, device_memory_scaling=2.0)
+    for name in "pq":
+        assert stage.claims.prepare(*stage.put(name, result(memory=81920)))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_card_ever_gives_more_than_it_has(tmp_path, seed):
+    """Random claims come and go in random order, by random processes."""
+    rng, stage, held = random.Random(seed), ClaimStage(tmp_path), {}
+    for number in range(40):
+        if held and rng.random() < 0.3:
+            stage.claims.unprepare(held.pop(rng.choice(list(held))))
+        if rng.random() < 0.1:
+            stage.restart()
+        uuids = rng.sample((A, B), rng.choice((1, 1, 2)))
+        claim = stage.put(f"p{number}", *(result("main", uuid, rng.choice((1, 20_000, 50_000)), rng.choice((0, 40)),
+                                                 rng.choice((10, 30, 100))) for uuid in uuids))
+        try:
+            stage.claims.prepare(*claim)
+        except HamiError:
+            assert f"{claim[2]}_main" not in stage.specs.names()
+        else:
+            held[claim[1]] = claim[2]
+        for uuid in (A, B):
+            shares = [share for request in stage.claims.prepared() for share in request.shares if share.uuid == uuid]
+            assert sum(share.memory_mib for share in shares) <= 81920
+            assert sum(share.cores for share in shares) <= 100
+            assert sum(share.share_milli for share in shares) <= 100_000
+    assert {f"{uid}_main" for uid in held.values()} == stage.specs.names()
+
+
+def test_nothing_exceeds_nothing():
+    assert excess([], [], {}) == ""
+
+
+# ---- cleanup
+
+
+def test_what_belongs_to_a_claim_that_is_gone_is_removed_after_some_minutes(stage):
+    for name in "pqr":
+        stage.claims.prepare(*stage.put(name))
+    stage.delete("p")
+    stage.resources.claims.pop(("default", "q-hami"))  # its pod is there: it may still run
+    stage.claims.sweep()
+    stage.now += MIN_AGE_S + 1
+    stage.claims.sweep()
+    assert stage.specs.names() == {"claim-q_main", "claim-r_main"}
+
+
+def test_nobody_asks_for_claims_whose_pods_are_there(stage):
+    stage.claims.prepare(*stage.put())
+    before = stage.resources.reads
+    stage.claims.sweep()
+    assert stage.resources.reads == before
+
+
+def test_a_claim_that_comes_back_is_not_removed(stage):
+    stage.claims.prepare(*stage.put())
+    stage.delete("p")
+    stage.claims.sweep()
+    stage.put()
+    stage.claims.sweep()
+    stage.delete("p")
+    stage.now += MIN_AGE_S + 1
+    stage.claims.sweep()
+    assert stage.specs.names() == {"claim-p_main"}
+
+
+def test_nothing_is_removed_while_the_api_server_is_away(stage):
+    stage.claims.prepare(*stage.put())
+    stage.delete("p")
+    stage.claims.sweep()
+    stage.now += MIN_AGE_S + 1
+    stage.resources.error = ClusterError("connection refused")
+    with pytest.raises(ClusterError):
+        stage.claims.sweep()
+    assert stage.specs.names() == {"claim-p_main"}
