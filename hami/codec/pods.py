@@ -66,6 +66,7 @@ class _Spec(msgspec.Struct, rename="camel", gc=False):
     resources: ResourceRequirements | None = None
     affinity: Affinity | None = None
     topology_spread_constraints: list[_SpreadConstraint] | None = None
+    resource_claims: list[msgspec.Raw] | None = None
 
     @property
     def all_containers(self) -> list[_Container]:
@@ -133,11 +134,13 @@ class ContainerRuns:
 @dataclass(frozen=True, slots=True)
 class NodePod:
     """A pod as programs on its node need it. *environments*: the variables that each container sets to a literal value;
-    those from elsewhere (``valueFrom``, ``envFrom``) are left out. *runs*: how the containers run."""
+    those from elsewhere (``valueFrom``, ``envFrom``) are left out. *runs*: how the containers run. *has_claims*: it
+    names ResourceClaims, of any driver."""
 
     pod: Pod
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     runs: ContainerRuns = ContainerRuns()
+    has_claims: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,7 @@ def parse_node_pod(data: bytes | msgspec.Raw) -> NodePod:
     wire = decode("pod", _POD, data)
     containers = wire.spec.all_containers if wire.spec else []
     return NodePod(_pod(wire), {container.name or "": _environment(container) for container in containers},
-                   _runs(wire.status or _Status()))
+                   _runs(wire.status or _Status()), bool(wire.spec and wire.spec.resource_claims))
 
 
 def parse_observed_pod(data: bytes | msgspec.Raw) -> ObservedPod:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from hami.codec.keys import CORDON
 from hami.codec.policies import parse_list
@@ -44,6 +46,7 @@ class SlicePublisher(Task):
         self._changed = threading.Event()  # set when somebody has changed a slice
         self._backoff = Backoff(WATCH_WAIT)
         self._reported = OncePerKey()
+        self._altered: set[str] = set()  # versions of slices that the API server did not store as they were written
         self.unready_reason = "the devices are not published yet"
         """Why kube-scheduler does not know the devices; empty if it does."""
 
@@ -95,13 +98,21 @@ class SlicePublisher(Task):
         generations = {item["spec"]["pool"]["generation"] for item in present.values()}
         latest = max(generations, default=0)
         wanted = render_slices(name, cards, generation=latest + 1, node_uid=node.uid)
+        differing = [document for document in wanted
+                     if not is_published(present.get(document["metadata"]["name"], {}), document)]
         if len(present) == len(wanted) and len(generations) <= 1 and all(
-                is_published(present.get(document["metadata"]["name"], {}), document) for document in wanted):
+                _version(present.get(document["metadata"]["name"])) in self._altered for document in differing):
+            if differing:  # another attempt would end the same
+                raise HamiError("the API server leaves out parts of the slices: Kubernetes 1.36 is needed, with the "
+                                "feature gate DRAConsumableCapacity")
             return snapshot
+        self._altered.clear()
         for document in wanted:
             if (found := present.pop(document["metadata"]["name"], None)) is not None:
-                document["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
-            self._resources.write_slice(document)
+                document["metadata"]["resourceVersion"] = _version(found)
+            stored = self._resources.write_slice(document)
+            if not is_published(stored, document):
+                self._altered.add(_version(stored))
         for leftover in present:
             self._resources.delete_slice(leftover)
         log.info("slices written", extra={"node": name, "devices": sum(
@@ -116,3 +127,7 @@ class SlicePublisher(Task):
     def _look_again(self) -> None:
         self._changed.set()
         self.wake()
+
+
+def _version(document: Mapping[str, Any] | None) -> str:
+    return str(document["metadata"]["resourceVersion"]) if document is not None else ""

@@ -48,15 +48,17 @@ class DynamicResources:
         return [decode("resourceslice", _DOCUMENT, raw)
                 for page in read_pages(self._read, "resourceslices", _SLICES, self._query) for raw in page.items or ()]
 
-    def write_slice(self, document: Mapping[str, Any]) -> None:
-        """Replaces the slice if its version is still that of *document*, or creates it if *document* has none.
+    def write_slice(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Replaces the slice if its version is still that of *document*, or creates it if *document* has none. Returns
+        it as stored.
 
-        Raises: Conflict if it has changed or been created since, NotFound if it is gone.
+        Raises: Conflict if it has changed or been created since, NotFound if it is gone; MalformedInput.
         """
         meta = document["metadata"]
         is_known = "resourceVersion" in meta
-        self._write("PUT" if is_known else "POST", f"{_SLICES}/{meta['name']}" if is_known else _SLICES,
-                    body=msgspec.json.encode(document))
+        return decode("resourceslice", _DOCUMENT, self._write(
+            "PUT" if is_known else "POST", f"{_SLICES}/{meta['name']}" if is_known else _SLICES,
+            body=msgspec.json.encode(document)))
 
     def delete_slice(self, name: str) -> None:
         """Deletes a slice. Raises: NotFound."""

@@ -1,18 +1,19 @@
-"""The containers of a node that have devices, as the API server says. Pure.
+"""The containers of a node that have devices, as the API server says, or the limits on the node for those of claims.
+Pure.
 
 What a container may use and its priority come from here, never from what it can write to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hami.codec.pods import NodePod
 from hami.errors import MalformedInput
 from hami.model import Partition, PodRef, Share
 from hami.monitor.processes import ContainerId, plain_uid
-from hami.node.limits import task_priority
+from hami.node.limits import ContainerLimits, task_priority
 from hami.quantity import MIB
 from hami.vendors.request import most_shares
 from hami.vendors.shares import read_allocation
@@ -71,19 +72,20 @@ class NodeContainers:
     problems: Mapping[PodRef, str]
 
 
-def find_containers(pods: Iterable[NodePod], vendors: Catalog, vendor: Vendor,
-                    card_indexes: Mapping[str, int]) -> NodeContainers:
+def find_containers(pods: Iterable[NodePod], vendors: Catalog, vendor: Vendor, card_indexes: Mapping[str, int],
+                    limits: Callable[[str, str], ContainerLimits | None] = lambda uid, name: None) -> NodeContainers:
     """Returns the containers of *pods* that have devices of *vendor*, by namespace and name of the pod.
 
     Pods that have finished have none. *card_indexes*: the driver's order, by UUID: devices have the same order in the
-    container. Unknown cards come last.
+    container. Unknown cards come last. *limits*: returns those of a container, by uid of the pod and its own name:
+    a pod that has its devices by claims does not say what was allocated.
     """
     containers: list[MonitoredContainer] = []
     by_id: dict[ContainerId, Key] = {}
     problems: dict[PodRef, str] = {}
     for node_pod in sorted(pods, key=lambda item: (item.pod.ref.namespace, item.pod.ref.name, item.pod.ref.uid)):
         try:
-            allocated = list(_of_pod(node_pod, vendors, vendor, card_indexes))
+            allocated = list(_of_pod(node_pod, vendors, vendor, card_indexes)) or list(_of_claims(node_pod, limits))
         except MalformedInput as error:
             problems[node_pod.pod.ref] = str(error)
             continue
@@ -106,6 +108,17 @@ def _of_pod(node_pod: NodePod, vendors: Catalog, vendor: Vendor,
                 pod=pod.ref, name=container.name, devices=_devices(shares, card_indexes),
                 priority=task_priority(node_pod.environments.get(container.name, {})),
                 has_ended=container.name in node_pod.runs.ended)
+
+
+def _of_claims(node_pod: NodePod, limits: Callable[[str, str], ContainerLimits | None]) -> Iterator[MonitoredContainer]:
+    pod = node_pod.pod
+    for container in pod.containers if node_pod.has_claims and not pod.is_terminated else ():
+        if (limit := limits(pod.ref.uid, container.name)) is not None:
+            yield MonitoredContainer(
+                pod=pod.ref, name=container.name, priority=limit.priority,
+                has_ended=container.name in node_pod.runs.ended,
+                devices=tuple(AllocatedDevice(index=index, card=device.uuid, memory=device.memory, cores=device.cores)
+                              for index, device in enumerate(limit.devices)))
 
 
 def _devices(shares: Iterable[Share], card_indexes: Mapping[str, int]) -> tuple[AllocatedDevice, ...]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from hami.errors import HostError
 from hami.monitor.regions import Region, Write, parse_region, parse_throttled, slot_count
 from hami.node.host import directory_name
+from hami.node.limits import LIMITS, ContainerLimits, parse_limits
 from hami.node.region_layout import COMPUTE_HEARTBEAT, COMPUTE_SIZE, COMPUTE_SUFFIX, LAYOUTS, REGION_SUFFIX, identify
 from hami.node.tenant_files import HELD_SUFFIX, list_names, located_file, opened_directory, reopened
 
@@ -93,6 +94,14 @@ class RegionFiles:
         newest = max(readings, key=lambda reading: (reading.state is RegionState.OK, reading.changed_ns),
                      default=RegionReading(state=RegionState.ABSENT))
         return replace(newest, is_held=is_held)
+
+    def limits(self, uid: str, container: str) -> ContainerLimits | None:
+        """Returns the limits of a container, in a file that it cannot change; ``None`` without one."""
+        try:
+            with self._directory(uid, container) as directory, located_file(directory, LIMITS) as (seen, _):
+                return parse_limits(Path(f"/proc/self/fd/{seen}").read_text())
+        except (OSError, HostError, UnicodeDecodeError):
+            return None
 
     def write(self, uid: str, container: str, reading: RegionReading, writes: Collection[Write]) -> None:
         """Writes to the region of *reading*. Does nothing if it is no longer the same file. Raises: OSError, HostError

@@ -90,6 +90,22 @@ def render_limits(limits: ContainerLimits, region: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def parse_limits(text: str) -> ContainerLimits | None:
+    """Returns the devices and the priority in the text of a limits file; ``None`` if it is none."""
+    first, *lines = text.splitlines() or [""]
+    devices, priority = [], 1
+    try:
+        for word, *values in (line.split() for line in lines if line):
+            if word == "priority":
+                priority = int(values[0])
+            elif word == "device":
+                amounts = dict(value.split("=") for value in values[1:])
+                devices.append(DeviceLimit(values[0], int(amounts["memory"]), int(amounts["cores"])))
+    except (ValueError, LookupError):
+        return None
+    return ContainerLimits(devices=tuple(devices), priority=priority) if first == FIRST_LINE else None
+
+
 def region_parts(limits: ContainerLimits) -> dict[int, bytes]:
     """Returns what a shared region without processes holds, by offset: the rest of its two megabytes is zero. Limits in
     it are preferred to those in the environment, by HAMi's library as well."""

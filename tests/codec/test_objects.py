@@ -54,6 +54,11 @@ def test_environment(pod, expected):
     assert (found.pod.ref.uid, found.environments) == expected
 
 
+@pytest.mark.parametrize("claims, has_claims", [(None, False), ([], False), ([{"name": "gpu"}], True)])
+def test_a_pod_that_names_claims(claims, has_claims):
+    assert parse_node_pod(json.dumps({"spec": {"resourceClaims": claims}}).encode()).has_claims is has_claims
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"spec": {"containers": [{"env": {"A": "1"}}]}}'])
 def test_environment_that_cannot_be_read(body):
     with pytest.raises(MalformedInput):

@@ -32,6 +32,11 @@ def register(*found, unhealthy=(), **fields):
     return text
 
 
+def test_with_claims_a_node_has_no_devices_for_hami_s_scheduler():
+    current = snapshot(*cards("GPU-a", "GPU-b"))
+    assert set(node_annotations(current, config(door="dra", topology_score=True), NVIDIA).values()) == {None}
+
+
 # As HAMi v2.10 writes them (keys in this order, zero values left out)
 @pytest.mark.parametrize("found, unhealthy, fields, text", [
     pytest.param(

@@ -1,6 +1,7 @@
 """A node with cards, claims of pods on it, and its slices; fakes only at the API server."""
 
 import json
+import math
 from dataclasses import dataclass
 
 from hami.codec.claims import parse_claim
@@ -12,6 +13,7 @@ from hami.model import Node
 from hami.node.container_specs import CLAIM, ContainerSpecs
 from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host
+from hami.runtime.tasks import PeriodicTask
 from tests.builders import container, pod
 from tests.devices.cards import cards, config
 from tests.fake_cluster import FakeCluster
@@ -29,6 +31,7 @@ class FakeResources:
         self.writes = []
         self.reads = 0
         self.error = None
+        self.alter = lambda document: None  # changes a slice before it is stored
         self._version = 0
 
     def claim(self, namespace, name):
@@ -43,6 +46,10 @@ class FakeResources:
             raise self.error
         return json.loads(json.dumps(list(self.documents.values())))
 
+    def watch(self, sink):
+        """A watch that reports nothing."""
+        return PeriodicTask("watch", lambda: None, math.inf)
+
     def write_slice(self, document):
         document = json.loads(json.dumps(document))
         name = document["metadata"]["name"]
@@ -52,7 +59,9 @@ class FakeResources:
             raise Conflict("another version", 409)
         self._version += 1
         document["metadata"]["resourceVersion"] = str(self._version)
+        self.alter(document)
         self.documents[name] = document
+        return json.loads(json.dumps(document))
 
     def delete_slice(self, name):
         self.writes.append(name)

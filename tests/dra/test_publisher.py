@@ -10,7 +10,7 @@ from e2e.eventually import eventually
 from hami.codec.keys import CORDON
 from hami.devices.inventory import DeviceInventory
 from hami.dra.publisher import SlicePublisher
-from hami.errors import ClusterError, NotFound
+from hami.errors import ClusterError, HamiError, NotFound
 from hami.model import Node
 from tests.devices.cards import cards, config
 from tests.dra.stage import NODE, FakeResources
@@ -96,6 +96,18 @@ def test_a_node_that_does_not_exist_has_no_slices(stage):
     stage.cluster.nodes.clear()
     with pytest.raises(NotFound, match="check --node-name"):
         stage.publish()
+
+
+def test_an_api_server_that_leaves_out_parts_is_not_asked_again_and_again(stage):
+    stage.resources.alter = lambda document: [device.pop("allowMultipleAllocations")
+                                              for device in document["spec"]["devices"]]
+    assert stage.publish() == [NAME]
+    for _ in range(3):
+        with pytest.raises(HamiError, match="DRAConsumableCapacity"):
+            stage.publisher.reconcile()
+    assert stage.resources.writes == [NAME]
+    stage.resources.documents.clear()
+    assert stage.publish() == [NAME]
 
 
 # ---- the task

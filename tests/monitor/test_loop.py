@@ -15,6 +15,7 @@ from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.model import Partition
 from hami.monitor.feedback import BLOCKED, DENIED_S
 from hami.monitor.usage import Source
+from hami.node.limits import ContainerLimits, DeviceLimit, render_limits
 from tests.devices.fake_nvml import A100, GIB, MIB, Gpu, Process
 from tests.monitor.region_bytes import Process as Slot
 from tests.monitor.stage import CARD, OTHER, Stage, id_of, node_pod, uid_of
@@ -41,6 +42,29 @@ def test_a_container_has_series_from_its_binding_on(stage):
     pytest.param(node_pod("a", CARD, asked=0), id="not asked for")])
 def test_a_pod_without_devices_has_none(stage, pod):
     stage.pods = [pod]
+    assert stage.usage() == {}
+
+
+@pytest.mark.parametrize("has_claims, phase, shown", [
+    (True, "Running", True), (True, "Succeeded", False), (False, "Running", False)])
+def test_a_pod_with_claims_has_what_its_limits_say(stage, has_claims, phase, shown):
+    pod = node_pod("a", CARD, phase=phase)
+    stage.pods = [replace(pod, has_claims=has_claims, pod=replace(pod.pod, annotations={}))]
+    limits = ContainerLimits(devices=(DeviceLimit(CARD, GIB, 30), DeviceLimit(OTHER, 2 * GIB, 100)), priority=0)
+    stage.region("a")
+    (stage.directory("a") / "limits").write_text(render_limits(limits, "/x"))
+    containers = [report.container for report in stage.run().containers]
+    assert [[(device.index, device.card, device.memory, device.cores) for device in container.devices]
+            for container in containers] == ([[(0, CARD, GIB, 30), (1, OTHER, 2 * GIB, 100)]] if shown else [])
+    assert [container.priority for container in containers] == [0] * shown
+
+
+@pytest.mark.parametrize("content", [None, b"no limits", bytes([0xff])])
+def test_a_pod_with_claims_of_other_drivers_has_none(stage, content):
+    pod = node_pod("a")
+    stage.pods = [replace(pod, has_claims=True, pod=replace(pod.pod, annotations={}))]
+    if content is not None:
+        (stage.directory("a") / "limits").write_bytes(content)
     assert stage.usage() == {}
 
 

@@ -7,7 +7,7 @@ from pytest import param
 
 from hami.devices.config import PluginConfig
 from hami.errors import AllocationRefused
-from hami.node.limits import ContainerLimits, DeviceLimit, container_limits, render_limits
+from hami.node.limits import ContainerLimits, DeviceLimit, container_limits, parse_limits, render_limits
 from tests.builders import region_of
 from tests.devices.cards import config
 from tests.libvgpu.layout import FILE_SIZE, Region, make_region
@@ -78,6 +78,16 @@ log-level 3
 device {A} memory=1073741824 cores=30
 device {B} memory=2147483648 cores=100
 """
+
+
+def test_the_text_of_limits_can_be_read_again():
+    assert parse_limits(render_limits(PAIR, "/x")) == ContainerLimits(devices=PAIR.devices, priority=0)
+
+
+@pytest.mark.parametrize("text", ["", "hami-limits 2\n", "hami-limits 1\npriority x\n", "hami-limits 1\npriority\n",
+                                  "hami-limits 1\ndevice GPU-a memory=1\n", "hami-limits 1\ndevice GPU-a x\n"])
+def test_another_text_is_none_of_limits(text):
+    assert parse_limits(text) is None
 
 
 def test_the_region_is_that_of_the_tests_of_the_limiter(tmp_path):

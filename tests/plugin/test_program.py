@@ -18,6 +18,7 @@ from pytest import param
 
 from e2e.eventually import eventually
 from hami.codec.keys import LOCK_FREE
+from hami.dra.registration_pb2 import RegistrationStatus
 from hami.errors import ClusterError, HamiError
 from hami.model import Node
 from hami.node.checkpoint import CHECKPOINT
@@ -27,6 +28,7 @@ from hami.plugin.settings import read_plugin_settings
 from hami.runtime.tasks import PeriodicTask, Task
 from hami.web.pages import Health
 from tests.builders import write_checksums
+from tests.dra.stage import FakeResources
 from tests.fake_cluster import FakeCluster
 from tests.plugin.kubelet import calling
 from tests.plugin.stage import LOCK, PHASE, TO_ALLOCATE, A, asking, lock_of, placed, share
@@ -91,6 +93,54 @@ def test_cards_reach_the_kubelet_and_the_node(run, kubelet, cluster, directory):
     assert kubelet.next_list() is None
     assert not (directory / "nvidia-gpu.sock").exists()
     assert '"id":"GPU-a"' in cluster.nodes["n1"].annotations[REGISTER]
+
+
+@pytest.fixture
+def claiming(settings, cluster, directory):
+    """Makes programs with the door for claims, and ends them; returns the claims and slices of the cluster, too."""
+    for folder in ("device-plugins", "plugins_registry", "hook/vgpu"):
+        (directory / folder).mkdir(parents=True)
+    resources, started = FakeResources(), []
+
+    def claiming():
+        program = DevicePluginProgram(
+            settings(door="dra", cdi_root=str(directory / "cdi"),
+                     kubelet_socket=str(directory / "device-plugins" / "kubelet.sock")),
+            cluster=cluster, resources=resources)
+        started.append(program)
+        program.start()
+        return program
+    yield claiming, resources
+    for program in started:
+        program.stop(last=True)
+    assert list((directory / "plugins_registry").iterdir()) == []
+
+
+def test_with_claims_the_cards_reach_kube_scheduler_once_the_kubelet_calls(claiming, cluster, directory):
+    cluster.put_node(replace(cluster.nodes["n1"], annotations={REGISTER: "[]", LOCK_FREE: "NVIDIA"}))
+    make, resources = claiming
+    program = make()
+    eventually(lambda: any((directory / "plugins_registry").iterdir()), "it serves")
+    assert "not registered with the kubelet" in program.unready_reason() and not resources.documents
+    (socket,) = (directory / "plugins_registry").iterdir()
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        channel.unary_unary("/pluginregistration.Registration/NotifyRegistrationStatus")(
+            RegistrationStatus(plugin_registered=True).SerializeToString(), timeout=20)
+    eventually(lambda: program.unready_reason() == "", "it is ready")
+    (item,) = resources.documents.values()
+    assert [device["name"] for device in item["spec"]["devices"]] == ["gpu-a", "gpu-b"]
+    assert cluster.nodes["n1"].annotations == {}
+    assert not list((directory / "device-plugins").iterdir()) and program.hung_reason() == ""
+
+
+def test_with_claims_pods_of_the_other_door_are_waited_for(claiming, cluster):
+    cluster.put_pod(replace(ONE, phase="Running"))
+    make, _ = claiming
+    with pytest.raises(HamiError, match="cannot be dra yet: 1 pods have devices through the door plugin"):
+        make()
+    assert [event["reason"] for event in cluster.events.values()] == ["DoorClosed"]
+    cluster.delete_pod("default", "p")
+    make()
 
 
 @pytest.mark.parametrize("ending", [param(False, id="while it runs"), param(True, id="when it ends at once")])
