@@ -28,13 +28,14 @@ class PreparedShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of a claim for which a specification was written, for the pod with the uid *pod*."""
+    """A request of a claim for which a specification was written. *pod*: the uid of the pod that has *container*."""
 
     namespace: str
     claim: str
     uid: str
     request: str
     pod: str
+    container: str
     shares: tuple[PreparedShare, ...]
 
     @property

@@ -3,11 +3,13 @@
 The kubelet prepares the claims of a pod before its sandbox is made, and gives a container the CDI devices of the
 requests that it names. So each request of a claim is for one container, whose name it has. What is prepared is what
 specifications say: no other file is needed, and none is left when a reboot has emptied their folder.
+Source of the names of requests for extended resources: Kubernetes v1.37, extendeddynamicresources.go.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -30,6 +32,8 @@ from hami.node.host import MIN_AGE_S, Host
 from hami.node.pods import NodePods
 
 log = logging.getLogger(__name__)
+
+_OF_EXTENDED_RESOURCE = re.compile(r"container-([0-9]{1,4})-request-[0-9]{1,4}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +78,12 @@ class ClaimPreparer:
         pod, snapshot = self._pod(claim), self._grants.inventory.snapshot()
         cards = {device_name(card.uuid): card for card in snapshot.cards}
         wanted = [self._wanted(claim, request, pod, cards) for request in claim.requests]
+        if len({record.container for record in wanted}) < len(wanted):
+            raise AllocationRefused(f"claim {namespace}/{name} has several requests for one container")
         with self._specs.exclusive():
             prepared = self.prepared()
             missing = [pair for pair in zip(claim.requests, wanted) if pair[1] not in prepared
-                       or not self._host.has_limits(pod.ref.uid, pair[1].request)]
+                       or not self._host.has_limits(pod.ref.uid, pair[1].container)]
             if missing and (reason := excess(wanted, prepared, {
                     device.uuid: device for device in devices(snapshot, self._config)})):
                 raise AllocationRefused(reason)
@@ -136,30 +142,39 @@ class ClaimPreparer:
         about = f"request {request.name} of claim {claim.namespace}/{claim.name}"
         if request.admin:
             raise AllocationRefused(f"{about}: adminAccess is not supported")
-        if request.name not in {container.name for container in pod.containers}:
+        if (container := _container_of(request.name, pod)) is None:
             raise AllocationRefused(f"{about}: pod {pod.ref.name} has no container {request.name}; a request must have "
                                     "the name of the container that uses it")
         for device in request.devices:
             if device.pool != pool_name(self._config.node) or device.device not in cards:
                 raise AllocationRefused(f"{about}: device {device.pool}/{device.device} is not on this node")
-        return PreparedRequest(
-            namespace=claim.namespace, claim=claim.name, uid=claim.uid, request=request.name, pod=pod.ref.uid,
-            shares=tuple(PreparedShare(uuid=cards[device.device].uuid, memory_mib=device.memory_mib,
-                                       cores=device.cores, share_milli=device.share_milli)
-                         for device in request.devices))
+        shares = tuple(PreparedShare(uuid=cards[device.device].uuid, memory_mib=device.memory_mib, cores=device.cores,
+                                     share_milli=device.share_milli) for device in request.devices)
+        return PreparedRequest(namespace=claim.namespace, claim=claim.name, uid=claim.uid, request=request.name,
+                               pod=pod.ref.uid, container=container, shares=shares)
 
     def _write(self, pod: Pod, request: ClaimedRequest, record: PreparedRequest, cards: Mapping[str, Card]) -> None:
         """Writes the directory of a container and its specification."""
-        variables = self._grants.variables(pod.ref, request.name)
+        variables = self._grants.variables(pod.ref, record.container)
         chosen = {name: str(value) for name, value in (
             ("CUDA_TASK_PRIORITY", request.priority), ("GPU_CORE_UTILIZATION_POLICY", request.core_policy))
             if value is not None}
         parts = [(cards[device.device], Share(share.uuid, VENDOR, share.memory_mib, share.cores))
                  for device, share in zip(request.devices, record.shares)]
-        grant, _ = self._grants.build(pod, request.name, 0, parts, variables={**variables, **chosen})
+        grant, _ = self._grants.build(pod, record.container, 0, parts, variables={**variables, **chosen})
         # variables of a CDI device replace those of the container, which may choose these itself
         own = overridable_env(self._config, len(parts)).keys() & variables.keys()
         self._specs.write_grant(record.name, replace(grant, env={**grant.env, **render_prepared(record)}), without=own)
+
+
+def _container_of(request: str, pod: Pod) -> str | None:
+    """Returns the container for which a request is: that of its name, or the one whose extended resource kube-scheduler
+    has turned into a claim; ``None`` if there is none."""
+    names = [container.name for container in pod.containers]  # also kube-scheduler counts init containers first
+    if request in names:
+        return request
+    match = _OF_EXTENDED_RESOURCE.fullmatch(request)
+    return names[int(match[1])] if match is not None and int(match[1]) < len(names) else None
 
 
 def read_prepared(specs: ContainerSpecs) -> list[PreparedRequest]:

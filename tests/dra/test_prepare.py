@@ -36,6 +36,22 @@ def test_the_name_of_a_subrequest_is_no_part_of_that_of_the_container(stage):
     assert (device.request, device.cdi_device) == ("main", "hami.io/claim=claim-p_main")
 
 
+def test_a_claim_for_an_extended_resource_is_for_the_container_of_its_number(stage):
+    stage.claims.prepare(*stage.put("p", result("container-1-request-0"), containers=("init", "main")))
+    assert stage.env("claim-p", "container-1-request-0")["NVIDIA_VISIBLE_DEVICES"] == A
+    assert f"device {A} memory={1000 << 20} cores=100" in stage.limits("uid-p", "main")
+
+
+@pytest.mark.parametrize("requests, why", [
+    param(("container-2-request-0",), "no container container-2-request-0", id="no such number"),
+    param(("container-1-request-0", "container-1-request-1"), "several requests for one container", id="two requests"),
+])
+def test_a_claim_for_extended_resources_that_cannot_be_prepared(stage, requests, why):
+    claim = stage.put("p", *map(result, requests), containers=("init", "main"))
+    with pytest.raises(HamiError, match=why):
+        stage.claims.prepare(*claim)
+
+
 def setting(**parameters):
     return {"source": "FromClass", "requests": [], "opaque": {"driver": "gpu.hami.io", "parameters": {
         "apiVersion": "hami.io/v1", "kind": "ShareConfig", **parameters}}}
