@@ -16,6 +16,7 @@ from e2e.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
 from e2e.eventually import WaitTimeout, eventually
 from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod
 from e2e.kube import Kube
+from e2e.monitor import Monitor
 from e2e.nodes import REGISTER
 from e2e.placing import Part, place
 from e2e.pods import pod
@@ -197,6 +198,15 @@ def test_two_claims_on_one_card_are_stopped_at_their_own_limits(sandbox: Sandbox
     running(sandbox, *wanted)
     for name, mib in wanted.items():
         assert gpu.answers(sandbox.pod(name), 5) == [[0], [0], [0, mib * MIB, mib * MIB], [0], [2]]
+    sizes = {name: float(mib * MIB) for name, mib in wanted.items()}
+    monitor = Monitor(real)
+    try:
+        monitor.start()
+        for metric in ("hami_vgpu_memory_limit_bytes", "hami_vgpu_memory_used_bytes"):
+            eventually(lambda metric=metric: monitor.values(metric, sandbox.namespace) == sizes,  # type: ignore[misc]
+                       lambda: f"the monitor shows {sizes}:\n{monitor.page()}")
+    finally:
+        monitor.close()
 
 
 # ---- restarts

@@ -1,0 +1,76 @@
+"""The calls about claims and slices: what is sent, and which ones are repeated."""
+
+import pytest
+
+from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
+from hami.kube.dynamic_resources import DynamicResources
+from tests.kube.test_cluster import BROKEN, LATE, REFUSED, ScriptedApi
+
+GROUP = "/apis/resource.k8s.io/v1"
+SLICE = {"metadata": {"name": "0-gpu.hami.io-n1"}, "spec": {"driver": "gpu.hami.io"}}
+STORED = {"metadata": {"name": "0-gpu.hami.io-n1", "resourceVersion": "7"}, "spec": {"driver": "gpu.hami.io"}}
+
+
+def talk(*answers):
+    api = ScriptedApi(*answers)
+    return api, DynamicResources(api, "n1", sleep=lambda seconds: None)
+
+
+def test_a_claim():
+    claim = {"metadata": {"namespace": "team", "name": "train", "uid": "u"}}
+    api, resources = talk(BROKEN, claim, NotFound("no", 404))
+    assert resources.claim("team", "train").uid == "u"
+    assert resources.claim("team/../x", "..%") is None
+    assert [path for _, path, *_ in api.calls[1:]] == [
+        f"{GROUP}/namespaces/team/resourceclaims/train", f"{GROUP}/namespaces/team%2F..%2Fx/resourceclaims/..%25"]
+
+
+def test_a_claim_that_cannot_be_read():
+    with pytest.raises(MalformedInput):
+        talk(b"{")[1].claim("team", "train")
+
+
+def test_the_slices_of_the_node_are_read_in_pages():
+    api, resources = talk({"metadata": {"resourceVersion": "9", "continue": "more"}, "items": [SLICE]},
+                          {"metadata": {"resourceVersion": "9"}, "items": [STORED]})
+    assert resources.slices() == [SLICE, STORED]
+    assert {query["fieldSelector"] for query in api.queries} == {"spec.nodeName=n1,spec.driver=gpu.hami.io"}
+
+
+@pytest.mark.parametrize("document, method, path", [
+    (SLICE, "POST", f"{GROUP}/resourceslices"), (STORED, "PUT", f"{GROUP}/resourceslices/0-gpu.hami.io-n1")])
+def test_a_slice_is_created_or_replaced(document, method, path):
+    api, resources = talk(REFUSED, STORED)
+    assert resources.write_slice(document) == STORED
+    assert [call[:2] + call[3:4] for call in api.calls] == [(method, path, document)] * 2
+
+
+@pytest.mark.parametrize("error", [Conflict("changed", 409), LATE])
+def test_a_write_that_may_have_had_an_effect_is_not_repeated(error):
+    api, resources = talk(error, error)
+    with pytest.raises(ClusterError):
+        resources.write_slice(STORED)
+    with pytest.raises(ClusterError):
+        resources.delete_slice("0-gpu.hami.io-n1")
+    assert [call[:2] for call in api.calls] == [
+        (method, f"{GROUP}/resourceslices/0-gpu.hami.io-n1") for method in ("PUT", "DELETE")]
+
+
+def test_the_watch_passes_on_what_has_changed():
+    seen = []
+
+    class Sink:
+        def upsert(self, item, as_of=0.0):
+            seen.append(item.name)
+
+        def remove(self, item):
+            raise AssertionError
+
+        def prune(self, keys, started):
+            seen.append(keys)
+            watch.stop()
+
+    _, resources = talk({"metadata": {"resourceVersion": "9"}, "items": [STORED]})
+    watch = resources.watch(Sink())
+    watch.step()
+    assert seen == ["0-gpu.hami.io-n1", {"0-gpu.hami.io-n1"}]
