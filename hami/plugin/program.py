@@ -114,7 +114,8 @@ class DevicePluginProgram:
                                               node_pods=self._node_pods)
         claim_specs = specs(kind=CLAIM)
         self._dra = None
-        if settings.door == DRA and resources is not None:
+        if settings.door == DRA:
+            assert resources is not None, "the cluster was given without them"
             self._dra = DraDriver(at_start, cluster, resources, grants_at_start, host, claim_specs,
                                   node_pods=self._node_pods)
         self._why_closed = partial(self._read_why_closed, cluster, claim_specs, vendor)
