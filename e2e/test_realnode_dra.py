@@ -30,7 +30,7 @@ from hami.codec.slices import DRIVER, device_name, pool_name
 from hami.model import DevicePolicy, Request, Selector
 from tests.libvgpu.rig import MIB, Builds, Unavailable
 
-pytestmark = pytest.mark.since(1, 36)
+pytestmark = [pytest.mark.kind, pytest.mark.since(1, 36)]
 Object = dict[str, Any]
 COMPONENT = MANIFESTS.parent / "components" / "dra"
 FIRST, SECOND = cards(2)

@@ -17,8 +17,8 @@ MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "hami").rglob("*.py"
 
 LEVEL = {  # a package imports from those with higher numbers only
     "__init__": 0, "cli": 1, "scheduler": 2, "plugin": 2, "monitor": 2, "dashboard": 2, "inspect": 3,
-    "web": 4, "certificates": 5, "dra": 5, "node": 6, "kube": 7, "devices": 7, "state": 8, "runtime": 8, "scheduling": 9,
-    "vendors": 10, "codec": 11, "model": 12, "quantity": 12, "errors": 13,
+    "web": 4, "certificates": 5, "dra": 5, "node": 6, "kube": 7, "devices": 7, "state": 8, "runtime": 8,
+    "scheduling": 9, "vendors": 10, "codec": 11, "model": 12, "quantity": 12, "errors": 13,
 }
 LIBRARIES = {  # third-party packages that the pure packages may import; the others may import any
     "scheduling": {"numpy", "msgspec"}, "vendors": set(), "codec": {"numpy", "msgspec", "jsonpatch", "yaml"},
