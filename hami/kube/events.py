@@ -24,6 +24,7 @@ from hami.model import PodRef
 from hami.runtime.clock import utc_now
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import Task
+from hami.runtime.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,6 @@ MERGE_S = 600.0
 ATTEMPTS = 5
 """Attempts to write an event to a server that answers with errors; without an answer, attempts do not end."""
 _NAME_LIMIT = 253
-_ROUNDING = 1e-6  # of a token: rounding errors must not cause waits that are too short to measure
 _NODE_NAMESPACE = "default"  # of events about objects that have no namespace
 
 
@@ -76,25 +76,6 @@ class _MergedEvent:
     written_at: float = 0.0
 
 
-class _TokenBucket:
-    """Tokens that are added at *rate* a second, up to *burst*."""
-
-    def __init__(self, rate: float, burst: int, now: float) -> None:
-        self._rate = rate
-        self._burst = self._tokens = float(burst)
-        self._counted_at = now
-
-    def delay(self, now: float) -> float:
-        """Returns the seconds until there is a token."""
-        self._tokens = min(self._burst, self._tokens + (now - self._counted_at) * self._rate)
-        self._counted_at = now
-        return (1 - self._tokens) / self._rate if self._tokens < 1 - _ROUNDING else 0.0
-
-    def take(self) -> None:
-        """Takes a token."""
-        self._tokens -= 1
-
-
 class EventRecorder(Task):
     """Accepts events from any thread and writes them in the task's own, until `stop`: then waiting events are lost (see
     `drain`)."""
@@ -116,8 +97,8 @@ class EventRecorder(Task):
         self._waiting: dict[EventType, OrderedDict[_EventKey, _MergedEvent]] = {
             "Warning": OrderedDict(), "Normal": OrderedDict()}
         self._is_writing = False
-        self._all_tokens = _TokenBucket(limits.rate, limits.burst, clock())  # from here on: the writing thread's
-        self._normal_tokens = _TokenBucket(limits.normal_rate, limits.normal_burst, clock())
+        self._all_tokens = TokenBucket(limits.rate, limits.burst, clock())  # from here on: the writing thread's
+        self._normal_tokens = TokenBucket(limits.normal_rate, limits.normal_burst, clock())
         self._recent: OrderedDict[_EventKey, _MergedEvent] = OrderedDict()  # as last written
         self._backoff = Backoff(EVENT_WAIT)
         self._resume_at = -math.inf
