@@ -471,8 +471,8 @@ class ScopeRequirement:
 class QuotaLimits:
     """The ``limits.…`` entries of one ResourceQuota, keyed by resource name without that prefix.
 
-    *binary*: resources whose limit has a binary suffix (``4Gi``). *scopes*: the quota limits and counts only the pods
-    that match all of them.
+    *binary*: resources whose limit has a binary suffix (``4Gi``). *requests*: names of its ``requests.…`` entries,
+    which Kubernetes itself counts. *scopes*: the quota limits and counts only the pods that match all of them.
     """
 
     namespace: str
@@ -481,6 +481,7 @@ class QuotaLimits:
     resource_version: str = ""
     limits: Mapping[str, int] = field(default_factory=dict)
     binary: frozenset[str] = frozenset()
+    requests: frozenset[str] = frozenset()
     scopes: tuple[ScopeRequirement, ...] = ()
 
     def matches(self, pod: PodScope) -> bool:

@@ -144,18 +144,20 @@ def parse_node(data: bytes | msgspec.Raw) -> Node:
 
 
 def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
-    """The scopes and the integer ``limits.…`` entries of the ResourceQuota in *data* (JSON); HAMi ignores others.
+    """The ResourceQuota in *data* (JSON): scopes, integer ``limits.…`` entries, names of ``requests.…`` entries.
 
     Raises: MalformedInput.
     """
     wire = decode("resourcequota", _QUOTA, data)
     meta, spec = wire.metadata or Metadata(), wire.spec or _QuotaSpec()
-    texts = {name.removeprefix("limits."): text for name, text in quantities(spec.hard).items()
-             if name.startswith("limits.")}
+    hard = quantities(spec.hard)
+    texts = {name.removeprefix("limits."): text for name, text in hard.items() if name.startswith("limits.")}
     limits = {name: value for name, text in texts.items() if (value := strict_integer(text)) is not None}
     return QuotaLimits(namespace=meta.namespace or "", name=meta.name or "", uid=meta.uid or "",
                        resource_version=meta.resource_version or "", limits=limits,
-                       binary=frozenset(name for name in limits if texts[name].endswith("i")), scopes=_scopes(spec))
+                       binary=frozenset(name for name in limits if texts[name].endswith("i")), scopes=_scopes(spec),
+                       requests=frozenset(name.removeprefix("requests.") for name in hard
+                                          if name.startswith("requests.") and "/" in name))
 
 
 def parse_disruption_budget(data: bytes | msgspec.Raw) -> DisruptionBudget:

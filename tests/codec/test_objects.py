@@ -126,12 +126,13 @@ def test_node():
                                     capacity={"nvidia.com/gpu": "20"}, allocatable={"nvidia.com/gpu": "10"})
 
 
-def test_quota_keeps_integer_limits():
+def test_quota_keeps_integer_limits_and_which_devices_kubernetes_counts():
     hard = {"limits.nvidia.com/gpumem": "4k", "limits.nvidia.com/gpucores": 0, "requests.nvidia.com/gpu": "4",
-            "limits.memory": "1.5", "pods": "3", "limits.cpu": None}
+            "requests.memory": "1Gi", "limits.memory": "1.5", "pods": "3", "limits.cpu": None}
     assert parse_quota(json.dumps({"metadata": {"name": "q", "namespace": "ns", "uid": "u"},
                                    "spec": {"hard": hard}}).encode()) == (
-        QuotaLimits(namespace="ns", name="q", uid="u", limits={"nvidia.com/gpumem": 4000, "nvidia.com/gpucores": 0}))
+        QuotaLimits(namespace="ns", name="q", uid="u", limits={"nvidia.com/gpumem": 4000, "nvidia.com/gpucores": 0},
+                    requests=frozenset({"nvidia.com/gpu"})))
 
 
 def test_quota_has_scopes_of_both_kinds():
