@@ -20,6 +20,8 @@ CAPACITY = "hami.io/node-capacity"  # the names that the device plugin has publi
 DOOR = "hami.io/door"  # a label of nodes (plugin, dra), and of namespaces and pods (dra, dra-preferred)
 CORDONED_TAINT = "hami.io/cordoned"  # of a card in a ResourceSlice
 UNHEALTHY_TAINT = "hami.io/unhealthy"  # likewise
+CLAIM_REQUEST = "hami.io/claim-request"  # on a pod: what it asks for by the claim that admission has given it
+CLAIM_TEMPLATE = "hami.io/claim-template"  # a label of templates that the scheduler has made
 
 NODE_POLICY = "hami.io/node-scheduler-policy"
 KUBE_POLICY = "kube"  # a value of NODE_POLICY: kube-scheduler's scores choose the node

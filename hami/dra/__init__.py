@@ -1,1 +1,1 @@
-"""The kubelet's side of Dynamic Resource Allocation: offers the cards of a node as devices, and prepares claims."""
+"""Dynamic Resource Allocation: the driver of a node, and claims in place of the amounts that pods request."""
