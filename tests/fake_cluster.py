@@ -12,6 +12,7 @@ from typing import Any
 
 from urllib3.exceptions import ConnectTimeoutError
 
+from hami.codec.claim_templates import ClaimTemplate
 from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import LeaseRecord
@@ -54,6 +55,7 @@ class FakeCluster:
         self.webhooks: dict[str, WebhookConfiguration] = {}
         self.budgets: list[DisruptionBudget] = []
         self.gang_sizes: dict[tuple[str, str], int] = {}
+        self.claim_templates: dict[tuple[str, str], ClaimTemplate] = {}
         self.deletion = "2026-08-21T12:10:00Z"  # when pods that are evicted end at the latest
         self.calls: list[Call] = []
         self.environments: dict[tuple[str, str], dict[str, str]] = {}  # by the pod's uid and the container's name
@@ -214,6 +216,24 @@ class FakeCluster:
 
     def gang_size(self, pod: Pod) -> int | None:
         return self._do("gang_size", lambda: self.gang_sizes.get((pod.ref.namespace, pod.group)))
+
+    def create_claim_template(self, namespace: str, template: Mapping[str, Any]) -> None:
+        def effect():
+            key = namespace, template["metadata"]["name"]
+            if key in self.claim_templates:
+                raise Conflict(f"template {key} exists", 409)
+            self.claim_templates[key] = ClaimTemplate(*key, uid=f"template-{self._next_version()}")
+
+        self._do("create_claim_template", effect, namespace=namespace, template=template)
+
+    def delete_claim_template(self, template: ClaimTemplate) -> None:
+        def effect():
+            key = template.namespace, template.name
+            if _present(self.claim_templates.get(key), f"template {key}").uid != template.uid:
+                raise Conflict(f"template {key} is another one now", 409)
+            del self.claim_templates[key]
+
+        self._do("delete_claim_template", effect, template=template)
 
     def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         def effect():

@@ -16,6 +16,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from hami.codec.claim_templates import API as RESOURCE_API
+from hami.codec.claim_templates import ClaimTemplate
 from hami.codec.objects import parse_disruption_budget, parse_node
 from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED, parse_node_pod, parse_pod
 from hami.codec.times import render_time
@@ -38,7 +40,7 @@ _NO_EDITS: Edits = {}
 _WEBHOOKS = "mutatingwebhookconfigurations"
 _GROUPS = {  # of resources that are not in the core group
     "leases": "/apis/coordination.k8s.io/v1", "poddisruptionbudgets": "/apis/policy/v1",
-    _WEBHOOKS: "/apis/admissionregistration.k8s.io/v1",
+    _WEBHOOKS: "/apis/admissionregistration.k8s.io/v1", "resourceclaimtemplates": RESOURCE_API,
 }
 
 
@@ -163,8 +165,7 @@ class Cluster:
 
         Raises: NotFound; Conflict if another pod has that name now.
         """
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": ref.uid}}
-        self._write("DELETE", _path("pods", ref.namespace, ref.name), body=_json(options))
+        self._write("DELETE", _path("pods", ref.namespace, ref.name), body=_json(_deletion(ref.uid)))
 
     def disruption_budgets(self) -> list[DisruptionBudget]:
         """Returns the PodDisruptionBudgets of all namespaces. Raises also: MalformedInput."""
@@ -175,6 +176,15 @@ class Cluster:
         """Returns how many pods of the gang of *pod* are placed together; ``None`` if nothing says so. Raises also:
         MalformedInput."""
         return read_gang_size(lambda path: self._read("GET", path), pod)
+
+    def create_claim_template(self, namespace: str, template: Mapping[str, Any]) -> None:
+        """Creates a ResourceClaimTemplate. Raises: Conflict if its name exists, NotFound if the namespace does not."""
+        self._write("POST", _path("resourceclaimtemplates", namespace), body=_json(template))
+
+    def delete_claim_template(self, template: ClaimTemplate) -> None:
+        """Deletes exactly this ResourceClaimTemplate. Raises: NotFound; Conflict if another one has that name now."""
+        self._write("DELETE", _path("resourceclaimtemplates", template.namespace, template.name),
+                    body=_json(_deletion(template.uid)))
 
     def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """Creates a core/v1 Event. Raises: Conflict if its name exists, NotFound if the namespace does not."""
@@ -260,6 +270,11 @@ def is_read_retriable(error: BaseException) -> bool:
     """Reports whether the connection broke or the server failed. A read that timed out is not repeated."""
     failed = isinstance(error, ClusterError) and error.status in (500, 502, 503, 504)
     return failed or is_unsent(error) or is_disconnect(error)
+
+
+def _deletion(uid: str) -> dict[str, Any]:
+    """Returns the options for deleting an object only if it has *uid*."""
+    return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
