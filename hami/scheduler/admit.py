@@ -8,6 +8,7 @@ from typing import Any
 
 from hami.codec.admission import Review
 from hami.codec.keys import is_scheduler_owned
+from hami.dra.translate import has_claim
 from hami.errors import MalformedInput
 from hami.model import ContainerKind, Pod
 from hami.scheduler.settings import Settings
@@ -64,7 +65,8 @@ class Admitter:
 
     def _admit_ephemeral(self, draft: PodDraft) -> Admitted | Denied:
         """Decides about an existing pod that gets an ephemeral container, which could see all devices of the node."""
-        if any(vendor.admission.refuses_ephemeral for vendor in self._requested_vendors(draft)):
+        vendors = self._cache.vendors if has_claim(draft.wire) else self._requested_vendors(draft)
+        if any(vendor.admission.refuses_ephemeral for vendor in vendors):
             return Denied("ephemeralContainers are not permitted in strict mode on a pod that requests devices")
         return Admitted(draft.wire)
 
@@ -77,7 +79,7 @@ class Admitter:
         is_foreign = self._is_of_another_scheduler(pod.scheduler_name)
         if is_foreign and not vendors.confining:
             return Admitted(draft.wire, _FOREIGN)
-        if (problem := _beyond_bounds(pod)) is not None:
+        if (problem := beyond_bounds(pod)) is not None:
             is_managed = vendors.admitting_all or any(self._requested_vendors(draft))
             return Denied(problem) if is_managed else Admitted(draft.wire)
         if is_foreign:
@@ -108,7 +110,7 @@ class Admitter:
         return name != "default-scheduler" or not self._settings.force_overwrite_default_scheduler
 
 
-def _beyond_bounds(pod: Pod) -> str | None:
+def beyond_bounds(pod: Pod) -> str | None:
     """Returns a message for the pod's author if *pod* has too many containers or resources."""
     if len(pod.containers) > MAX_CONTAINERS:
         return f"pod has {len(pod.containers)} containers, expected at most {MAX_CONTAINERS}"

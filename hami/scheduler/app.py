@@ -31,7 +31,8 @@ from hami.errors import HamiError, MalformedInput, NodeLocked
 from hami.model import Node, Pod
 from hami.quantity import MIB
 from hami.runtime.in_flight import InFlight
-from hami.scheduler.admit import Admitter, Denied
+from hami.scheduler.admit import Admitted, Admitter, Denied
+from hami.scheduler.admit_claims import DOORS, ClaimAdmitter
 from hami.scheduler.bind import Binder
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.preempt import PreemptionFilter
@@ -54,6 +55,7 @@ _STRANGER = extender.render_bind("extender verbs are served on --extender-bind-a
 
 Observe = Callable[[str, str, float], None]
 IsStarted = Callable[[float], bool]
+Admit = Callable[[Review], Admitted | Denied]
 Act = Callable[[bytes], tuple[bytes, str]]
 """Returns the answer to a body, and the outcome. Raises: HamiError."""
 Refuse = Callable[[str, int], bytes]
@@ -65,7 +67,7 @@ Answer = Callable[[WSGIEnvironment], tuple[bytes, int]]
 @dataclass(frozen=True, slots=True)
 class Verbs:
     """The handlers of the requests. *reservation* returns the unbound reservation of a pod uid. *in_flight* counts the
-    requests that background work leaves the interpreter to."""
+    requests that background work leaves the interpreter to. *claim_admitter*: None if pods get no claims."""
 
     admitter: Admitter
     node_filter: NodeFilter
@@ -73,6 +75,7 @@ class Verbs:
     binder: Binder
     reservation: Callable[[str], Reservation | None]
     in_flight: InFlight
+    claim_admitter: ClaimAdmitter | None = None
 
 
 def create_app(verbs: Verbs, is_started: IsStarted, unready_reason: Callable[[], str | None], observe: Observe, *,
@@ -93,7 +96,7 @@ def create_app(verbs: Verbs, is_started: IsStarted, unready_reason: Callable[[],
     app.register_error_handler(Exception, _answer_error)
     most_binds = max(1, threads - RESERVED_THREADS, threads // 2)
     app.wsgi_app = _Verbs(app.wsgi_app, {  # type: ignore[method-assign]
-        "/webhook": partial(_webhook, verbs.admitter, observe), **_extender(verbs, is_started, observe, most_binds)})
+        **_webhooks(verbs, observe), **_extender(verbs, is_started, observe, most_binds)})
     return app
 
 
@@ -118,7 +121,15 @@ class _Verbs:
         return (body,)
 
 
-def _webhook(admitter: Admitter, observe: Observe, environ: WSGIEnvironment) -> tuple[bytes, int]:
+def _webhooks(verbs: Verbs, observe: Observe) -> dict[str, Answer]:
+    """Returns the answers to the API server by their paths."""
+    ways: dict[str, Admit] = {"/webhook": lambda review: verbs.admitter.admit(review)}
+    if verbs.claim_admitter is not None:
+        ways |= {f"/webhook/{door}": partial(verbs.claim_admitter.admit, door=door) for door in DOORS}
+    return {path: partial(_webhook, admit, observe) for path, admit in ways.items()}
+
+
+def _webhook(admit: Admit, observe: Observe, environ: WSGIEnvironment) -> tuple[bytes, int]:
     """Mutating admission of pods."""
     review: Review | None = None
 
@@ -129,14 +140,14 @@ def _webhook(admitter: Admitter, observe: Observe, environ: WSGIEnvironment) -> 
         if problem:
             raise MalformedInput("body", "", problem, message=problem)
         review = admission.parse_review(body)
-        return _admit(admitter, review)
+        return _admit(admit, review)
 
     return _verb("webhook", WEBHOOK_LIMIT, act, lambda text, code: admission.render_denied(review, code, text),
                  observe, environ)
 
 
-def _admit(admitter: Admitter, review: Review) -> tuple[bytes, str]:
-    verdict = admitter.admit(review)
+def _admit(admit: Admit, review: Review) -> tuple[bytes, str]:
+    verdict = admit(review)
     if isinstance(verdict, Denied):
         log.info("pod denied", extra={"namespace": review.namespace, "reason": verdict.message[:LOGGED]})
         return admission.render_denied(review, verdict.code, verdict.message), "refused"

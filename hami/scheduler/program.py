@@ -24,6 +24,7 @@ from hami.runtime.tasks import Task, problems
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.bind import Binder
+from hami.scheduler.claims import ClaimParts
 from hami.scheduler.cluster_cache import cluster_cache
 from hami.scheduler.cluster_metrics import families
 from hami.scheduler.controller import Controller
@@ -60,21 +61,24 @@ class SchedulerProgram:
         ProcessCollector(registry=registry)
         self._metrics = Metrics(registry)
 
-        # Store and leadership
+        # Events
         api = Api.connect(timeout=settings.request_timeout)
         self._cluster = Cluster(api)
+        rate = min(settings.kube_qps or EVENTS_PER_SECOND, EVENTS_PER_SECOND)
+        limits = EventLimits(rate=rate, normal_rate=min(rate, NORMAL_EVENTS_PER_SECOND))
+        self._events = EventRecorder(self._cluster, settings.scheduler_name or "hami-scheduler", limits)
+
+        # Store and leadership
         self._lock_states = LockStates(self._metrics.lock_wait)
         self._cache = cluster_cache(settings)
-        self._watches = Watches(api, nodes=WatchedNodes(self._cache.nodes, self._lock_states), pods=self._cache.pods,
+        claims = None if settings.dra == "off" else ClaimParts(
+            api, self._cluster, self._events, lambda: self._leadership.leads(), settings, clock=clock)
+        self._watches = Watches(api, nodes=WatchedNodes(self._cache.nodes, self._lock_states),
+                                pods=claims.pods(self._cache.pods) if claims else self._cache.pods,
                                 quotas=self._cache.quotas, node_selector=settings.node_selector)
         self._elector = AlwaysLeader() if not settings.leader_elect else Election(
             self._cluster, _candidate(settings, self._cache))
         self._leadership = Leadership(self._elector, self._catch_up, clock=clock)
-
-        # Events
-        rate = min(settings.kube_qps or EVENTS_PER_SECOND, EVENTS_PER_SECOND)
-        limits = EventLimits(rate=rate, normal_rate=min(rate, NORMAL_EVENTS_PER_SECOND))
-        self._events = EventRecorder(self._cluster, settings.scheduler_name or "hami-scheduler", limits)
 
         # Verbs and controller
         locks = NodeLocks(
@@ -86,12 +90,13 @@ class SchedulerProgram:
         planner = PreemptionPlanner(self._cluster, settings, in_flight, clock=clock, now=utc_now)
         self._preemptor = Preemptor(self._cluster, self._cache, self._events, self._leadership, planner, self._metrics,
                                     clock=clock, now=utc_now)
+        admitter = Admitter(self._cache, settings)
         self._verbs = Verbs(
-            Admitter(self._cache, settings),
+            admitter,
             NodeFilter(self._cache, self._events, self._leadership, self._metrics,
                        is_selected=selection(settings.node_selector), on_preemptor=self._preemptor.wake),
             PreemptionFilter(self._cache, self._leadership, planner, clock=clock), self._binder,
-            self._cache.reservations.get, in_flight)
+            self._cache.reservations.get, in_flight, claims.admitter(admitter, self._cache) if claims else None)
         self._controller = Controller(self._cluster, self._cache, locks, self._events, self._leadership, settings,
                                       clock=clock, now=utc_now)
 
@@ -105,7 +110,7 @@ class SchedulerProgram:
         self._exporter = Exporter(registry, settings.metrics_bind_address, self._families)
         # In the order in which they are stopped: the election releases its lease when nothing is written any more.
         tasks = (FreezeGc(self._watches.is_synced), self._controller, self._preemptor, self._certificates,
-                 self._leadership, *self._watches.tasks, self._elector, self._events)
+                 *(claims.tasks if claims else ()), self._leadership, *self._watches.tasks, self._elector, self._events)
         self._tasks = [task for task in tasks if isinstance(task, Task)]
 
     def app(self) -> WSGIApplication:

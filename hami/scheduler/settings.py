@@ -21,6 +21,7 @@ SELF_SIGNED_FILE = "tls.pem"
 
 NODE_POLICIES = ("binpack", "spread")
 PREEMPTION = ("on", "off", "strict")
+DRA = ("off", "optional")
 DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
 
 DAY_S = 86_400.0
@@ -36,7 +37,7 @@ class Settings(ClusterSettings):
     in the Secret *self_signed_cert_secret*, and its CA in the webhook configuration *self_signed_webhook*.
     *self_signed_previous_secret*: a Secret whose certificate is served first; empty for none.
     *extender_bind_address*: a second listener without TLS, on loopback; ``None`` for none. *kube_qps*: 0 for no limit.
-    *pod_name*: empty if unknown.
+    *pod_name*: empty if unknown. *dra_template_ttl*: how long a claim template stays that no pod uses.
     Raises: HamiError if they contradict each other.
     """
 
@@ -60,6 +61,8 @@ class Settings(ClusterSettings):
     node_lock_timeout: float = 300.0
     preemption: str = "on"
     preemption_min_runtime: float = 0.0
+    dra: str = "off"
+    dra_template_ttl: float = 3600.0
 
     leader_elect: bool = False
     leader_elect_resource_name: str = ""
@@ -83,6 +86,8 @@ class Settings(ClusterSettings):
                 f"--extender-bind-address={address}: expected a loopback address, since it serves plain HTTP")
         if self.node_lock_timeout <= 0:
             raise HamiError("--node-lock-timeout: expected more than 0s")
+        if self.dra_template_ttl <= 0:
+            raise HamiError("--dra-template-ttl: expected more than 0s")
 
     @property
     def log_verbosity(self) -> int:

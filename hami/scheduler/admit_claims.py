@@ -1,0 +1,78 @@
+"""Admission of pods that are to get their cards by claims: those with the label ``hami.io/door``, or in a namespace
+that has it. The API server evaluates the labels of namespaces, and calls a path for each of the two values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from hami.codec.admission import Review
+from hami.codec.claims import Inexpressible
+from hami.codec.keys import DOOR, is_scheduler_owned
+from hami.dra.translate import Translation, translate
+from hami.errors import MalformedInput
+from hami.model import Pod
+from hami.scheduler.admit import Admitted, Admitter, Denied, beyond_bounds
+from hami.scheduler.settings import Settings
+from hami.state.store import Store
+from hami.vendors.draft import PodDraft
+
+REQUIRED, PREFERRED, PLUGIN = "dra", "dra-preferred", "plugin"
+DOORS = (REQUIRED, PREFERRED)
+"""Values of the label; with the second, pods that claims cannot serve stay with the scheduler extender. The third one
+leaves a pod with it whatever its namespace says."""
+_SHOWN = 100  # characters of a value in a message
+
+
+class ClaimAdmitter:
+    """The admission of pods that are to get a claim. *card_sizes* returns those of the cards that claims can get."""
+
+    def __init__(self, admitter: Admitter, cache: Store, settings: Settings,
+                 card_sizes: Callable[[], Collection[int]]) -> None:
+        self._admitter = admitter
+        self._cache = cache
+        self._policy = settings.gpu_scheduler_policy
+        self._card_sizes = card_sizes
+
+    def admit(self, review: Review, door: str) -> Admitted | Denied:
+        """Decides about the pod in *review*. *door*: the label of its namespace; that of the pod takes precedence.
+
+        A pod that requests no devices is admitted as any other. So is one that asks for what no claim can say, unless
+        *door* requires a claim: then it is denied.
+        """
+        try:
+            translated = self._translate(review)
+        except MalformedInput as error:
+            translated = Inexpressible(str(error))
+        labels = ((review.pod or {}).get("metadata") or {}).get("labels") or {}
+        value = labels.get(DOOR, door)
+        if translated is None or value == PLUGIN:
+            return self._admitter.admit(review)
+        if value not in DOORS:
+            return Denied(f"label {DOOR}={value[:_SHOWN]}: expected {', '.join((*DOORS, PLUGIN))}")
+        if isinstance(translated, Translation):
+            return Admitted(translated.pod)
+        if value == PREFERRED:
+            return self._admitter.admit(review)
+        return Denied(
+            f"{DOOR}={value} requires a claim for the pod's devices, and none can be made: {translated.reason}")
+
+    def _translate(self, review: Review) -> Translation | Inexpressible | None:
+        """Raises: MalformedInput."""
+        if not review.pod:
+            return None
+        pod = PodDraft(review.pod).decoded
+        if any(map(is_scheduler_owned, (*pod.annotations, *pod.labels))) or beyond_bounds(pod) is not None:
+            return None  # judged like any other
+        translated = translate(review.pod, self._cache.vendors, self._policy, self._card_sizes())
+        if isinstance(translated, Translation) and (quota := self._quota(review.namespace or pod.ref.namespace, pod)):
+            return Inexpressible(quota)
+        return translated
+
+    def _quota(self, namespace: str, pod: Pod) -> str:
+        """Returns why claims would evade a ResourceQuota of *namespace*; empty if there is none."""
+        names = {name for vendor in self._cache.vendors for name in vendor.resources.names}
+        for quota in self._cache.quotas.of(namespace).values():
+            if quota.matches(pod.scope) and (limited := sorted(names & (quota.limits.keys() | quota.requests))):
+                return (f"ResourceQuota {quota.name} limits {limited[0]}, and no quota counts the memory and cores of "
+                        "claims")
+        return ""

@@ -1,0 +1,39 @@
+"""The parts of the scheduler for pods that get their cards by claims. Without ``--dra`` there are none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hami.dra.templates import ClaimTemplates
+from hami.dra.watches import CardSizes, PodsWithClaims, watch_slices, watch_templates
+from hami.kube.api import Api
+from hami.kube.cluster import Cluster
+from hami.kube.events import EventRecorder
+from hami.kube.reflector import Sink
+from hami.model import Pod
+from hami.scheduler.admit import Admitter
+from hami.scheduler.admit_claims import ClaimAdmitter
+from hami.scheduler.settings import Settings
+from hami.state.store import Store
+
+
+class ClaimParts:
+    """The watches of templates and slices, the task that makes templates, and the admission of pods with claims."""
+
+    def __init__(self, api: Api, cluster: Cluster, events: EventRecorder, leads: Callable[[], bool],
+                 settings: Settings, *, clock: Callable[[], float]) -> None:
+        self._settings = settings
+        self._sizes = CardSizes()
+        self._templates = ClaimTemplates(
+            cluster, events, lambda: leads() and watched.synced.is_set(), unused_s=settings.dra_template_ttl,
+            clock=clock)
+        watched = watch_templates(api, self._templates)
+        self.tasks = (self._templates, watched, watch_slices(api, self._sizes))
+
+    def pods(self, sink: Sink[Pod]) -> Sink[Pod]:
+        """Returns a sink for the watch of pods that passes them on to *sink*."""
+        return PodsWithClaims(sink, self._templates)
+
+    def admitter(self, admitter: Admitter, cache: Store) -> ClaimAdmitter:
+        """Returns the admission of pods with claims; *admitter* is that of the others."""
+        return ClaimAdmitter(admitter, cache, self._settings, self._sizes.all)
