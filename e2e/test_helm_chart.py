@@ -83,6 +83,7 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
     "strict": ("overlays/self-signed", ["strict"], {"device-config": {"content": STRICT}}),
     "dashboard": ("overlays/self-signed", ["dashboard"], {"dashboard": {"enabled": True}}),
     "dra": ("overlays/self-signed", ["dra"], {"dra": {"enabled": True}}),
+    "dra-translate": ("overlays/self-signed", ["dra", "dra-translate"], {"dra": {"enabled": True, "translate": True}}),
     "no-preemption": ("overlays/self-signed", ["no-preemption"], {"scheduler": {"preemption": {"mode": "off"}}}),
     "all": ("overlays/cert-manager", [
         "hami-limiter", "region-mount", "mig", "selinux", "strict", "prometheus", "dashboard"], {
@@ -175,6 +176,7 @@ WRONG: dict[str, tuple[Object, str]] = {
     "dra of hami": ({"dra": {"enabled": True}, "takeOver": "always"}, "a driver whose claims ours does not serve"),
     "dra of hami, reused": ({"dra": {"enabled": True}, "hami-dra": {"drivers": {}}}, "and leave out hami-dra"),
     "resource without dra": ({"dra": {"extendedResource": "example.com/gpu"}}, "belongs to dra.enabled: set it to"),
+    "translation without dra": ({"dra": {"translate": True}}, "dra.translate belongs to dra.enabled"),
     "resource of the plugin": ({"dra": {"enabled": True, "extendedResource": "nvidia.com/gpu"}},
                                "is nvidia.com/gpu, a resource of the device plugin, .* name another one"),
     "renamed resource of the plugin": ({"resourceName": "example.com/gpu", "dra": {

@@ -164,7 +164,8 @@ ALERTS = {rule["alert"] for group in GROUPS for rule in group["rules"] if "alert
 KUBERNETES = {"FailedScheduling", "GenericWorkload", "UnexpectedAdmissionError", "CreateContainerConfigError",
               "CreateContainerError", "PreStartContainer", "ResourceQuota", "ServiceMonitor", "DaemonSet",
               "ValidatingAdmissionPolicy", "ScheduleAnyway", "ServiceAccountTokenPodNodeInfo", "DisruptionTarget",
-              "PreemptionByScheduler", "FailedCreate", "FailedPrepareDynamicResources"}
+              "PreemptionByScheduler", "FailedCreate", "FailedPrepareDynamicResources",
+              "FailedResourceClaimCreation"}
 """Words of Kubernetes and its operators that stand between back-ticks."""
 
 

@@ -192,6 +192,24 @@ def test_what_other_pods_reach_may_only_delete_pods_and_create_only_bindings_eve
         ("mutatingwebhookconfigurations", "hami-webhook")}
 
 
+def test_the_scheduler_gets_rights_about_claims_only_with_the_component():
+    found, of_kubernetes = rights("hami-scheduler-extender", "components/dra-translate", "components/dra")
+    assert (found, of_kubernetes) == ({
+        ("resource.k8s.io", "resourceclaimtemplates", "", verb) for verb in ("list", "watch", "create", "delete")} | {
+        ("resource.k8s.io", "resourceslices", "", verb) for verb in ("list", "watch")}, set())
+
+
+def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
+    component = yaml.safe_load((ROOT / "manifests" / "components" / "dra-translate" / "kustomization.yaml").read_text())
+    (text,) = (patch["patch"] for patch in component["patches"]
+               if patch["target"]["kind"] == "MutatingWebhookConfiguration")
+    conditions = {condition["expression"] for operation in yaml.safe_load(text) if operation["op"] == "add"
+                  for condition in operation["value"]["matchConditions"]}
+    (expression,) = conditions
+    (config,) = (vendor for vendor in vendors(chart_config()) if vendor.key == "NVIDIA")
+    assert re.findall(r"'([^']+)'", expression) == list(config.resources.names)
+
+
 def test_without_preemption_no_rule_is_left_that_it_needs():
     """The component empties the role: to leave it out would not take it away from a cluster that has it."""
     component = yaml.safe_load((ROOT / "manifests" / "components" / "no-preemption" / "kustomization.yaml").read_text())

@@ -65,6 +65,9 @@
 {{- if and $resource (not $v.dra.enabled) -}}
 {{- fail "dra.extendedResource belongs to dra.enabled: set it to true, or leave out the resource" -}}
 {{- end -}}
+{{- if and $v.dra.translate (not $v.dra.enabled) -}}
+{{- fail "dra.translate belongs to dra.enabled: set it to true, or leave out dra.translate" -}}
+{{- end -}}
 {{- if $v.dra.enabled -}}
 {{- if or .takeOver (hasKey .root.Values "hami-dra") -}}
 {{- fail "dra.enabled of HAMi's chart installs a driver whose claims ours does not serve: set it to false until that release has been replaced, and leave out hami-dra" -}}

@@ -58,6 +58,7 @@
 {{- define "hami.dra" -}}
 {{- $resource := .v.dra.extendedResource -}}
 {{- include "hami.component" (list . "components/dra") -}}
+{{- if .v.dra.translate -}}{{- include "hami.component" (list . "components/dra-translate") -}}{{- end -}}
 {{- if $resource -}}
 {{- if has $resource .resources -}}
 {{- fail (printf "dra.extendedResource is %s, a resource of the device plugin, whose pods would no longer be placed: name another one (docs/dra.md)" $resource) -}}
@@ -281,9 +282,11 @@
 {{- end -}}
 {{- end -}}
 {{- range .webhooks -}}
-{{- $_ := set . "failurePolicy" $w.failurePolicy -}}
+{{- /* which pods reach those of claims, and what happens while they cannot be called, is not for all pods alike */ -}}
+{{- $claims := regexMatch `\.dra(-preferred)?\.` .name -}}
+{{- if not $claims -}}{{- $_ := set . "failurePolicy" $w.failurePolicy -}}{{- end -}}
 {{- if $w.customURL.enabled -}}
-{{- $_ := set . "clientConfig" (dict "url" (printf "https://%s:%v%s" $w.customURL.host $w.customURL.port $w.customURL.path)) -}}
+{{- $_ := set . "clientConfig" (dict "url" (printf "https://%s:%v%s" $w.customURL.host $w.customURL.port (printf "%s%s" $w.customURL.path (trimPrefix "/webhook" .clientConfig.service.path)))) -}}
 {{- else -}}
 {{- $_ := set .clientConfig.service "port" (int $ctx.v.scheduler.service.httpPort) -}}
 {{- end -}}
@@ -297,10 +300,10 @@
 {{- if $w.whitelistNamespaces -}}
 {{- $_ := set .namespaceSelector "matchExpressions" (append .namespaceSelector.matchExpressions (dict "key" "kubernetes.io/metadata.name" "operator" "NotIn" "values" $w.whitelistNamespaces)) -}}
 {{- end -}}
-{{- if not $w.manageNamespaceSelector -}}{{- $_ := unset . "namespaceSelector" -}}{{- end -}}
+{{- if not (or $w.manageNamespaceSelector $claims) -}}{{- $_ := unset . "namespaceSelector" -}}{{- end -}}
 {{- if hasKey . "reinvocationPolicy" -}}{{- $_ := set . "reinvocationPolicy" $w.reinvocationPolicy -}}{{- end -}}
 {{- if hasKey . "objectSelector" -}}{{- include "hami.selector" (list .objectSelector $w.objectSelector) -}}{{- end -}}
-{{- if and $ctx.overwriteEnv (hasKey . "matchConditions") -}}{{- $_ := unset . "matchConditions" -}}{{- end -}}
+{{- if and $ctx.overwriteEnv (hasKey . "matchConditions") (not $claims) -}}{{- $_ := unset . "matchConditions" -}}{{- end -}}
 {{- range .matchConditions -}}{{- $_ := set . "expression" (include "hami.expression" (list $ctx .expression)) -}}{{- end -}}
 {{- end -}}
 {{- end -}}
