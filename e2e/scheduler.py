@@ -129,9 +129,10 @@ def wait_for_policies(kube: Kube, timeout: float = 30) -> None:
     eventually(enforced, "the API server enforces the policies", timeout=timeout)
 
 
-def webhook_configuration(certificates: Certificates, port: int, revision: Revision = THIS) -> Object:
-    """Returns the shipped configuration with the address of a process on this machine."""
-    configuration: Object = yaml.safe_load((revision.manifests / "webhook.yaml").read_text())
+def webhook_configuration(certificates: Certificates, port: int, revision: Revision = THIS,
+                          configuration: Object | None = None) -> Object:
+    """Returns the shipped *configuration* (default: of the base) with the address of a process on this machine."""
+    configuration = configuration or yaml.safe_load((revision.manifests / "webhook.yaml").read_text())
     for webhook in configuration["webhooks"]:
         path = webhook["clientConfig"]["service"]["path"]
         bundle = base64.b64encode(certificates.ca_file.read_bytes()).decode()
