@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from hami.codec.documents import decode
 from hami.codec.keys import CORDONED_TAINT, UNHEALTHY_TAINT
+from hami.codec.register import Integer
 from hami.errors import MalformedInput
 from hami.model import NOTHING, Device
-from hami.quantity import render_mib, render_milli
+from hami.quantity import INT32_MAX, MIB, parse_quantity, render_mib, render_milli
 
 DRIVER = "gpu.hami.io"
 """The name of the driver, of its DeviceClass, and the domain of its attributes."""
@@ -82,29 +86,61 @@ def is_published(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     return _without_server_fields(found) == _without_server_fields(wanted)
 
 
-def parse_card_sizes(data: bytes | msgspec.Raw) -> frozenset[int]:
-    """Returns the different amounts of memory in MiB that the cards of a slice (JSON) have; none of other drivers'.
+@dataclass(frozen=True, slots=True)
+class PublishedSlice:
+    """A part of the cards of *node*. *generation*: of the pool; slices of an earlier one are out of date."""
 
-    Raises: MalformedInput.
+    node: str
+    generation: int
+    devices: tuple[Device, ...]
+
+
+def parse_slice(data: bytes | msgspec.Raw) -> PublishedSlice | None:
+    """The slice in *data* (JSON), as its node published it; ``None`` if it is not one of ours.
+
+    Raises: MalformedInput, which names the part and its value.
     """
     spec = decode("resourceslice", _SLICE, data).spec
-    if spec.driver != DRIVER:
-        return frozenset()
-    sizes = [device.attributes["memoryMiB"].number for device in spec.devices or () if "memoryMiB" in device.attributes]
-    return frozenset(size for size in sizes if size > 0)
+    if spec.driver != DRIVER or spec.pool.name != pool_name(spec.node_name):
+        return None
+    return PublishedSlice(spec.node_name, spec.pool.generation, tuple(
+        _published(f"resourceslice: spec.devices[{index}]", device) for index, device in enumerate(spec.devices or ())))
 
 
-class _Attribute(msgspec.Struct, rename={"number": "int"}):
-    number: int = 0
+class _Attribute(msgspec.Struct, rename={"number": "int", "text": "string"}):
+    number: Integer = 0
+    text: Annotated[str, Meta(max_length=LONGEST_STRING)] = ""
+
+
+class _Policy(msgspec.Struct, frozen=True):
+    default: str | None = None
+
+
+class _Capacity(msgspec.Struct, rename="camel"):
+    value: Annotated[str, Meta(max_length=64)]
+    request_policy: _Policy = _Policy()
+
+
+class _Taint(msgspec.Struct):
+    key: str
 
 
 class _Device(msgspec.Struct):
-    attributes: dict[str, _Attribute] = {}
+    attributes: Annotated[dict[str, _Attribute], Meta(max_length=32)] = {}
+    capacity: Annotated[dict[str, _Capacity], Meta(max_length=32)] = {}
+    taints: Annotated[list[_Taint], Meta(max_length=16)] | None = None
 
 
-class _Spec(msgspec.Struct):
+class _Pool(msgspec.Struct, frozen=True):
+    name: str = ""
+    generation: int = 0
+
+
+class _Spec(msgspec.Struct, rename="camel"):
     driver: str = ""
-    devices: list[_Device] | None = None
+    node_name: str = ""
+    pool: _Pool = _Pool()
+    devices: Annotated[list[_Device], Meta(max_length=128)] | None = None
 
 
 class _Slice(msgspec.Struct):
@@ -112,6 +148,32 @@ class _Slice(msgspec.Struct):
 
 
 _SLICE = msgspec.json.Decoder(_Slice)
+
+
+def _published(place: str, device: _Device) -> Device:
+    """The card that *device* describes."""
+    def amount(name: str, unit: int | Fraction, *, least: bool = False) -> int:
+        """A capacity in units, rounded down; or the *least* that a claim takes of it."""
+        capacity = device.capacity.get(name)
+        text = "" if capacity is None else capacity.request_policy.default or "" if least else capacity.value
+        field = f"{place}.capacity[{name}]"
+        try:
+            value = int(parse_quantity(text) / unit)
+        except MalformedInput as error:
+            raise MalformedInput(field, text, error.problem) from None
+        if not 0 <= value <= INT32_MAX:
+            raise MalformedInput(field, text, f"expected at most {INT32_MAX}")
+        return value
+
+    def attribute(name: str) -> _Attribute:
+        return device.attributes.get(name, _Attribute())
+
+    taints = {taint.key for taint in device.taints or ()}
+    return Device(
+        uuid=attribute("uuid").text, vendor="NVIDIA", model=attribute("productName").text, mode=attribute("mode").text,
+        slots=SHARE * 1000 // max(amount("share", Fraction(1, 1000), least=True), 1), memory_mib=amount("memory", MIB),
+        cores=amount("cores", 1), index=attribute("index").number, numa=attribute(NUMA_NODE).number,
+        healthy=UNHEALTHY_TAINT not in taints, cordoned=CORDONED_TAINT in taints)
 
 
 def _device(device: Device, pci_bus_id: str) -> dict[str, Any]:

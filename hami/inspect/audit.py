@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from hami.codec.keys import ASSIGNED_NODE
+from hami.codec.keys import ASSIGNED_NODE, DOOR
 from hami.codec.states import parse_lock
 from hami.errors import MalformedInput
 from hami.inspect.cluster import InspectedCluster
@@ -96,6 +96,23 @@ def _missing_devices(cluster: InspectedCluster) -> Iterator[Finding]:
     for (node, vendor), count in without_plugin.items():
         yield Finding("DevicePluginGone", f"node {node}", f"it offers no {vendor} devices, but pods hold some: {count}",
                       "check its device plugin, which may be restarting; the pods keep their devices, so leave them")
+
+
+def _doors(cluster: InspectedCluster) -> Iterator[Finding]:
+    """Yields devices that two allocators give out, and claims on devices that are gone."""
+    for name, usages in cluster.claimed.nodes.items():
+        registered = {usage.device.uuid for own in cluster.view.usages(name).values() for usage in own}
+        for usage in (usage for own in usages.values() for usage in own if usage.device.uuid in registered):
+            yield Finding("TwoDoors", f"card {usage.device.index} ({usage.device.uuid}) of node {name}",
+                          "HAMi's scheduler gives it out by an annotation, and kube-scheduler by a ResourceSlice",
+                          f"check the label {DOOR} and the device plugins of the node: only one may run there")
+    for claim in cluster.record.claims:
+        gone = sorted({device.device for request in claim.requests for device in request.devices
+                       if (device.pool, device.device) not in cluster.published})
+        if gone:
+            yield Finding("CardGone", f"claim {claim.namespace}/{claim.name}",
+                          f"it holds {', '.join(gone)}, which no ResourceSlice offers",
+                          "check the device and the device plugin of its node, then recreate the pod")
 
 
 def _locks(cluster: InspectedCluster) -> Iterator[Finding]:
@@ -203,5 +220,5 @@ def _age(cluster: InspectedCluster, unix: int) -> float:
 
 
 _CHECKS: tuple[Callable[[InspectedCluster], Iterator[Finding]], ...] = (
-    _overcommitted, _unreadable, _missing_devices, _locks, _reservations, _allocations, _upgrade, _excess_bindings,
-    _device_classes)
+    _overcommitted, _unreadable, _missing_devices, _doors, _locks, _reservations, _allocations, _upgrade,
+    _excess_bindings, _device_classes)

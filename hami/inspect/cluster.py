@@ -10,16 +10,20 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
+from hami.codec.claims import AllocatedClaim
 from hami.codec.device_config import chart_config, parse_device_config
 from hami.codec.keys import GPU_POLICY, NODE_POLICY, NUMA_BIND, WEIGHTS
 from hami.codec.objects import parse_resource_version
+from hami.codec.slices import PublishedSlice, device_name, pool_name
 from hami.errors import HamiError
 from hami.inspect.installation import Installation
 from hami.model import DeviceUsage, Node, Pod, QuotaLimits
 from hami.scheduling.usage import Charge
+from hami.state.claims import claimed_view
 from hami.state.store import Store
+from hami.state.table import Booking
 from hami.state.view import Policies, View
 from hami.vendors.entry_points import full_catalog, sections
 from hami.vendors.spec import Catalog
@@ -53,7 +57,8 @@ class ClusterRecord:
 
     *taken*: when the record was begun. *device_config*: the YAML text of the device configuration, empty for the
     chart's. *policies*: of the scheduler, for pods that name none. *events*: by uid of the pod, in
-    snapshots only. *installation*: in snapshots, and for an audit.
+    snapshots only. *installation*: in snapshots, and for an audit. *slices*, *claims*: devices that kube-scheduler
+    allocates by Dynamic Resource Allocation.
     """
 
     taken: datetime
@@ -62,6 +67,8 @@ class ClusterRecord:
     quotas: tuple[QuotaLimits, ...] = ()
     device_config: str = ""
     policies: Policies = Policies()
+    slices: tuple[PublishedSlice, ...] = ()
+    claims: tuple[AllocatedClaim, ...] = ()
     unreadable: tuple[UnreadableObject, ...] = ()
     events: Mapping[str, tuple[SchedulingEvent, ...]] = field(default_factory=dict)
     installation: Installation = Installation()
@@ -79,28 +86,61 @@ def catalog_of(device_config: str) -> Catalog:
 
 
 class InspectedCluster:
-    """The cluster of *record*, as the scheduler would see it then. *view*: if it is known already."""
+    """The cluster of *record*, as the scheduler would see it then. *view*: if it is known already.
+
+    *view* is what the scheduler decides from, *claimed* what is allocated by claims: usage is that of both.
+    """
 
     def __init__(self, record: ClusterRecord, view: View | None = None) -> None:
         self.record = record
         self.view = view if view is not None else store_of(record).view()
+        self.claimed = claimed_view(record.slices, record.claims, self.view.facts)
         self.vendors = self.view.vendors
         self.nodes: Mapping[str, Node] = {node.name: node for node in record.nodes}
         self.pods: Mapping[str, Pod] = {pod.ref.uid: pod for pod in record.pods}
+        self.published = frozenset((pool_name(node), device_name(usage.device.uuid)) for node, own in
+                                   self.claimed.nodes.items() for usages in own.values() for usage in usages)
+        self._pods_of_claims = {claim.uid: claim.pods for claim in record.claims}
 
     def usages_on(self, node: str) -> list[DeviceUsage]:
         """Returns the devices of *node* and their usage, by vendor."""
-        usages = self.view.usages(node)
-        return [usage for vendor in sorted(usages) for usage in usages[vendor]]
+        return [usage for view in (self.view, self.claimed) for _, usages in sorted(view.usages(node).items())
+                for usage in usages]
 
     def usages(self) -> Iterator[tuple[str, DeviceUsage]]:
         """Yields the usage of each device, with its node."""
-        return ((name, usage) for name in self.view.nodes for usage in self.usages_on(name))
+        return ((name, usage) for name in dict.fromkeys((*self.view.nodes, *self.claimed.nodes))
+                for usage in self.usages_on(name))
+
+    def bookings_on(self, node: str) -> list[Booking]:
+        """Returns what pods and claims hold on *node*."""
+        return [*self.view.bookings_on(node), *self.claimed.bookings_on(node)]
+
+    def bookings_of(self, pod: Pod) -> list[Booking]:
+        """Returns what *pod* and its claims hold."""
+        own = self.view.bookings.get(pod.ref.uid)
+        claimed = [booking for uid in self._claims_of.get(pod.ref.uid, ())
+                   if (booking := self.claimed.bookings.get(uid)) is not None]
+        return [*([own] if own is not None else []), *claimed]
+
+    @cached_property
+    def _claims_of(self) -> Mapping[str, list[str]]:
+        """The uids of claims by that of their pods."""
+        claims: dict[str, list[str]] = {}
+        for uid, pods in self._pods_of_claims.items():
+            for ref in pods:
+                claims.setdefault(ref.uid, []).append(uid)
+        return claims
+
+    def pods_with(self, booking: Booking) -> list[Pod | None]:
+        """Returns the pods that hold *booking*; ``None`` for one that the record does not have."""
+        uids = [ref.uid for ref in self._pods_of_claims.get(booking.uid, ())] or [booking.uid]
+        return [self.pods.get(uid) for uid in uids]
 
     def holders(self, node: str, vendor: str, uuid: str) -> list[tuple[Pod | None, Charge]]:
         """Returns the pods on a device with what they hold of it; ``None`` for a pod that the record does not have."""
-        return [(self.pods.get(booking.uid), charge) for booking in self.view.bookings_on(node)
-                for key, charges in booking.charges if key == vendor for charge in charges if charge.uuid == uuid]
+        return [(pod, charge) for booking in self.bookings_on(node) for key, charges in booking.charges if key == vendor
+                for charge in charges if charge.uuid == uuid for pod in self.pods_with(booking)]
 
     def offered(self) -> list[str]:
         """Returns the names of the nodes that kube-scheduler may offer: those that are not cordoned, sorted."""
@@ -113,7 +153,7 @@ class InspectedCluster:
 
     def check_has_devices(self) -> None:
         """Raises: HamiError if no node offers devices."""
-        if not self.view.nodes:
+        if not self.view.nodes and not self.claimed.nodes:
             raise HamiError("no node has registered devices: is HAMi's device plugin running, and is this the right "
                             "context?")
 

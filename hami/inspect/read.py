@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
+from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.documents import decode
-from hami.codec.keys import CORDON, LOCK_FREE, NODE_LOCK, is_scheduler_owned
+from hami.codec.keys import CORDON, DOOR, LOCK_FREE, NODE_LOCK, is_scheduler_owned
 from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
 from hami.codec.pods import parse_pod
+from hami.codec.slices import DRIVER, PublishedSlice, parse_slice
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
 from hami.inspect.cluster import ClusterRecord, SchedulingEvent, UnreadableObject, catalog_of, selection_keys
 from hami.inspect.installation import (
@@ -41,6 +43,7 @@ MAX_OBJECTS = 500_000  # of one resource; a list that does not end must not fill
 _NODE_KEYS = frozenset({NODE_LOCK, LOCK_FREE, CORDON, PAIR_SCORES})
 _LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 _GROUPS = {"CronJob": "/apis/batch/v1", "Job": "/apis/batch/v1", "ReplicationController": "/api/v1", "Pod": "/api/v1"}
+_DRA = "/apis/resource.k8s.io/v1"
 _APPS = "/apis/apps/v1"  # that of the other TEMPLATE_KINDS
 
 
@@ -97,10 +100,11 @@ class RecordFilter:
         return replace(node, annotations={
             key: text for key, text in node.annotations.items() if key in self._node_keys})
 
-    def pod(self, pod: Pod) -> Pod | None:
-        """Returns *pod* without foreign annotations; ``None`` if it neither requests nor carries devices."""
+    def pod(self, pod: Pod, holders: Collection[str] = ()) -> Pod | None:
+        """Returns *pod* without foreign annotations; ``None`` if it neither requests nor carries devices, nor is one of
+        *holders* (uids)."""
         owned = [key for key in pod.annotations if is_scheduler_owned(key)]
-        if not owned and not requests_devices(self._vendors, pod.containers):
+        if not owned and pod.ref.uid not in holders and not requests_devices(self._vendors, pod.containers):
             return None
         return replace(pod, annotations={
             key: text for key, text in pod.annotations.items() if key in self._pod_keys or key in owned})
@@ -127,14 +131,32 @@ class Reader:
         trim = RecordFilter(catalog_of(text))
         unreadable: list[UnreadableObject] = []
         nodes = self._list("nodes", {}, lambda raw: trim.node(parse_node(raw)), lambda node: node.name, unreadable)
-        pods = self._list("pods", _LIVE_PODS, lambda raw: trim.pod(parse_pod(raw)), lambda pod: pod.ref.uid, unreadable)
+        slices, claims = self._claimed_devices(any(DOOR in node.labels for node in nodes), unreadable)
+        holders = {ref.uid for claim in claims for ref in claim.pods}
+        pods = self._list("pods", _LIVE_PODS, lambda raw: trim.pod(parse_pod(raw), holders), lambda pod: pod.ref.uid,
+                          unreadable)
         quotas: tuple[QuotaLimits, ...] = ()
         try:
             quotas = self._list("resourcequotas", {}, parse_quota, lambda quota: quota.uid, unreadable)
         except MissingRight as error:
             self.note(f"{error}; quotas are left out of account")
         return ClusterRecord(taken=taken, nodes=nodes, pods=pods, quotas=quotas, device_config=text,
-                             policies=policies, unreadable=tuple(unreadable))
+                             policies=policies, slices=slices, claims=claims, unreadable=tuple(unreadable))
+
+    def _claimed_devices(self, is_used: bool, unreadable: list[UnreadableObject],
+                         ) -> tuple[tuple[PublishedSlice, ...], tuple[AllocatedClaim, ...]]:
+        """Returns the slices of our driver and the claims that hold devices of it; none where the API server has no
+        such objects. *is_used*: nodes say that they publish slices, so a missing right is worth a note."""
+        try:
+            slices = self._list("resourceslices", {"fieldSelector": f"spec.driver={DRIVER}"}, parse_slice,
+                                lambda part: part, unreadable, _DRA)
+            claims = self._list("resourceclaims", {}, parse_claim, lambda claim: claim.uid, unreadable,
+                                _DRA) if slices else ()
+        except (NotFound, MissingRight) as error:
+            if is_used and isinstance(error, MissingRight):
+                self.note(f"{error}; devices that claims hold are left out of account")
+            return (), ()
+        return slices, tuple(claim for claim in claims if claim.requests)
 
     def pod(self, ref: PodRef) -> Pod | None:
         """Returns the pod of this namespace and name, whatever it requests; ``None`` if there is none."""
@@ -299,10 +321,11 @@ class Reader:
         return text
 
     def _list(self, resource: str, query: dict[str, str], parse: Callable[[msgspec.Raw], T | None],
-              key: Callable[[T], str], unreadable: list[UnreadableObject]) -> tuple[T, ...]:
+              key: Callable[[T], Hashable], unreadable: list[UnreadableObject], group: str = "/api/v1",
+              ) -> tuple[T, ...]:
         """Returns the objects of *resource* for which *parse* returns something. A list that starts again passes an
         object twice: *key* tells."""
-        objects: dict[str, T] = {}
+        objects: dict[Hashable, T] = {}
         count = 0
 
         def take(raw: msgspec.Raw) -> None:
@@ -316,7 +339,7 @@ class Reader:
             except MalformedInput as error:
                 unreadable.append(UnreadableObject(resource.removesuffix("s"), parse_meta(raw).path, str(error)))
 
-        self._each(resource, f"/api/v1/{resource}", query, take, progress=self.progress)
+        self._each(resource, f"{group}/{resource}", query, take, progress=self.progress)
         return tuple(objects.values())
 
     def _each(self, resource: str, path: str, query: dict[str, str], take: Callable[[msgspec.Raw], None], *,

@@ -110,7 +110,7 @@ def anonymize(record: ClusterRecord) -> ClusterRecord:
     The order of names stays, so decisions stay the same, but for preferred nodes. Labels are left out unless a vendor
     reads them on nodes, and so are preferences for them, and the words of kube-scheduler. In
     annotations only numbers, known words and parts of device models stay: any other word may be a name. Comments of
-    the device configuration are left out, and the installation.
+    the device configuration are left out, the installation, and what is allocated by claims.
     """
     return _Anonymizer(record).record()
 
@@ -151,7 +151,7 @@ class _Anonymizer:
         record = self._record
         return replace(
             record, nodes=tuple(map(self._node, record.nodes)), pods=tuple(map(self._pod, record.pods)),
-            quotas=tuple(map(self._quota, record.quotas)), events={}, installation=Installation(),
+            quotas=tuple(map(self._quota, record.quotas)), events={}, installation=Installation(), slices=(), claims=(),
             device_config=yaml.safe_dump(yaml.safe_load(record.device_config)) if record.device_config else "",
             policies=Policies(self._text(record.policies.node), self._text(record.policies.device)),
             unreadable=tuple(UnreadableObject(problem.kind, "?", "left out") for problem in record.unreadable))

@@ -145,7 +145,7 @@ def node_rows(cluster: InspectedCluster, nodes: Iterable[Node]) -> list[NodeRow]
     """Returns a row for each of *nodes* that has devices, or an inventory that cannot be read."""
     problems = {name for name, _ in cluster.view.facts.problems}
     return [_node_row(cluster, node, node.name in problems) for node in nodes
-            if cluster.view.usages(node.name) or node.name in problems]
+            if cluster.usages_on(node.name) or node.name in problems]
 
 
 def _node_row(cluster: InspectedCluster, node: Node, has_problem: bool) -> NodeRow:
@@ -154,14 +154,14 @@ def _node_row(cluster: InspectedCluster, node: Node, has_problem: bool) -> NodeR
     for usage in usages:
         vendor = cluster.vendors[usage.device.vendor]
         total, used = total + total_amounts(usage.device, vendor), used + used_amounts(usage, vendor)
-    holders = [pod for booking in cluster.view.bookings_on(node.name)
-               if (pod := cluster.pods.get(booking.uid)) is not None]
+    holders = {pod.ref: pod for booking in cluster.bookings_on(node.name) for pod in cluster.pods_with(booking)
+               if pod is not None}
     free = (usage.memory_free_mib for usage in usages if _is_usable(usage))
     return NodeRow(
         name=node.name, models=tuple(sorted({usage.device.model for usage in usages})), cards=len(usages),
         memory_mib=total.memory_mib, memory_used_mib=used.memory_mib, cores=total.cores, cores_used=used.cores,
         slots=total.slots, slots_used=used.slots, largest_free_mib=max(free, default=0), pods=len(holders),
-        reserved=sum([not pod.node_name for pod in holders]),
+        reserved=sum([not pod.node_name for pod in holders.values()]),
         state=_node_state(node, usages, has_problem=has_problem))
 
 
@@ -187,9 +187,9 @@ def pod_rows(cluster: InspectedCluster, pods: Iterable[Pod]) -> list[PodRow]:
     """Returns a row for each of *pods*."""
     rows = []
     for pod in pods:
-        booking = cluster.view.bookings.get(pod.ref.uid)
-        charges = [(vendor, charge) for vendor, held in booking.charges for charge in held] if booking else []
-        node = booking.node if booking else pod.node_name
+        bookings = cluster.bookings_of(pod)
+        charges = [(vendor, charge) for booking in bookings for vendor, held in booking.charges for charge in held]
+        node = bookings[0].node if bookings else pod.node_name
         indexes = {_key(node, usage): usage.device.index for usage in cluster.usages_on(node)}
         requests = [request_text(request, cluster.vendors[request.vendor]) for container in pod.containers
                     for request in device_requests(cluster.vendors, container)]
@@ -206,7 +206,7 @@ def pod_rows(cluster: InspectedCluster, pods: Iterable[Pod]) -> list[PodRow]:
 def namespace_rows(cluster: InspectedCluster, namespaces: Container[str] | None = None) -> list[NamespaceRow]:
     """Returns a row for each vendor that a namespace uses or that is limited in it; only of *namespaces*, if given.
 
-    Limits are those of quotas for all pods.
+    Limits are those of quotas for all pods. What claims hold is left out: quotas do not count it.
     """
     pods = Counter((booking.namespace, key) for booking in cluster.view.bookings.values() for key, _ in booking.charges)
     quotas, used = cluster.view.facts.quotas, cluster.view.used

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import param
 
-from hami.codec.slices import device_name, is_published, parse_card_sizes, render_slices
+from hami.codec.slices import PublishedSlice, device_name, is_published, parse_slice, render_slices
 from hami.errors import MalformedInput
 from hami.quantity import parse_quantity
 from tests.builders import gpu
@@ -141,18 +141,42 @@ def test_any_other_difference_counts(devices):
     assert not any(is_published(found, wanted) for wanted in render_slices("n1", devices))
 
 
-def test_the_sizes_of_cards():
-    (document,) = render_slices("n1", [gpu("GPU-0", memory_mib=81920), gpu("GPU-1", memory_mib=15360),
-                                       gpu("GPU-2", memory_mib=15360)])
-    assert parse_card_sizes(json.dumps(document).encode()) == {81920, 15360}
-    document["spec"]["driver"] = "gpu.nvidia.com"
-    assert parse_card_sizes(json.dumps(document).encode()) == frozenset()
+def read(document):
+    return parse_slice(json.dumps(document).encode())
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"spec": {"driver": "gpu.hami.io", "devices": [{"attributes": 7}]}}'])
-def test_slices_that_are_none_are_refused(text):
+@given(slots=st.integers(1, 316), memory=st.integers(2, 2**31 - 1), cores=st.integers(0, 100), numa=st.integers(0, 7),
+       index=st.integers(0, 255), healthy=st.booleans(), cordoned=st.booleans())
+def test_a_slice_is_read_as_it_was_written(slots, memory, **fields):
+    card = gpu(UUID, slots=slots, memory_mib=memory, **fields)
+    (document,) = render_slices("n1", [card], generation=3)
+    assert read(document) == PublishedSlice("n1", 3, (card,))
+
+
+@pytest.mark.parametrize("field, value", [("driver", "gpu.nvidia.com"), ("nodeName", "n2"), ("pool", {"name": "n1"})])
+def test_slices_of_others_are_left_out(field, value):
+    (document,) = render_slices("n1", [A100])
+    document["spec"][field] = value
+    assert read(document) is None
+
+
+@pytest.mark.parametrize("part, value, words", [
+    ("attributes", 7, "resourceslice"), ("capacity", {}, r"spec\.devices\[0\]\.capacity\[share\]"),
+    ("capacity", {"share": {"value": "100", "requestPolicy": {"default": "many"}}}, "many"),
+    ("capacity", {"share": {"value": "100", "requestPolicy": {"default": "10"}}, "memory": {"value": "1Ei"}}, "1Ei"),
+    ("attributes", {"uuid": {"string": "x" * 65}}, "resourceslice"), ("taints", [{"key": "x"}] * 17, "resourceslice"),
+])
+def test_slices_that_cannot_be_read_are_refused(part, value, words):
+    (document,) = render_slices("n1", [A100])
+    document["spec"]["devices"][0][part] = value
+    with pytest.raises(MalformedInput, match=words):
+        read(document)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{"])
+def test_texts_that_are_no_slices_are_refused(text):
     with pytest.raises(MalformedInput, match="resourceslice"):
-        parse_card_sizes(text.encode())
+        parse_slice(text.encode())
 
 
 @given(st.text())

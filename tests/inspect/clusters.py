@@ -36,6 +36,15 @@ def bound(name, node, *shares, namespace="default", phase="Running", **resources
     return made | {"status": {"phase": phase}}
 
 
+def claimed(pod, node, memory="3000Mi"):
+    """Returns a claim that a pod of this name holds."""
+    result = {"driver": "gpu.hami.io", "request": "main", "pool": f"hami/{node}", "device": f"gpu-{node}-0",
+              "consumedCapacity": {"memory": memory, "cores": "10", "share": "10"}}
+    return {"metadata": {"namespace": "default", "name": f"{pod}-hami", "uid": f"claim-{pod}"},
+            "status": {"allocation": {"devices": {"results": [result]}},
+                       "reservedFor": [{"resource": "pods", "name": pod, "uid": f"uid-default-{pod}"}]}}
+
+
 def quota(namespace, name="quota", **limits):
     """Returns a ResourceQuota: ``gpumem=4000``."""
     return {"metadata": {"namespace": namespace, "name": name, "uid": f"uid-{namespace}-{name}"},

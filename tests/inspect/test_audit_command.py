@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
+from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
+from hami.codec.slices import PublishedSlice
 from hami.inspect.audit import audit, render_audit
 from hami.inspect.cluster import InspectedCluster, UnreadableObject
 from hami.model import Node
@@ -52,6 +54,21 @@ def rules(nodes=(node("n", GPU),), pods=(), unreadable=()):
 ], ids=lambda value: value[0] if isinstance(value, tuple) else "")
 def test_each_inconsistency_is_found(nodes, pods, rule):
     assert rules(nodes or [node("n", GPU)], pods) == [rule]
+
+
+def claim(device="gpu-a", node="n"):
+    part = ClaimedDevice(pool=f"hami/{node}", device=device, memory_mib=1, share_milli=10_000)
+    return AllocatedClaim(namespace="default", name="c", uid="c", requests=(ClaimedRequest(name="r", devices=(part,)),))
+
+
+@pytest.mark.parametrize("nodes, claims, rule", [
+    ([node("n")], [claim()], None), ([node("n", GPU)], [], ("TwoDoors", "card 0 (a) of node n")),
+    ([node("n")], [claim("gpu-b")], ("CardGone", "claim default/c")),
+    ([node("n")], [claim(node="m")], ("CardGone", "claim default/c")),
+])
+def test_claims_and_slices_are_compared(nodes, claims, rule):
+    cluster = InspectedCluster(replace(record(nodes), slices=(PublishedSlice("n", 1, (GPU,)),), claims=tuple(claims)))
+    assert [(finding.rule, finding.subject) for finding in audit(cluster)] == ([rule] if rule else [])
 
 
 def test_a_device_plugin_that_is_away_is_one_finding_which_leaves_the_pods_alone():

@@ -2,10 +2,12 @@
 
 import pytest
 
+from hami.codec.slices import render_slices
 from hami.errors import ClusterError, HamiError
 from hami.inspect.read import Reader
 from hami.model import PodRef
-from tests.inspect.clusters import FakeApi, bound, node, pending, quota, refused
+from tests.builders import gpu
+from tests.inspect.clusters import FakeApi, bound, claimed, node, pending, quota, refused
 
 NODES, PODS, QUOTAS = "/api/v1/nodes", "/api/v1/pods", "/api/v1/resourcequotas"
 CONFIG = "/api/v1/namespaces/kube-system/configmaps/hami-scheduler-device"
@@ -32,6 +34,39 @@ def test_only_pods_with_devices_are_kept_and_only_what_is_read_of_them():
     (kept,) = record.pods
     assert kept.ref.name == "a" and "secret.example.com/token" not in kept.annotations
     assert kept.annotations["hami.io/vgpu-devices-allocated"] == "GPU-n-0,NVIDIA,100,10:;"
+
+
+SLICES, CLAIMS = "/apis/resource.k8s.io/v1/resourceslices", "/apis/resource.k8s.io/v1/resourceclaims"
+
+
+def test_claims_and_the_pods_that_hold_them_are_read():
+    foreign = {"metadata": {"namespace": "default", "name": "other", "uid": "other"}, "status": {}}
+    api = FakeApi([node("n")], [pending("a"), pending("web")], others={
+        "resourceslices": list(render_slices("d", [gpu("GPU-d-0")])), "resourceclaims": [claimed("a", "d"), foreign]})
+    record, notes, _ = read(api)
+    assert [part.node for part in record.slices] == ["d"] and [claim.name for claim in record.claims] == ["a-hami"]
+    assert [pod.ref.name for pod in record.pods] == ["a"] and notes == []
+    assert dict(api.requests)[SLICES]["fieldSelector"] == "spec.driver=gpu.hami.io"
+
+
+def test_without_slices_no_claim_is_read():
+    api = FakeApi([node("n")], others={"resourceclaims": [claimed("a", "d")]})
+    assert read(api)[0].claims == () and CLAIMS not in dict(api.requests)
+
+
+def test_a_claim_that_cannot_be_read_is_reported():
+    api = FakeApi([node("n")], others={"resourceslices": list(render_slices("d", [gpu("GPU-d-0")])),
+                                       "resourceclaims": [claimed("a", "d", memory="much")]})
+    assert [(item.kind, item.name) for item in read(api)[0].unreadable] == [("resourceclaim", "default/a-hami")]
+
+
+@pytest.mark.parametrize("labels, notes", [
+    ({}, []), ({"hami.io/door": "dra"}, [
+        "you may not list resourceslices in the whole cluster: ask for the verb list on resourceslices there; devices "
+        "that claims hold are left out of account"])])
+def test_the_right_to_read_slices_is_missed_only_where_a_node_publishes_some(labels, notes):
+    record, said, _ = read(FakeApi([node("n", labels=labels)], errors={SLICES: refused()}))
+    assert (record.slices, said) == ((), notes)
 
 
 def test_finished_pods_are_not_asked_for():

@@ -8,12 +8,14 @@ from hypothesis.strategies import randoms
 
 from e2e.nodes import gpu
 from hami.cli.people import TOP_KINDS as KINDS
+from hami.codec.slices import render_slices
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.read import Reader
 from hami.inspect.tables import Style
 from hami.inspect.top import TopQuery, age_of, age_text, render_top
-from tests.inspect.clusters import FakeApi, bound, node, pending, quota
+from tests import builders as cards
+from tests.inspect.clusters import FakeApi, bound, claimed, node, pending, quota
 
 GPU = {"memory_mib": 10_000, "model": "A100"}
 NODES = [node("n1", gpu(**GPU), gpu(**GPU), labels={"zone": "a"}),
@@ -45,6 +47,21 @@ def test_a_row_for_each_node_with_devices():
         "n3    A100   1      █░░░░░░░░░  10%  ░░░░░░░░░░   0%  9,000             1     cordoned",
         "",
         "3 nodes, 5 cards: 10,000 of 50,000 MiB given out; largest free slice 9,000 MiB"]
+
+
+def test_what_claims_hold_is_shown_as_what_annotations_say():
+    others = {"resourceslices": list(render_slices("d", [cards.gpu("GPU-d-0", memory_mib=10_000, model="T4")])),
+              "resourceclaims": [claimed("a", "d"), claimed("gone", "d")]}
+    holder = pending("a")
+    holder["spec"]["nodeName"] = "d"
+    api = FakeApi([node("n"), {"metadata": {"name": "d"}}], [holder], others=others)
+    of = InspectedCluster(Reader(api.request).record())
+    (row,) = [row for row in items("nodes", of) if row["name"] == "d"]
+    assert [row[key] for key in ("models", "memoryUsedMib", "coresUsed", "slotsUsed", "pods")] == [["T4"], 6000, 20, 2, 1]
+    (card,) = [row for row in items("cards", of) if row["node"] == "d"]
+    assert (card["uuid"], card["memoryUsedMib"], card["pods"]) == ("GPU-d-0", 6000, ["default/a"])
+    (pod,) = items("pods", of)
+    assert (pod["name"], pod["node"], pod["cards"], pod["memoryMib"], pod["cores"]) == ("a", "d", ["0"], 3000, 10)
 
 
 def test_a_row_for_each_card():
