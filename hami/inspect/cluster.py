@@ -7,7 +7,7 @@ secrets. It is seen by the scheduler's own store, so that every answer comes fro
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -89,6 +89,7 @@ class InspectedCluster:
     """The cluster of *record*, as the scheduler would see it then. *view*: if it is known already.
 
     *view* is what the scheduler decides from, *claimed* what is allocated by claims: usage is that of both.
+    *published*: the devices of ResourceSlices, by pool and name.
     """
 
     def __init__(self, record: ClusterRecord, view: View | None = None) -> None:
@@ -98,8 +99,8 @@ class InspectedCluster:
         self.vendors = self.view.vendors
         self.nodes: Mapping[str, Node] = {node.name: node for node in record.nodes}
         self.pods: Mapping[str, Pod] = {pod.ref.uid: pod for pod in record.pods}
-        self.published = frozenset((pool_name(node), device_name(usage.device.uuid)) for node, own in
-                                   self.claimed.nodes.items() for usages in own.values() for usage in usages)
+        self.published = {(pool_name(node), device_name(usage.device.uuid)): usage.device
+                          for node, own in self.claimed.nodes.items() for usages in own.values() for usage in usages}
         self._pods_of_claims = {claim.uid: claim.pods for claim in record.claims}
 
     def usages_on(self, node: str) -> list[DeviceUsage]:
@@ -118,18 +119,21 @@ class InspectedCluster:
 
     def bookings_of(self, pod: Pod) -> list[Booking]:
         """Returns what *pod* and its claims hold."""
-        own = self.view.bookings.get(pod.ref.uid)
-        claimed = [booking for uid in self._claims_of.get(pod.ref.uid, ())
-                   if (booking := self.claimed.bookings.get(uid)) is not None]
-        return [*([own] if own is not None else []), *claimed]
+        own = self.view.bookings.get(pod.ref.uid), *(
+            self.claimed.bookings.get(claim.uid) for claim in self.claims_of(pod))
+        return [booking for booking in own if booking is not None]
+
+    def claims_of(self, pod: Pod) -> Sequence[AllocatedClaim]:
+        """Returns the claims that are reserved for *pod*."""
+        return self._claims_of_pods.get(pod.ref.uid, ())
 
     @cached_property
-    def _claims_of(self) -> Mapping[str, list[str]]:
-        """The uids of claims by that of their pods."""
-        claims: dict[str, list[str]] = {}
-        for uid, pods in self._pods_of_claims.items():
-            for ref in pods:
-                claims.setdefault(ref.uid, []).append(uid)
+    def _claims_of_pods(self) -> Mapping[str, list[AllocatedClaim]]:
+        """The claims by the uid of each of their pods."""
+        claims: dict[str, list[AllocatedClaim]] = {}
+        for claim in self.record.claims:
+            for ref in claim.pods:
+                claims.setdefault(ref.uid, []).append(claim)
         return claims
 
     def pods_with(self, booking: Booking) -> list[Pod | None]:

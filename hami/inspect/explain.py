@@ -122,7 +122,7 @@ def explain_pod(cluster: InspectedCluster, pod: Pod, events: Sequence[Scheduling
 
     Raises: HamiError if it requests no devices or has finished.
     """
-    if not requests_devices(cluster.vendors, pod.containers):
+    if not requests_devices(cluster.vendors, pod.containers) and not cluster.claims_of(pod):
         raise HamiError(f"pod {pod.ref} requests no devices that HAMi manages; hami vendors lists their resources")
     if pod.is_terminated:
         raise HamiError(f"pod {pod.ref} has finished ({pod.phase}) and holds no devices")
@@ -289,6 +289,14 @@ def _held_devices(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
                           if other is not None and other.ref != pod.ref}
                 yield HeldDevice(name, indexes.get((vendor.key, share.uuid)), share.uuid, share.memory_mib, share.cores,
                                  tuple(sorted(others)))
+    for request in (request for claim in cluster.claims_of(pod) for request in claim.requests):
+        for claimed in request.devices:
+            device = cluster.published.get((claimed.pool, claimed.device))
+            holders = cluster.holders(pod.node_name, device.vendor, device.uuid) if device is not None else ()
+            others = {str(other.ref) for other, _ in holders if other is not None and other.ref != pod.ref}
+            yield HeldDevice(request.name, device.index if device is not None else None,
+                             device.uuid if device is not None else claimed.device, claimed.memory_mib, claimed.cores,
+                             tuple(sorted(others)))
 
 
 def _bound_lines(report: BoundReport) -> Iterator[str]:

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis.strategies import randoms
 from pytest import param
 
+from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
 from hami.codec.keys import PREEMPTING
+from hami.codec.slices import PublishedSlice
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, store_of
 from hami.inspect.explain import BoundReport, explain_pod, render_report
@@ -109,6 +111,26 @@ def test_a_pod_that_is_bound():
         "It holds",
         "  c: 1,000 MiB and 0 cores of card 0 (a), shared with default/x",
         "  c: 9,000 MiB and 0 cores of card 1 (b), alone on it"]
+
+
+def test_a_pod_whose_claim_holds_devices():
+    def claim(name, *devices):
+        holder = pod(name=name).ref
+        parts = tuple(ClaimedDevice(pool="hami/d", device=device, memory_mib=3000, cores=10, share_milli=10_000)
+                      for device in devices)
+        return AllocatedClaim(namespace="default", name=f"{name}-hami", uid=f"{name}-claim", pods=(holder,),
+                              requests=(ClaimedRequest(name="main", devices=parts),))
+
+    pods = [pod(name=name, node_name="d", phase="Running") for name in ("p", "q")]
+    slices = (PublishedSlice("d", 1, (gpu("GPU-a"),)),)
+    cluster = InspectedCluster(replace(record([Node(name="d")], pods), slices=slices,
+                                       claims=(claim("p", "gpu-a", "gpu-gone"), claim("q", "gpu-a"))))
+    assert lines(explain_pod(cluster, pods[0], ())) == [
+        "pod default/p is bound to d (Running)",
+        "",
+        "It holds",
+        "  main: 3,000 MiB and 10 cores of card 0 (GPU-a), shared with default/q",
+        "  main: 3,000 MiB and 10 cores of a card that is gone (gpu-gone), alone on it"]
 
 
 def test_since_when_a_pod_is_bound():

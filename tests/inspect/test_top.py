@@ -57,7 +57,8 @@ def test_what_claims_hold_is_shown_as_what_annotations_say():
     api = FakeApi([node("n"), {"metadata": {"name": "d"}}], [holder], others=others)
     of = InspectedCluster(Reader(api.request).record())
     (row,) = [row for row in items("nodes", of) if row["name"] == "d"]
-    assert [row[key] for key in ("models", "memoryUsedMib", "coresUsed", "slotsUsed", "pods")] == [["T4"], 6000, 20, 2, 1]
+    assert [row[key] for key in ("models", "memoryUsedMib", "coresUsed", "slotsUsed", "pods")] == [
+        ["T4"], 6000, 20, 2, 1]
     (card,) = [row for row in items("cards", of) if row["node"] == "d"]
     assert (card["uuid"], card["memoryUsedMib"], card["pods"]) == ("GPU-d-0", 6000, ["default/a"])
     (pod,) = items("pods", of)
