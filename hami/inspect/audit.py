@@ -100,7 +100,7 @@ def _missing_devices(cluster: InspectedCluster) -> Iterator[Finding]:
 
 def _doors(cluster: InspectedCluster) -> Iterator[Finding]:
     """Yields devices that two allocators give out, and claims on devices that are gone."""
-    for name, usages in cluster.claimed.nodes.items():
+    for name, usages in cluster.claimed.view.nodes.items():
         registered = {usage.device.uuid for own in cluster.view.usages(name).values() for usage in own}
         for usage in (usage for own in usages.values() for usage in own if usage.device.uuid in registered):
             yield Finding("TwoDoors", f"card {usage.device.index} ({usage.device.uuid}) of node {name}",
@@ -108,7 +108,7 @@ def _doors(cluster: InspectedCluster) -> Iterator[Finding]:
                           f"check the label {DOOR} and the device plugins of the node: only one may run there")
     for claim in cluster.record.claims:
         gone = sorted({device.device for request in claim.requests for device in request.devices
-                       if (device.pool, device.device) not in cluster.published})
+                       if (device.pool, device.device) not in cluster.claimed.devices})
         if gone:
             yield Finding("CardGone", f"claim {claim.namespace}/{claim.name}",
                           f"it holds {', '.join(gone)}, which no ResourceSlice offers",

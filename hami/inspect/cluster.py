@@ -16,12 +16,12 @@ from hami.codec.claims import AllocatedClaim
 from hami.codec.device_config import chart_config, parse_device_config
 from hami.codec.keys import GPU_POLICY, NODE_POLICY, NUMA_BIND, WEIGHTS
 from hami.codec.objects import parse_resource_version
-from hami.codec.slices import PublishedSlice, device_name, pool_name
+from hami.codec.slices import PublishedSlice
 from hami.errors import HamiError
 from hami.inspect.installation import Installation
 from hami.model import DeviceUsage, Node, Pod, QuotaLimits
 from hami.scheduling.usage import Charge
-from hami.state.claims import claimed_view
+from hami.state.claims import ClaimCache, Claimed
 from hami.state.store import Store
 from hami.state.table import Booking
 from hami.state.view import Policies, View
@@ -86,41 +86,37 @@ def catalog_of(device_config: str) -> Catalog:
 
 
 class InspectedCluster:
-    """The cluster of *record*, as the scheduler would see it then. *view*: if it is known already.
+    """The cluster of *record*, as the scheduler would see it then. *view*, *claimed*: if they are known already.
 
     *view* is what the scheduler decides from, *claimed* what is allocated by claims: usage is that of both.
-    *published*: the devices of ResourceSlices, by pool and name.
     """
 
-    def __init__(self, record: ClusterRecord, view: View | None = None) -> None:
+    def __init__(self, record: ClusterRecord, view: View | None = None, claimed: Claimed | None = None) -> None:
         self.record = record
         self.view = view if view is not None else store_of(record).view()
-        self.claimed = claimed_view(record.slices, record.claims, self.view.facts)
+        self.claimed = claimed if claimed is not None else claims_of(record).at_once(self.view.facts)
         self.vendors = self.view.vendors
         self.nodes: Mapping[str, Node] = {node.name: node for node in record.nodes}
         self.pods: Mapping[str, Pod] = {pod.ref.uid: pod for pod in record.pods}
-        self.published = {(pool_name(node), device_name(usage.device.uuid)): usage.device
-                          for node, own in self.claimed.nodes.items() for usages in own.values() for usage in usages}
-        self._pods_of_claims = {claim.uid: claim.pods for claim in record.claims}
 
     def usages_on(self, node: str) -> list[DeviceUsage]:
         """Returns the devices of *node* and their usage, by vendor."""
-        return [usage for view in (self.view, self.claimed) for _, usages in sorted(view.usages(node).items())
+        return [usage for view in (self.view, self.claimed.view) for _, usages in sorted(view.usages(node).items())
                 for usage in usages]
 
     def usages(self) -> Iterator[tuple[str, DeviceUsage]]:
         """Yields the usage of each device, with its node."""
-        return ((name, usage) for name in dict.fromkeys((*self.view.nodes, *self.claimed.nodes))
+        return ((name, usage) for name in dict.fromkeys((*self.view.nodes, *self.claimed.view.nodes))
                 for usage in self.usages_on(name))
 
     def bookings_on(self, node: str) -> list[Booking]:
         """Returns what pods and claims hold on *node*."""
-        return [*self.view.bookings_on(node), *self.claimed.bookings_on(node)]
+        return [*self.view.bookings_on(node), *self.claimed.view.bookings_on(node)]
 
     def bookings_of(self, pod: Pod) -> list[Booking]:
         """Returns what *pod* and its claims hold."""
         own = self.view.bookings.get(pod.ref.uid), *(
-            self.claimed.bookings.get(claim.uid) for claim in self.claims_of(pod))
+            self.claimed.view.bookings.get(claim.uid) for claim in self.claims_of(pod))
         return [booking for booking in own if booking is not None]
 
     def claims_of(self, pod: Pod) -> Sequence[AllocatedClaim]:
@@ -131,15 +127,16 @@ class InspectedCluster:
     def _claims_of_pods(self) -> Mapping[str, list[AllocatedClaim]]:
         """The claims by the uid of each of their pods."""
         claims: dict[str, list[AllocatedClaim]] = {}
-        for claim in self.record.claims:
+        for claim in self.claimed.claims.values():
             for ref in claim.pods:
                 claims.setdefault(ref.uid, []).append(claim)
         return claims
 
     def pods_with(self, booking: Booking) -> list[Pod | None]:
         """Returns the pods that hold *booking*; ``None`` for one that the record does not have."""
-        uids = [ref.uid for ref in self._pods_of_claims.get(booking.uid, ())] or [booking.uid]
-        return [self.pods.get(uid) for uid in uids]
+        claim = self.claimed.claims.get(booking.uid)
+        uids = [ref.uid for ref in claim.pods] if claim is not None else [booking.uid]
+        return [self.pods.get(uid) for uid in uids or [""]]
 
     def holders(self, node: str, vendor: str, uuid: str) -> list[tuple[Pod | None, Charge]]:
         """Returns the pods on a device with what they hold of it; ``None`` for a pod that the record does not have."""
@@ -157,7 +154,7 @@ class InspectedCluster:
 
     def check_has_devices(self) -> None:
         """Raises: HamiError if no node offers devices."""
-        if not self.view.nodes and not self.claimed.nodes:
+        if not self.view.nodes and not self.claimed.view.nodes:
             raise HamiError("no node has registered devices: is HAMi's device plugin running, and is this the right "
                             "context?")
 
@@ -181,6 +178,16 @@ def store_of(record: ClusterRecord) -> Store:
     for pod in record.pods:
         store.pods.upsert(pod)
     return store
+
+
+def claims_of(record: ClusterRecord) -> ClaimCache:
+    """Returns a cache that has seen the slices and claims of *record*."""
+    cache = ClaimCache()
+    for number, part in enumerate(record.slices):
+        cache.set_slice(str(number), part)
+    for claim in record.claims:
+        cache.set_claim(claim.uid, claim)
+    return cache
 
 
 def unknown_name(kind: str, name: str, names: Iterable[str]) -> HamiError:

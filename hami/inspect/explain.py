@@ -291,7 +291,7 @@ def _held_devices(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
                                  tuple(sorted(others)))
     for request in (request for claim in cluster.claims_of(pod) for request in claim.requests):
         for claimed in request.devices:
-            device = cluster.published.get((claimed.pool, claimed.device))
+            device = cluster.claimed.devices.get((claimed.pool, claimed.device))
             holders = cluster.holders(pod.node_name, device.vendor, device.uuid) if device is not None else ()
             others = {str(other.ref) for other, _ in holders if other is not None and other.ref != pod.ref}
             yield HeldDevice(request.name, device.index if device is not None else None,

@@ -1,12 +1,13 @@
-"""The devices that nodes publish in ResourceSlices, and the claims that hold parts of them, as a view.
+"""The devices that nodes publish in ResourceSlices, and what claims hold of them, in a table of their own.
 
-No pod is placed on them by the decision of the scheduler: kube-scheduler allocates claims.
+The scheduler's decision never sees this table: kube-scheduler allocates claims.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from hami.codec.claims import AllocatedClaim, ClaimedDevice
 from hami.codec.slices import SHARE, PublishedSlice, device_name, pool_name
@@ -15,43 +16,125 @@ from hami.scheduling.usage import Charge
 from hami.state.table import Booking, Table
 from hami.state.view import Facts, View
 
+NamedDevices = Mapping[tuple[str, str], Device]
+"""Devices by pool and name."""
 
-def claimed_view(slices: Iterable[PublishedSlice], claims: Iterable[AllocatedClaim], facts: Facts) -> View:
-    """Returns the view of the devices in the latest of *slices*, with a booking for each of *claims* that holds some.
 
-    A booking has the uid of its claim.
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Devices and claims at one moment. *view*: what claims hold, booked with the uids of the *claims*."""
+
+    view: View
+    devices: NamedDevices
+    claims: Mapping[str, AllocatedClaim]
+
+
+class ClaimCache:
+    """Slices, and claims that hold devices of them, by uid. Threads may share it.
+
+    Each of the two comes from one list or watch, so that what comes later is later.
     """
-    table = Table()
-    by_name: dict[tuple[str, str], tuple[str, Device]] = {}
-    for node, devices in latest_devices(slices).items():
-        for vendor in dict.fromkeys(device.vendor for device in devices):
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards all that follows
+        self._table = Table()
+        self._slices: dict[str, PublishedSlice] = {}
+        self._parts: dict[str, dict[str, PublishedSlice]] = {}  # the slices of each node
+        self._devices: dict[tuple[str, str], Device] = {}
+        self._claims: dict[str, AllocatedClaim] = {}
+        self._on: dict[str, dict[str, AllocatedClaim]] = {}  # the claims that hold devices of each pool
+
+    def at_once(self, facts: Facts) -> Claimed:
+        """Returns the content. *facts*: of the store beside it."""
+        with self._lock:
+            return Claimed(View(self._table.copy(), facts), self._devices.copy(), self._claims.copy())
+
+    def version(self) -> int:
+        """Returns a number that increases with every change of devices or their usage."""
+        with self._lock:
+            self._table.refresh()
+            return self._table.changes
+
+    def set_slice(self, uid: str, published: PublishedSlice | None) -> None:
+        """Takes a slice as it is now; ``None``: it is gone, or not one of ours."""
+        with self._lock:
+            if (earlier := self._slices.pop(uid, None)) is not None:
+                del self._parts[earlier.node][uid]
+            if published is not None:
+                self._slices[uid] = published
+                self._parts.setdefault(published.node, {})[uid] = published
+            for node in dict.fromkeys(part.node for part in (earlier, published) if part is not None):
+                self._offer(node, latest_devices(self._parts[node].values()))
+
+    def set_claim(self, uid: str, claim: AllocatedClaim | None) -> None:
+        """Takes a claim as it is now; ``None``: it is gone. One without devices of ours is not kept."""
+        with self._lock:
+            if (earlier := self._claims.pop(uid, None)) is not None:
+                for pool in _pools(earlier):
+                    del self._on[pool][uid]
+                    if not self._on[pool]:
+                        del self._on[pool]
+                self._table.unbook(uid)
+            if claim is not None and claim.requests:
+                self._claims[uid] = claim
+                for pool in _pools(claim):
+                    self._on.setdefault(pool, {})[uid] = claim
+                self._book(claim)
+
+    def keep_slices(self, uids: set[str]) -> None:
+        """Forgets slices that are not in *uids*."""
+        for uid in [uid for uid in list(self._slices) if uid not in uids]:
+            self.set_slice(uid, None)
+
+    def keep_claims(self, uids: set[str]) -> None:
+        """Forgets claims that are not in *uids*."""
+        for uid in [uid for uid in list(self._claims) if uid not in uids]:
+            self.set_claim(uid, None)
+
+    def _offer(self, node: str, devices: tuple[Device, ...]) -> None:
+        pool, table = pool_name(node), self._table
+        earlier = table.nodes[node].devices if node in table.nodes else {}
+        for vendor in dict.fromkeys((*earlier, *(device.vendor for device in devices))):
             table.set_devices(node, vendor, tuple(device for device in devices if device.vendor == vendor))
-        by_name |= {(pool_name(node), device_name(device.uuid)): (node, device) for device in devices}
-    for claim in claims:
-        node, charges = "", defaultdict[str, dict[str, Charge]](dict)
+        for device in (device for own in earlier.values() for device in own):
+            self._devices.pop((pool, device_name(device.uuid)), None)
+        self._devices |= {(pool, device_name(device.uuid)): device for device in devices}
+        if not self._parts[node]:
+            del self._parts[node]
+        for claim in self._on.get(pool, {}).values():
+            self._book(claim)
+
+    def _book(self, claim: AllocatedClaim) -> None:
+        """Books what *claim* holds of devices that are published; all are on one node."""
+        charges: dict[str, dict[str, Charge]] = {}
+        node = ""
         for claimed in (device for request in claim.requests if not request.admin for device in request.devices):
-            if (place := by_name.get((claimed.pool, claimed.device))) is not None:  # all are on one node
-                node, device = place
-                own = charges[device.vendor]
+            device = self._devices.get((claimed.pool, claimed.device))
+            if device is not None and (not node or claimed.pool == pool_name(node)):
+                node = claimed.pool.removeprefix(pool_name(""))
+                own = charges.setdefault(device.vendor, {})
                 own[device.uuid] = _more(own.get(device.uuid, Charge(device.uuid, 0, 0, 0)), claimed, device)
         if charges:
-            table.book(Booking(claim.uid, claim.namespace, node, tuple(
+            self._table.book(Booking(claim.uid, claim.namespace, node, tuple(
                 (vendor, tuple(own.values())) for vendor, own in charges.items())))
-    return View(table, facts)
+        else:
+            self._table.unbook(claim.uid)
 
 
-def latest_devices(slices: Iterable[PublishedSlice]) -> dict[str, tuple[Device, ...]]:
-    """Returns the devices of each node, without slices of an earlier generation."""
-    latest: dict[str, tuple[int, tuple[Device, ...]]] = {}
-    for part in slices:
-        generation, devices = latest.get(part.node, (part.generation, ()))
-        if part.generation >= generation:
-            latest[part.node] = part.generation, (*(devices if part.generation == generation else ()), *part.devices)
-    return {node: devices for node, (_, devices) in latest.items()}
+def latest_devices(slices: Iterable[PublishedSlice]) -> tuple[Device, ...]:
+    """Returns the devices in *slices* of one node, without those of earlier generations."""
+    parts = tuple(slices)
+    latest = max((part.generation for part in parts), default=0)
+    devices = {device.uuid: device for part in parts if part.generation == latest for device in part.devices}
+    return tuple(sorted(devices.values(), key=lambda device: (device.index, device.uuid)))
+
+
+def _pools(claim: AllocatedClaim) -> dict[str, None]:
+    return dict.fromkeys(device.pool for request in claim.requests for device in request.devices)
 
 
 def _more(charge: Charge, claimed: ClaimedDevice, device: Device) -> Charge:
     """Returns *charge* with what was *claimed* of *device* added."""
-    slots = claimed.share_milli // (SHARE * 1000 // device.slots) if device.slots else 0
+    slots = claimed.share_milli // max(SHARE * 1000 // max(device.slots, 1), 1)
     return Charge(device.uuid, charge.slots + slots, charge.memory_mib + claimed.memory_mib,
                   charge.cores + claimed.cores)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
 from hami.codec.slices import PublishedSlice, device_name, pool_name
-from hami.state.claims import claimed_view, latest_devices
+from hami.state.claims import ClaimCache, latest_devices
 from hami.state.view import Facts, Policies
 from tests.builders import NVIDIA, gpu
 
@@ -22,8 +22,21 @@ def part(uuid="GPU-0", node="n", memory=0, cores=0, share_milli=25_000):
                          share_milli=share_milli)
 
 
-def view(*claims, slices=(PublishedSlice("n", 1, (CARD,)),)):
-    return claimed_view(slices, claims, Facts(vendors=NVIDIA, policies=Policies()))
+def seen(*claims, slices=(PublishedSlice("n", 1, (CARD,)),)):
+    cache = ClaimCache()
+    for number, part_of_node in enumerate(slices):
+        cache.set_slice(str(number), part_of_node)
+    for given_claim in claims:
+        cache.set_claim(given_claim.uid, given_claim)
+    return cache
+
+
+def content(cache):
+    return cache.at_once(Facts(vendors=NVIDIA, policies=Policies()))
+
+
+def view(*claims, **slices):
+    return content(seen(*claims, **slices)).view
 
 
 def used(made, node="n"):
@@ -54,8 +67,43 @@ def test_admin_access_and_devices_that_nobody_publishes_take_nothing():
 
 
 @given(st.permutations([PublishedSlice("n", 1, (gpu("GPU-9"),)), PublishedSlice("n", 2, (gpu("GPU-0"),)),
-                        PublishedSlice("n", 2, (gpu("GPU-1"),)), PublishedSlice("m", 1, (gpu("GPU-2"),))]))
+                        PublishedSlice("n", 2, (gpu("GPU-1"),))]))
 def test_slices_of_earlier_generations_do_not_count(slices):
-    devices = latest_devices(slices)
-    assert {node: {device.uuid for device in own} for node, own in devices.items()} == {
-        "n": {"GPU-0", "GPU-1"}, "m": {"GPU-2"}}
+    assert {device.uuid for device in latest_devices(slices)} == {"GPU-0", "GPU-1"}
+
+
+CARDS = [gpu(f"GPU-{number}", slots=4) for number in range(3)]
+SLICES = st.builds(PublishedSlice, st.sampled_from("mn"), st.integers(1, 3),
+                   st.lists(st.sampled_from(CARDS), unique=True).map(tuple))
+CLAIMS = st.builds(lambda uid, parts: claim(*parts, uid=uid), st.sampled_from("abc"), st.lists(
+    st.builds(part, st.sampled_from(["GPU-0", "GPU-1", "GPU-9"]), st.sampled_from("mn"), st.integers(0, 9)),
+    unique_by=lambda one: (one.pool, one.device)))
+STEPS = st.one_of(st.tuples(st.just("slice"), st.sampled_from("xyz"), st.none() | SLICES),
+                  CLAIMS.map(lambda made: ("claim", made.uid, made)),
+                  st.tuples(st.just("claim"), st.sampled_from("abc"), st.none()))
+
+
+@given(st.lists(STEPS, max_size=20))
+def test_what_came_before_leaves_nothing_behind(steps):
+    cache, slices, claims = ClaimCache(), {}, {}
+    for kind, uid, value in steps:
+        (cache.set_slice if kind == "slice" else cache.set_claim)(uid, value)
+        (slices if kind == "slice" else claims)[uid] = value
+    fresh = ClaimCache()
+    for uid, value in slices.items():
+        fresh.set_slice(uid, value)
+    for uid, value in claims.items():
+        fresh.set_claim(uid, value)
+    now, expected = content(cache), content(fresh)
+    assert (now.devices, now.claims) == (expected.devices, expected.claims)
+    assert now.view.nodes == expected.view.nodes
+    assert now.view.bookings == expected.view.bookings
+
+
+def test_what_a_list_does_not_show_is_gone():
+    cache = seen(claim(part(memory=1)), claim(part(memory=2), uid="second"))
+    cache.keep_claims({"second"})
+    assert used(content(cache).view) == {"GPU-0": (1, 2, 0)}
+    before = cache.version()
+    cache.keep_slices(set())
+    assert not content(cache).view.nodes and cache.version() > before
