@@ -15,6 +15,7 @@ from hami.inspect.cluster import ClusterRecord, InspectedCluster
 from hami.inspect.top import DeviceRow, NodeRow, device_rows, node_rows
 from hami.model import Pod
 from hami.scheduling.amounts import cores_of
+from hami.state.claims import ClaimCache, Claimed
 from hami.state.store import Store
 from hami.state.table import Booking
 from hami.state.view import View
@@ -49,49 +50,60 @@ class DeviceParts(msgspec.Struct, rename="camel", frozen=True):
 
 
 class LiveCluster:
-    """The content of *store* now."""
+    """The content of *store* and *claims* now."""
 
-    def __init__(self, store: Store, *, now: Callable[[], datetime]) -> None:
+    def __init__(self, store: Store, claims: ClaimCache, *, now: Callable[[], datetime]) -> None:
         self.store = store
+        self._claims = claims
         self.now = now
         self._lock = threading.RLock()  # guards all that follows
         self._version: tuple[int, ...] = ()
         self._view = store.view()
+        self._claimed = claims.at_once(self._view.facts)
         self._shown: View | None = None
         self._sources: dict[str, _Source] = {}
         self._rows: dict[str, NodeRow] = {}
 
     def view(self) -> View:
         """Returns the view of the store as it is now; the one of the last call, if nothing has changed since."""
-        version = self.store.version()
+        version = self.version()
         with self._lock:
             if version != self._version:
                 self._view, self._version = self.store.view(), version
+                self._claimed = self._claims.at_once(self._view.facts)
             return self._view
+
+    def version(self) -> tuple[int, ...]:
+        """Returns numbers of which one increases with every change of what can be seen here."""
+        return *self.store.version(), self._claims.version()
 
     def cluster(self, names: Sequence[str], scope: Scope, pods: Iterable[Pod] = ()) -> InspectedCluster:
         """Returns the cluster with the nodes *names*, the pods of *scope* that hold devices there, and *pods*."""
-        view = self.view()
-        holders = (booking for name in names for booking in view.bookings_on(name) if booking.namespace in scope)
-        return self._cluster(view, names, holders, pods)
+        view, claimed = self.view(), self._claimed
+        holders = (booking for name in names for of in (view, claimed.view) for booking in of.bookings_on(name)
+                   if booking.namespace in scope)
+        return self._cluster(view, claimed, names, holders, pods)
 
     def namespace(self, name: str) -> InspectedCluster:
         """Returns the pods of one namespace that hold devices, without nodes."""
-        view = self.view()
-        return self._cluster(view, (), (booking for booking in view.bookings.values() if booking.namespace == name))
+        view, claimed = self.view(), self._claimed
+        return self._cluster(view, claimed, (), (booking for of in (view, claimed.view) for booking in
+                                                 of.bookings.values() if booking.namespace == name))
 
-    def _cluster(self, view: View, names: Sequence[str], holders: Iterable[Booking],
+    def _cluster(self, view: View, claimed: Claimed, names: Sequence[str], holders: Iterable[Booking],
                  pods: Iterable[Pod] = ()) -> InspectedCluster:
         by_uid = {pod.ref.uid: pod for pod in pods}
         for booking in holders:
-            if booking.uid not in by_uid and (ref := view.ref(booking.uid)) is not None:
+            if (claim := claimed.claims.get(booking.uid)) is not None:
+                by_uid |= {ref.uid: Pod(ref=ref, node_name=booking.node) for ref in claim.pods if ref.uid not in by_uid}
+            elif booking.uid not in by_uid and (ref := view.ref(booking.uid)) is not None:
                 record = view.facts.pods.get(booking.uid)
                 by_uid[ref.uid] = (Pod(ref=ref, node_name=record.node, phase=record.phase, group=record.group)
                                    if record and record.node
                                    else Pod(ref=ref, annotations={ASSIGNED_NODE: booking.node}))
         nodes = tuple(node for name in names if (node := self.store.nodes.get(name)) is not None)
         return InspectedCluster(ClusterRecord(taken=self.now(), nodes=nodes, pods=tuple(by_uid.values()),
-                                              policies=view.facts.policies), view)
+                                              policies=view.facts.policies), view, claimed)
 
     def node_rows(self) -> dict[str, NodeRow]:
         """Returns the row of each node with devices, or an inventory that cannot be read.
@@ -102,7 +114,7 @@ class LiveCluster:
             view = self.view()
             if view is not self._shown:
                 cordoned, unreadable = self.store.nodes.cordoned(), {node for node, _ in view.facts.problems}
-                usages = {**dict.fromkeys(unreadable), **view.nodes}
+                usages = {**dict.fromkeys(unreadable), **self._claimed.view.nodes, **view.nodes}
                 sources = {name: (usage, name in cordoned, name in unreadable) for name, usage in usages.items()}
                 for name in self._sources.keys() - sources.keys():
                     self._rows.pop(name, None)

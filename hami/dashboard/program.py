@@ -18,6 +18,7 @@ from hami.dashboard.monitors import Monitors, use_poller
 from hami.dashboard.scheduling_condition import condition_poller, read_condition
 from hami.dashboard.settings import DashboardSettings
 from hami.dashboard.views import Views
+from hami.dra.watches import watch_devices
 from hami.kube.api import Api
 from hami.kube.reviews import Reviews
 from hami.kube.watches import Watches
@@ -25,6 +26,7 @@ from hami.runtime.clock import utc_now
 from hami.runtime.interpreter import collect_rarely, set_switch_interval
 from hami.runtime.signals import listen, run_until_signal
 from hami.runtime.tasks import PeriodicTask, Task, problems
+from hami.state.claims import ClaimCache
 from hami.state.store import Store
 from hami.web.connections import TlsContexts
 from hami.web.pages import AppServer
@@ -49,7 +51,8 @@ class DashboardProgram:
         self._store = store
         self._watches = Watches(api, nodes=store.nodes, pods=store.pods, quotas=store.quotas,
                                 node_selector=settings.node_selector)
-        self._live = LiveCluster(store, now=utc_now)
+        claims = ClaimCache()
+        self._live = LiveCluster(store, claims, now=utc_now)
         monitors = Monitors(api, settings.pod_namespace, settings.monitor_selector, settings.monitor_port)
         self._pollers: list[Poller[Any, Any]] = [
             answers := explainer(self._live, clock=clock),
@@ -61,7 +64,8 @@ class DashboardProgram:
             Access(Reviews(api) if tls is not None else None, clock=clock), Renderings(clock=clock), self._version,
             self.unready_reason, self.hung_reason, is_local=tls is None))
         self._server = AppServer("dashboard", settings.bind_address, self._app, flag="--bind-address", tls=tls)
-        self._tasks: list[Task] = [PeriodicTask("rows", self._refresh, REFRESH_S), *self._pollers, *self._watches.tasks]
+        self._tasks: list[Task] = [PeriodicTask("rows", self._refresh, REFRESH_S), *self._pollers, *self._watches.tasks,
+                                   *(watch_devices(api, claims) if settings.dra != "off" else ())]
 
     def start(self) -> None:
         """Serves, and reads the cluster. Raises: HamiError if the address cannot be listened on."""
@@ -95,7 +99,7 @@ class DashboardProgram:
         return problems(self._tasks)
 
     def _version(self) -> tuple[int, ...]:
-        return (*self._store.version(), *(poller.changes for poller in self._pollers),
+        return (*self._live.version(), *(poller.changes for poller in self._pollers),
                 int(utc_now().timestamp()) // AGES_S)
 
     def _refresh(self) -> None:

@@ -1,58 +1,57 @@
-"""The watches for pods that get their cards by claims: templates and the sizes of cards, beside pods, which the
-scheduler watches anyway."""
+"""The watches for pods that get their cards by claims: slices, claims and templates, beside pods, which are watched
+anyway."""
 
 from __future__ import annotations
 
 import math
-import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
 
 import msgspec
 
 from hami.codec.claim_templates import API, ClaimTemplate, parse_template
+from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.keys import CLAIM_TEMPLATE
-from hami.codec.slices import DRIVER, parse_card_sizes
+from hami.codec.slices import DRIVER, PublishedSlice, parse_slice
 from hami.dra.templates import ClaimTemplates
 from hami.kube.api import Api
 from hami.kube.pages import parse_meta
 from hami.kube.reflector import Reflector, Sink, WatchedResource
 from hami.model import Pod
+from hami.state.claims import ClaimCache
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class SliceSizes:
-    """The different amounts of memory (MiB) of the cards in the ResourceSlice *name*."""
+class _Seen(Generic[T]):
+    """An object and its key in a list."""
 
-    name: str
-    sizes: frozenset[int]
+    key: str
+    value: T
 
 
-class CardSizes:
-    """The sink of the watch of slices: which amounts of memory cards have that claims can get."""
+class _Sink(Generic[T]):
+    """A sink that passes objects on by their keys: ``None`` for one that is gone, and the keys of all at the end of a
+    list."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the slices; not held across I/O
-        self._slices: dict[str, frozenset[int]] = {}
+    def __init__(self, put: Callable[[str, T | None], None], keep_only: Callable[[set[str]], None]) -> None:
+        self._put = put
+        self._keep_only = keep_only
 
-    def all(self) -> frozenset[int]:
-        """Returns the sizes of all cards."""
-        with self._lock:
-            return frozenset().union(*self._slices.values())
+    def upsert(self, seen: _Seen[T], as_of: float = -math.inf) -> None:
+        """Takes an object that exists."""
+        self._put(seen.key, seen.value)
 
-    def upsert(self, slice: SliceSizes, as_of: float = -math.inf) -> None:
-        """Takes *slice*, which exists."""
-        with self._lock:
-            self._slices[slice.name] = slice.sizes
-
-    def remove(self, slice: SliceSizes) -> None:
-        """Takes that *slice* was deleted."""
-        with self._lock:
-            self._slices.pop(slice.name, None)
+    def remove(self, seen: _Seen[T]) -> None:
+        """Takes that an object was deleted."""
+        self._put(seen.key, None)
 
     def prune(self, seen: set[str], started: float) -> None:
-        """Takes that only the slices *seen* exist."""
-        with self._lock:
-            self._slices = {name: sizes for name, sizes in self._slices.items() if name in seen}
+        """Takes that only the objects *seen* exist."""
+        self._keep_only(seen)
 
 
 class PodsWithClaims:
@@ -85,12 +84,18 @@ def watch_templates(api: Api, templates: ClaimTemplates) -> Reflector[ClaimTempl
         key=lambda template: template.uid, query={"labelSelector": CLAIM_TEMPLATE}), templates)
 
 
-def watch_slices(api: Api, sizes: CardSizes) -> Reflector[SliceSizes]:
-    """Returns the watch of our driver's slices."""
-    return Reflector(api, WatchedResource(
-        name="resourceslices", path=f"{API}/resourceslices", parse=_parse_sizes, key=lambda slice: slice.name,
-        query={"fieldSelector": f"spec.driver={DRIVER}"}), sizes)
+def watch_devices(api: Api, cache: ClaimCache) -> tuple[Reflector[_Seen[PublishedSlice | None]],
+                                                        Reflector[_Seen[AllocatedClaim]]]:
+    """Returns the watches of our driver's slices, and of claims, which fill *cache*."""
+    return (
+        Reflector(api, WatchedResource(
+            name="resourceslices", path=f"{API}/resourceslices", parse=partial(_seen, parse_slice),
+            key=lambda seen: seen.key, query={"fieldSelector": f"spec.driver={DRIVER}"}),
+            _Sink(cache.set_slice, cache.keep_slices)),
+        Reflector(api, WatchedResource(
+            name="resourceclaims", path=f"{API}/resourceclaims", parse=partial(_seen, parse_claim),
+            key=lambda seen: seen.key), _Sink(cache.set_claim, cache.keep_claims)))
 
 
-def _parse_sizes(data: bytes) -> SliceSizes:
-    return SliceSizes(parse_meta(msgspec.Raw(data)).name, parse_card_sizes(data))
+def _seen(parse: Callable[[bytes], T], data: bytes) -> _Seen[T]:
+    return _Seen(parse_meta(msgspec.Raw(data)).key, parse(data))

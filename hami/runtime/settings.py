@@ -20,8 +20,8 @@ _SWITCHES = {"vnpus": "enable_ascend", "iluvatars": "enable_iluvatar"}  # flags 
 class ClusterSettings:
     """The settings with which scheduler and dashboard see the same cluster.
 
-    *node_selector*: a label selector; empty for all nodes. *kube_timeout*: seconds, 0 for the built-in one. *devices*:
-    without a file, the chart's.
+    *node_selector*: a label selector; empty for all nodes. *kube_timeout*: seconds, 0 for the built-in one. *dra*:
+    ``off`` if claims hold no devices. *devices*: without a file, the chart's.
     """
 
     node_scheduler_policy: str = "binpack"
@@ -29,6 +29,7 @@ class ClusterSettings:
     foreign_reservations: bool = False
     node_selector: str = ""
     kube_timeout: int = 0
+    dra: str = "off"
 
     device_config_file: str = ""
     devices: DeviceConfig = field(default_factory=chart_config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hami.dra.templates import ClaimTemplates
-from hami.dra.watches import CardSizes, PodsWithClaims, watch_slices, watch_templates
+from hami.dra.watches import PodsWithClaims, watch_devices, watch_templates
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
@@ -14,21 +14,22 @@ from hami.model import Pod
 from hami.scheduler.admit import Admitter
 from hami.scheduler.admit_claims import ClaimAdmitter
 from hami.scheduler.settings import Settings
+from hami.state.claims import ClaimCache
 from hami.state.store import Store
 
 
 class ClaimParts:
-    """The watches of templates and slices, the task that makes templates, and the admission of pods with claims."""
+    """The watches of templates, slices and claims, the task that makes templates, the admission of pods with claims."""
 
     def __init__(self, api: Api, cluster: Cluster, events: EventRecorder, leads: Callable[[], bool],
                  settings: Settings, *, clock: Callable[[], float]) -> None:
         self._settings = settings
-        self._sizes = CardSizes()
+        self.cache = ClaimCache()
         self._templates = ClaimTemplates(
             cluster, events, lambda: leads() and watched.synced.is_set(), unused_s=settings.dra_template_ttl,
             clock=clock)
         watched = watch_templates(api, self._templates)
-        self.tasks = (self._templates, watched, watch_slices(api, self._sizes))
+        self.tasks = (self._templates, watched, *watch_devices(api, self.cache))
 
     def pods(self, sink: Sink[Pod]) -> Sink[Pod]:
         """Returns a sink for the watch of pods that passes them on to *sink*."""
@@ -36,4 +37,4 @@ class ClaimParts:
 
     def admitter(self, admitter: Admitter, cache: Store) -> ClaimAdmitter:
         """Returns the admission of pods with claims; *admitter* is that of the others."""
-        return ClaimAdmitter(admitter, cache, self._settings, self._sizes.all)
+        return ClaimAdmitter(admitter, cache, self._settings, self.cache.card_sizes)

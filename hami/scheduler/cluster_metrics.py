@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -22,18 +22,24 @@ from hami.vendors.spec import Catalog, CoreUnit
 from hami.web.exposition import Family, Gauge, escape_label, gauge_families
 
 
-def families(view: View, vendors: Catalog, *, legacy: bool = False) -> list[Family]:
+def families(view: View, vendors: Catalog, *, legacy: bool = False, claimed: View | None = None) -> list[Family]:
     """Returns all gauges of *view*, sorted by name; with *legacy* also those with upstream's old names.
 
+    *claimed*: the devices that claims hold, which quotas do not count.
     The new names convert compute units to percent, the old ones do not. ``hami_build_info`` is not among them.
     Order of samples: devices by node and then as registered, pods by node, namespace and name, quotas by namespace.
     """
-    bookings = sorted(view.bookings.values(), key=attrgetter("node"))
+    # no device twice, whatever nodes say: a page with two equal samples is refused as a whole
+    others = sorted(claimed.nodes.keys() - view.nodes.keys()) if claimed is not None else []
+    bookings = [(view, sorted(view.bookings.values(), key=attrgetter("node"))), *(
+        (claimed, claimed.bookings_on(name)) for name in others if claimed is not None)]
     in_units = frozenset(vendor.key for vendor in vendors if vendor.resources.core_unit is CoreUnit.COMPUTE_UNITS)
     families = [
-        *gauge_families(_DEVICE_GAUGES, lambda: _devices(view, in_units), legacy),
+        *gauge_families(_DEVICE_GAUGES, lambda: chain(
+            _devices(view, view.nodes, in_units), _devices(claimed or view, others, in_units)), legacy),
         *gauge_families(_INSTANCE_GAUGES, lambda: _instances(view), legacy),
-        *gauge_families(_ALLOCATION_GAUGES, lambda: _allocations(view, bookings, in_units), legacy),
+        *gauge_families(_ALLOCATION_GAUGES, lambda: chain.from_iterable(
+            _allocations(of, booked, in_units) for of, booked in bookings), legacy),
         *gauge_families(_QUOTA_GAUGES, lambda: _quotas(view, vendors), legacy),
     ]
     return sorted(families, key=lambda family: family.name)
@@ -91,9 +97,10 @@ class _QuotaRow(NamedTuple):
     allowed: int | None
 
 
-def _devices(view: View, in_units: Container[str] = ()) -> Iterator[_DeviceRow]:
-    """Yields all devices. Skips devices without a UUID, and a UUID's repetitions on the same node."""
-    for name in sorted(view.nodes):
+def _devices(view: View, names: Iterable[str], in_units: Container[str] = ()) -> Iterator[_DeviceRow]:
+    """Yields all devices of the nodes *names*. Skips devices without a UUID, and a UUID's repetitions on the same node.
+    """
+    for name in sorted(names):
         node, seen = escape_label(name), {""}
         for usages in view.nodes[name].values():
             for usage in usages:
@@ -106,7 +113,7 @@ def _devices(view: View, in_units: Container[str] = ()) -> Iterator[_DeviceRow]:
 
 def _instances(view: View) -> Iterator[_InstanceRow]:
     """Yields the MIG instances of all devices, sorted by placement."""
-    for row in _devices(view):
+    for row in _devices(view, view.nodes):
         for partition in sorted(set(row.usage.partitions)):
             if len(partition.instance) == 3:
                 uuid, gpu_instance, compute_instance = map(escape_label, partition.instance)

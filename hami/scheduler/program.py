@@ -71,7 +71,7 @@ class SchedulerProgram:
         # Store and leadership
         self._lock_states = LockStates(self._metrics.lock_wait)
         self._cache = cluster_cache(settings)
-        claims = None if settings.dra == "off" else ClaimParts(
+        claims = self._claims = None if settings.dra == "off" else ClaimParts(
             api, self._cluster, self._events, lambda: self._leadership.leads(), settings, clock=clock)
         self._watches = Watches(api, nodes=WatchedNodes(self._cache.nodes, self._lock_states),
                                 pods=claims.pods(self._cache.pods) if claims else self._cache.pods,
@@ -165,7 +165,9 @@ class SchedulerProgram:
         """Returns the metrics of the cluster; none before the cache is filled, as the cluster would look empty."""
         made = [build_info()]
         if self._watches.is_synced():
-            made += families(self._cache.view(), self._cache.vendors, legacy=self._settings.legacy_metrics)
+            view = self._cache.view()
+            claimed = self._claims.cache.at_once(view.facts).view if self._claims is not None else None
+            made += families(view, self._cache.vendors, legacy=self._settings.legacy_metrics, claimed=claimed)
         return made
 
     def _unready_reason(self) -> str | None:

@@ -61,7 +61,6 @@ class Settings(ClusterSettings):
     node_lock_timeout: float = 300.0
     preemption: str = "on"
     preemption_min_runtime: float = 0.0
-    dra: str = "off"
     dra_template_ttl: float = 3600.0
 
     leader_elect: bool = False

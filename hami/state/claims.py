@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hami.codec.claims import AllocatedClaim, ClaimedDevice
 from hami.codec.slices import SHARE, PublishedSlice, device_name, pool_name
@@ -47,7 +47,14 @@ class ClaimCache:
     def at_once(self, facts: Facts) -> Claimed:
         """Returns the content. *facts*: of the store beside it."""
         with self._lock:
-            return Claimed(View(self._table.copy(), facts), self._devices.copy(), self._claims.copy())
+            holders = {uid: claim.pods[0] for uid, claim in self._claims.items() if claim.pods}
+            return Claimed(View(self._table.copy(), replace(facts, pods={}, reserved=holders)), self._devices.copy(),
+                           self._claims.copy())
+
+    def card_sizes(self) -> frozenset[int]:
+        """Returns the different amounts of memory (MiB) that devices have."""
+        with self._lock:
+            return frozenset(device.memory_mib for device in self._devices.values())
 
     def version(self) -> int:
         """Returns a number that increases with every change of devices or their usage."""

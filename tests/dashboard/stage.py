@@ -17,6 +17,7 @@ from hami.dashboard.views import Views
 from hami.errors import ClusterError
 from hami.inspect.cluster import catalog_of
 from hami.kube.reviews import Identity
+from hami.state.claims import ClaimCache
 from hami.state.store import Store
 from hami.state.view import Policies
 from tests.world import Clock
@@ -60,7 +61,8 @@ class Stage:
             self.cache.quotas.upsert(parse_quota(json.dumps(quota).encode()))
         for pod in pods:
             self.add(pod)
-        self.live = LiveCluster(self.cache, now=lambda: NOW)
+        self.claims = ClaimCache()
+        self.live = LiveCluster(self.cache, self.claims, now=lambda: NOW)
         self.explainer = explainer(self.live, clock=self.clock)
         self.rendered, self.hung = 0, ""
         self.uses = use_poller(self._page, clock=self.clock, now=lambda: NOW)
@@ -85,7 +87,7 @@ class Stage:
         return stage
 
     def _version(self):
-        return *self.cache.version(), self.explainer.changes, self.uses.changes, self.conditions_polled.changes
+        return *self.live.version(), self.explainer.changes, self.uses.changes, self.conditions_polled.changes
 
     def _page(self, node):
         if node not in self.monitors:

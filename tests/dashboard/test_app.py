@@ -7,7 +7,12 @@ from html.parser import HTMLParser
 import pytest
 
 from e2e.nodes import gpu
+from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
+from hami.codec.objects import parse_node
+from hami.codec.slices import PublishedSlice
 from hami.dashboard.views import NODES_A_PAGE
+from hami.model import PodRef
+from tests import builders
 from tests.dashboard.stage import Rights, Stage
 from tests.inspect.clusters import bound, node, pending, quota
 
@@ -164,7 +169,40 @@ def test_cells_of_cards_that_have_not_changed_are_not_rendered_again(stage):
     assert 0 < len(rendered) - first <= 3 * on_the_card < first + 3
 
 
+def claim(pod, namespace="default"):
+    part = ClaimedDevice(pool="hami/d", device="gpu-d", memory_mib=3000, cores=10, share_milli=10_000)
+    return AllocatedClaim(namespace=namespace, name=f"{pod}-hami", uid=f"claim-{pod}", requests=(
+        ClaimedRequest(name="main", devices=(part,)),), pods=(PodRef(namespace, pod, f"uid-{namespace}-{pod}"),))
+
+
+def add_claims(stage):
+    stage.cache.nodes.upsert(parse_node(b'{"metadata": {"name": "d", "resourceVersion": "1"}}'))
+    stage.claims.set_slice("s", PublishedSlice("d", 1, (builders.gpu("GPU-d", memory_mib=10_000, model="T4"),)))
+    stage.clock.seconds += 60
+    for held in (claim("mine"), claim("secret", "other")):
+        stage.claims.set_claim(held.uid, held)
+
+
+def test_what_claims_hold_is_on_the_pages(stage):
+    before = stage.json("/")["total"]
+    add_claims(stage)
+    answer = stage.json("/")
+    assert answer["total"]["cards"] == before["cards"] + 1
+    (card,) = next(item for item in answer["items"] if item["node"]["name"] == "d")["cards"]
+    assert [(part["namespace"], part["pod"], part["memoryMib"]) for part in card["segments"]] == [
+        ("default", "mine", 3000), ("other", "secret", 3000)]
+    stage.claims.set_claim("claim-mine", None)
+    stage.clock.seconds += 60
+    assert stage.json("/")["total"]["memoryUsedMib"] == before["memoryUsedMib"] + 3000
+
+
 # Who sees what
+
+
+def test_pods_of_other_namespaces_with_claims_have_no_names(guarded):
+    add_claims(guarded)
+    text = guarded.ask("/nodes/d?namespace=default&format=json", "t-dev").text
+    assert "mine" in text and "secret" not in text and "other" not in text
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -11,8 +11,11 @@ from hypothesis.strategies import randoms
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
+from hami.codec.slices import PublishedSlice
 from hami.model import DeviceUsage, Partition, PodRef, QuotaLimits, ScopeRequirement
 from hami.scheduler.cluster_metrics import families
+from hami.state.claims import ClaimCache
 from hami.state.store import Store
 from hami.state.table import Booking
 from hami.state.view import Policies
@@ -356,6 +359,23 @@ def test_samples_are_rendered_while_they_are_read():
 def test_slices_lose_nothing(count):
     text = "".join(render([Family("f", "Help", (f"f {i}" for i in range(count)))]))
     assert text.splitlines()[2:] == [f"f {i}" for i in range(count)]
+
+
+def test_what_claims_hold_is_shown_once_and_as_what_annotations_say():
+    cache, claims = small_cache(), ClaimCache()
+    part = ClaimedDevice(pool="hami/dra-0", device="gpu-c", memory_mib=1024, cores=5, share_milli=10_000)
+    for uid, held in enumerate((PodRef("team-c", "claims", "u"), None)):
+        claims.set_claim(str(uid), AllocatedClaim(
+            namespace="team-c", name="c", uid=str(uid), pods=(held,) if held else (),
+            requests=(ClaimedRequest(name="r", devices=(part,)),)))
+    claims.set_slice("s", PublishedSlice("dra-0", 1, (gpu("GPU-c", memory_mib=8192),)))
+    claims.set_slice("twice", PublishedSlice("gpu-0", 1, (gpu("GPU-a", memory_mib=16384),)))
+    found = cache.view()
+    text = "".join(render(families(found, ONLY_NVIDIA, claimed=claims.at_once(found.facts).view)))
+    assert [(labels["node"], labels["device_uuid"]) for labels, _ in samples(text, "hami_gpu_memory_limit_bytes")] == [
+        ("gpu-0", "GPU-a"), ("gpu-0", "GPU-b"), ("dra-0", "GPU-c")]
+    assert [(labels["pod"], value) for labels, value in samples(text, "hami_vgpu_memory_allocated_bytes")
+            if labels["node"] == "dra-0"] == [("", 1 << 30), ("claims", 1 << 30)]
 
 
 def test_a_view_does_not_change_with_the_store():
