@@ -17,10 +17,11 @@ from e2e.accounts import account, binding, may, wait_permitted
 from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError, Kube, path_of
+from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import container, pod
 from e2e.sandbox import Sandbox
 from hami.codec.claims import AllocatedClaim, CorePolicy, parse_claim, render_claim_spec
-from hami.codec.slices import DRIVER, device_name, is_published, parse_card_sizes, pool_name, render_slices
+from hami.codec.slices import DRIVER, device_name, is_published, parse_slice, pool_name, render_slices
 from hami.errors import MalformedInput
 from hami.model import Device, DevicePolicy, Request, Selector
 from hami.quantity import MIB, parse_quantity
@@ -134,7 +135,8 @@ def create(sandbox: Sandbox, name: str, requests: Mapping[str, Request] | Reques
            policy: DevicePolicy = POLICY, *, config: list[Object] | None = None) -> None:
     """Creates a pod with a container for each request, and the template of its claim."""
     requests = {"main": requests} if isinstance(requests, Request) else requests
-    sizes = {size for item in slices(sandbox) for size in parse_card_sizes(json.dumps(item).encode())}
+    published = [part for item in slices(sandbox) if (part := parse_slice(json.dumps(item).encode())) is not None]
+    sizes = {card.memory_mib for part in published for card in part.devices}
     spec = render_claim_spec(requests, selector, policy, sizes)
     assert isinstance(spec, dict), spec
     if config:
@@ -346,6 +348,31 @@ def test_what_a_class_gives_a_claim_can_only_lower(sandbox: Sandbox) -> None:
         sandbox.empty()
         sandbox.kube.delete_all("ResourceClaim", sandbox.namespace)
         sandbox.kube.wait("ResourceClaim", lambda found: not found, sandbox.namespace, what="the claims are gone")
+
+
+# -- the commands for people
+
+
+def test_the_commands_show_what_claims_hold(cluster: LocalCluster, sandbox: Sandbox) -> None:
+    publish(sandbox, n0=[card(0), card(1, model=T4, memory_mib=15_360)])
+    for name, asked in (("a", ask(memory_mib=3000, cores=30)), ("b", ask(memory_mib=2000))):
+        assert place(sandbox, name, asked) == ["n0/0"]
+
+    def said(*words: str) -> Any:
+        answer = hami(cluster.kubeconfig, *words, "-n", sandbox.namespace, "-o", "json",
+                      "--device-config-file", DEVICE_CONFIG)
+        assert not answer.errors
+        return answer.document
+
+    node = sandbox.node("n0")["metadata"]["name"]
+    rows = {row["uuid"]: row for row in said("top", "cards")["items"] if row["node"] == node}
+    assert [rows["GPU-0"][key] for key in ("memoryUsedMib", "coresUsed", "slotsUsed", "pods")] == [
+        5000, 30, 2, [f"{sandbox.namespace}/{name}" for name in "ab"]]
+    assert rows["GPU-1"]["memoryUsedMib"] == 0
+    (held,) = said("explain", "pod", "a")["cards"]
+    assert (held["container"], held["uuid"], held["memoryMib"], held["pods"]) == (
+        "main", "GPU-0", 3000, [f"{sandbox.namespace}/b"])
+    assert {"OverCommitted", "CardGone", "TwoDoors"}.isdisjoint(item["rule"] for item in said("audit")["items"])
 
 
 # -- documentation
