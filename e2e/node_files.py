@@ -17,7 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from e2e.cluster import LocalCluster
 
-__all__ = ["CONTAINERD_1", "CONTAINERD_2", "TUNABLES", "plugin_folder", "write_node_files"]
+__all__ = ["CONTAINERD_1", "CONTAINERD_2", "TUNABLES", "control_group", "plugin_folder", "write_node_files"]
 
 Object = dict[str, Any]
 TUNABLES = {"vm/overcommit_memory": 1, "vm/panic_on_oom": 0, "kernel/panic": 10, "kernel/panic_on_oops": 1,
@@ -105,10 +105,16 @@ def write_node_files(cluster: LocalCluster, folder: Path, name: str, *, containe
     (folder / "containerd.toml").write_text(
         containerd.format(folder=folder, plugins=plugin_folder(), sandbox_image=sandbox_image))
     (folder / "cni" / "10-e2e.conflist").write_text(json.dumps(cni_config(folder)))
-    (folder / "kubelet.yaml").write_text(yaml.safe_dump(kubelet_config(cluster, folder)))
+    (folder / "kubelet.yaml").write_text(yaml.safe_dump(kubelet_config(cluster, folder, name)))
     kubeconfig = folder / "kubeconfig"
     kubeconfig.touch(mode=0o600)
     kubeconfig.write_text(yaml.safe_dump(node_kubeconfig(cluster, name)))
+
+
+def control_group(cluster: LocalCluster, name: str) -> tuple[str, str]:
+    """Returns the control group of all processes of the node *name*, and first that of all nodes of *cluster*. A
+    kubelet ends what it does not know in its own."""
+    return cluster.folder.name, name
 
 
 def cni_config(folder: Path) -> Object:
@@ -117,7 +123,7 @@ def cni_config(folder: Path) -> Object:
     return {"cniVersion": "0.4.0", "name": "e2e", "plugins": [{"type": "bridge", "bridge": "pods", "ipam": addresses}]}
 
 
-def kubelet_config(cluster: LocalCluster, folder: Path) -> Object:
+def kubelet_config(cluster: LocalCluster, folder: Path, name: str) -> Object:
     """Returns a KubeletConfiguration for a kubelet outside of systemd, without changes to the machine."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -132,7 +138,7 @@ def kubelet_config(cluster: LocalCluster, folder: Path) -> Object:
         "failSwapOn": False,
         "cgroupDriver": "cgroupfs",
         "cgroupsPerQOS": True,
-        "cgroupRoot": f"/{cluster.folder.name}",
+        "cgroupRoot": "/" + "/".join(control_group(cluster, name)),
         "enforceNodeAllocatable": [],
         "localStorageCapacityIsolation": False,
         "makeIPTablesUtilChains": False,

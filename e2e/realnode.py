@@ -4,8 +4,9 @@ All of it lives in namespaces of its own (mounts, process ids; for containerd an
 it writes lies in the cluster's folder: the namespaces see folders of ours in place of ``/run``, ``/tmp``, ``/var/lib``
 and ``/var/log``. So nothing of the machine is touched (the kubelet's device-plugin folder is fixed at
 ``/var/lib/kubelet/device-plugins``, whatever its root directory; containerd, CNI and the device plugin have such paths,
-too), and mounts, bridge and processes vanish with the one process that holds the namespaces. All control groups lie in
-one that is called like the folder, which is how ``e2e.reaper`` finds them.
+too), and mounts, bridge and processes vanish with the one process that holds the namespaces. All control groups of a node lie
+in one that is called like it, in one that is called like the folder, which is how ``e2e.reaper`` finds them. So a
+cluster may have several real nodes.
 
 Needs root and Debian's packages containernetworking-plugins and busybox-static; to build runc, gcc and libseccomp-dev.
 Images are packed here; no registry is asked. ``python -m e2e.realnode`` starts a control plane with such a node until
@@ -35,7 +36,8 @@ from e2e.cluster import ClusterUnavailable, LocalCluster
 from e2e.eventually import WaitTimeout, eventually
 from e2e.images import pack_busybox
 from e2e.joined_node import JoinedNode, NodeUnavailable
-from e2e.node_files import CONTAINERD_1, CONTAINERD_2, TUNABLES, plugin_folder, write_node_files
+from e2e.node_files import (CONTAINERD_1, CONTAINERD_2, TUNABLES, control_group, plugin_folder,
+                            write_node_files)
 from e2e.processes import Program, group_members
 from e2e.reaper import end_control_groups
 
@@ -60,12 +62,15 @@ for path in $KEPT; do mkdir -p "$0/root$path"; mount --bind "$path" "$0/root$pat
 for folder in $SHADOWED; do mount --rbind "$0/root$folder" "$folder"; done
 for setting in $TUNABLES; do mount --bind "$0/tunables/$setting" "/proc/sys/$setting"; done
 for group in $(grep -E ' - cgroup2? ' /proc/self/mountinfo | cut -d ' ' -f 5); do
-    for controller in $(cat "$group/cgroup.controllers" 2>/dev/null); do  # version 2 delegates controllers by name
-        echo "+$controller" > "$group/cgroup.subtree_control" || :
-    done
-    mkdir "$group/$GROUP"
-    for setting in cpuset.cpus cpuset.mems; do  # version 1 starts without values
-        [ ! -e "$group/$setting" ] || cat "$group/$setting" > "$group/$GROUP/$setting"
+    for part in $GROUP; do
+        for controller in $(cat "$group/cgroup.controllers" 2>/dev/null); do  # version 2 delegates controllers by name
+            echo "+$controller" > "$group/cgroup.subtree_control" || :
+        done
+        mkdir -p "$group/$part"
+        for setting in cpuset.cpus cpuset.mems; do  # version 1 starts without values
+            [ ! -e "$group/$setting" ] || cat "$group/$setting" > "$group/$part/$setting"
+        done
+        group="$group/$part"
     done
 done
 ip link set lo up
@@ -273,7 +278,7 @@ class RealNode(JoinedNode):
         ], self.folder / "namespaces.log", env=os.environ | {
             "SHADOWED": " ".join(SHADOWED),
             "KEPT": " ".join(kept(self.cluster.folder, self._binary.resolve().parent, *self._runtime.folders)),
-            "TUNABLES": " ".join(TUNABLES), "GROUP": self.cluster.folder.name}).start()
+            "TUNABLES": " ".join(TUNABLES), "GROUP": " ".join(control_group(self.cluster, self.name))}).start()
         self._wait((self.folder / "ready").exists, "the node's namespaces", self._holder)
         self.containerd = self.program("containerd", ["containerd", "--config", f"{self.folder}/containerd.toml"],
                                        network=True)
@@ -320,7 +325,7 @@ class RealNode(JoinedNode):
             if program := getattr(self, name, None):
                 program.kill()
         deadline = time.monotonic() + 10
-        end_control_groups(self.cluster.folder.name, deadline)
+        end_control_groups("/".join(control_group(self.cluster, self.name)), deadline)
         while self.folder.exists() and time.monotonic() < deadline:  # processes that end may still write
             shutil.rmtree(self.folder, ignore_errors=True)
         self.kube.delete("Node", self.name)

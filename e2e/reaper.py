@@ -61,7 +61,8 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def control_groups(name: str) -> list[Path]:
-    """Returns the control groups called *name* and those below them, deepest first, of all hierarchies."""
+    """Returns the control groups called *name*, or at this path, and those below them, deepest first, of all
+    hierarchies."""
     tops = [path for path in (CONTROL_GROUPS / name, *CONTROL_GROUPS.glob(f"*/{name}")) if path.is_dir()]
     return [Path(folder) for top in tops for folder, _, _ in os.walk(top, topdown=False)]
 
