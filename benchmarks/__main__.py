@@ -19,6 +19,7 @@ from rich.console import Console
 
 from benchmarks.admission import webhook_rows
 from benchmarks.dashboard import dashboard_rows
+from benchmarks.dra import dra_rows
 from benchmarks.extender import SIZES, filter_rows
 from benchmarks.hostile import hostile_rows
 from benchmarks.inspect import inspect_rows
@@ -31,7 +32,7 @@ from benchmarks.realnode import realnode_rows
 from benchmarks.rows import Row, table
 from e2e.binaries import BinariesMissing
 
-ALL = ("filter", "hostile", "webhook", *GROUPS, "preemption", "realnode", "limiter", "inspect", "monitor")
+ALL = ("filter", "hostile", "webhook", *GROUPS, "preemption", "realnode", "dra", "limiter", "inspect", "monitor")
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 160
 """Width of the table if standard output is not a terminal."""
@@ -66,6 +67,8 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
         yield from preemption_rows(run)
     if "realnode" in chosen.groups:
         yield from realnode_rows(run, chosen.rounds)
+    if "dra" in chosen.groups:
+        yield from dra_rows(run, chosen.rounds)
     if "limiter" in chosen.groups:
         yield from limiter_rows(run)
     if "inspect" in chosen.groups:

@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 import yaml
@@ -23,6 +24,7 @@ import yaml
 from benchmarks import arrivals, cycles, fleet
 from benchmarks.processes import Cpu, Run, disturbed
 from benchmarks.rows import Latency, Row, ratio, remarks
+from e2e.claims import claiming
 from e2e.cluster import LocalCluster, scheduler_config
 from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, fake_node, gpus
@@ -30,7 +32,8 @@ from e2e.pods import pod as any_pod
 from e2e.processes import Program, free_port
 from e2e.scheduler import Certificates, Scheduler, install, webhook_configuration
 
-__all__ = ["GROUPS", "placing_rows"]
+__all__ = ["CLIENT_LIFTED", "GROUPS", "NAMESPACE", "Asks", "Case", "Outcome", "Stage", "disturbance", "each", "figures",
+           "mean", "placing_rows", "trouble"]
 
 Object = dict[str, Any]
 GROUPS = ("e2e", "large", "burst", "queue", "unplaceable", "refused")
@@ -44,11 +47,21 @@ ALLOCATOR_DELAY = 0.02
 DELETING = 4  # pods at once
 
 
+class Asks(StrEnum):
+    """What a pod asks for where there is no extender: a whole GPU by its plain name, nothing, or a claim, whose
+    template is called so."""
+
+    GPU = "gpu"
+    NOTHING = "nothing"
+    CLAIM = "claim"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """A number of pods on a number of nodes. *extender* False: kube-scheduler alone, with *client*. *lock_free*: the
-    device plugins need no lock; otherwise they are simulated. *wishes*: the pods wish to be apart, so that
-    kube-scheduler chooses the nodes. *between*: options of ``benchmarks.refusals`` between both, ``None`` without it.
+    """A number of pods on a number of nodes. *extender* False: kube-scheduler alone, with *client*; its pods ask for
+    *asks*. *lock_free*: the device plugins need no lock; otherwise they are simulated. *wishes*: the pods wish to be
+    apart, so that kube-scheduler chooses the nodes. *between*: options of ``benchmarks.refusals`` between both,
+    ``None`` without it.
     """
 
     name: str
@@ -61,6 +74,7 @@ class Case:
     wishes: bool = False
     between: tuple[str, ...] | None = None
     client: Object = field(default_factory=dict)
+    asks: Asks = Asks.GPU
 
 
 SPREAD = Case("spread", 200, 500, "spread")
@@ -367,7 +381,7 @@ class Stage:
 
 
 def pod_of(case: Case) -> Object:
-    """Returns a user's pod with the extender, or one that requests a whole GPU by its plain name without it."""
+    """Returns a user's pod with the extender; without it, one that asks for what *case* says."""
     pod = fleet.asking_pod("pod")
     pod["metadata"]["namespace"] = NAMESPACE
     if case.extender:
@@ -381,6 +395,10 @@ def pod_of(case: Case) -> Object:
         amounts = pod["spec"]["containers"][0]["resources"]
         for kind in amounts.values():
             del kind["nvidia.com/gpumem"], kind["nvidia.com/gpucores"]
+            if case.asks != Asks.GPU:
+                del kind["nvidia.com/gpu"]
+        if case.asks == Asks.CLAIM:
+            return claiming(pod, Asks.CLAIM)
     return pod
 
 

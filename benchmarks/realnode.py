@@ -27,7 +27,7 @@ from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
 from hami.plugin import api_pb2 as api
 
-__all__ = ["realnode_rows"]
+__all__ = ["CARDS", "PODS", "Stage", "missing", "realnode_rows"]
 
 Object = dict[str, Any]
 GROUP = "realnode"
@@ -81,14 +81,27 @@ class Stage:
         time.sleep(QUIET_SECONDS)  # other load can be measured only without short-lived container processes
         disturbance, cpu = disturbed(before.spent()), Cpu(pids)
         with Sandbox.opened(self.node.kube, name="bench") as sandbox, self.node.lent(sandbox):
-            began = time.monotonic()
+            pods = {name: self.asking(sandbox, name) for names in batches for name in names}
+            batch_seconds = []
             for names in batches:
-                sandbox.create_all(pod(name, gpu=1, gpumem=3000) for name in names)
+                began_batch = time.monotonic()
+                sandbox.create_all(pods[name] for name in names)
                 sandbox.running(*names, timeout=TIMEOUT_SECONDS)
-            seconds = time.monotonic() - began
+                batch_seconds.append(time.monotonic() - began_batch)
+            spent = cpu.spent()
+            judged = self.judged(sandbox, list(pods))
         text = self.scheduler.program.log.read_bytes()[logged:].decode(errors="replace")
-        return {"seconds": seconds, "allocate_seconds": self.plugin.allocate_seconds()[allocated:],
-                "waited_seconds": waited(text), "cpu_seconds": cpu.spent(), "disturbance": disturbance}
+        return {"seconds": sum(batch_seconds), "batch_seconds": batch_seconds,
+                "allocate_seconds": self.plugin.allocate_seconds()[allocated:],
+                "waited_seconds": waited(text), "cpu_seconds": spent, "disturbance": disturbance} | judged
+
+    def asking(self, sandbox: Sandbox, name: str) -> Object:
+        """Returns the pod *name*, which is then created in *sandbox*."""
+        return pod(name, gpu=1, gpumem=3000)
+
+    def judged(self, sandbox: Sandbox, names: list[str]) -> Object:
+        """Returns more to say about the pods *names*, which run."""
+        return {}
 
     def in_turn_row(self) -> Row:
         names = [f"p{number}" for number in range(IN_TURN)]

@@ -2,7 +2,8 @@
 
 ``python -m e2e.demo`` starts the local control plane, ``hami scheduler``, four fake nodes with eight GPUs each, and a
 mix of pods. ``--keep`` keeps the cluster and the dashboard running until Ctrl-C. ``--picture`` takes a picture of the
-dashboard. ``--real-node`` shows containers on a real kubelet, which print their limits. No process is left at the end.
+dashboard. ``--real-node`` shows containers on a real kubelet, which print their limits; ``--dra`` shows two, of which
+one has a claim. No process is left at the end.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import argparse
 import contextlib
 import os
 import random
-import subprocess
 import sys
 import threading
 import time
@@ -29,14 +29,15 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from e2e import audit, browser, demo_realnode, measured
+from e2e import audit, browser, demo_dra, demo_realnode, measured
 from e2e.agent import NodeAgent
 from e2e.binaries import BinariesMissing
-from e2e.cluster import MANIFESTS, LocalCluster
+from e2e.cluster import LocalCluster
 from e2e.dashboard import dashboard
 from e2e.eventually import eventually
 from e2e.joined_node import NodeUnavailable
 from e2e.nodes import gpus
+from e2e.people import DEVICE_CONFIG, ask
 from e2e.pods import container, init, pod, sidecar
 from e2e.processes import free_port
 from e2e.sandbox import Sandbox, served
@@ -52,7 +53,6 @@ PODS = 40
 SETTLED_SECONDS = 2
 TIMEOUT_SECONDS = 60
 PLAIN_WIDTH = 120
-DEVICE_CONFIG = MANIFESTS / "device-config.yaml"
 JOB = Path(__file__).with_name("demo_job.yaml")
 EXPLAINED = 2
 """Waiting pods that are explained."""
@@ -209,18 +209,6 @@ def preempt(console: Console, cluster: LocalCluster, sandbox: Sandbox) -> None:
     console.print(f"[bold]urgent-0[/], of higher priority, has taken eight cards of {sandbox.short(node)}.")
 
 
-def ask(console: Console, cluster: LocalCluster, sandbox: Sandbox, *words: str, statuses: tuple[int, ...] = (0,),
-        ) -> None:
-    """Runs a command of ``hami`` for people. Raises: CalledProcessError if it ends with none of *statuses*."""
-    console.print(f"[bold]$ hami {' '.join(words)}")
-    sys.stdout.flush()
-    done = subprocess.run([sys.executable, "-m", "hami.cli", *words, f"--kubeconfig={cluster.kubeconfig}",
-                           f"--namespace={sandbox.namespace}", f"--device-config-file={DEVICE_CONFIG}"], check=False)
-    if done.returncode not in statuses:
-        done.check_returncode()
-    console.print()
-
-
 @contextlib.contextmanager
 def monitors(sandbox: Sandbox, outcome: Outcome, port: int) -> Iterator[None]:
     """Serves what monitors of the nodes would, for the dashboard. This machine needs an address beside loopback."""
@@ -302,17 +290,19 @@ def main() -> int:
                         "and the Python packages of the extra e2e")
     parser.add_argument("--real-node", action="store_true",
                         help="show containers on a real kubelet that are stopped at their limits")
+    parser.add_argument("--dra", action="store_true", help="show, on two real kubelets, that a pod with a claim "
+                        "(Dynamic Resource Allocation) and one without are stopped at the same limits")
     arguments = parser.parse_args()
     if arguments.picture and (lacks := browser.missing()):
         parser.error(f"--picture: {lacks}")
-    if arguments.real_node and arguments.picture:
-        parser.error("--real-node has no dashboard for --picture")
+    if (real := arguments.real_node or arguments.dra) and arguments.picture:
+        parser.error("--real-node and --dra have no dashboard for --picture")
     console = Console()
     if not console.is_terminal:
         console = Console(width=PLAIN_WIDTH)
     try:
-        if arguments.real_node:
-            return demo_realnode.run(console, keep=arguments.keep)
+        if real:
+            return (demo_dra if arguments.dra else demo_realnode).run(console, keep=arguments.keep)
         return run(console, keep=arguments.keep, picture=arguments.picture)
     except (BinariesMissing, NodeUnavailable, Unavailable) as error:
         console.print(f"[red]{error}")

@@ -37,7 +37,7 @@ class FakeGpus:
 
     def __init__(self, node: RealNode, builds: Builds) -> None:
         """Raises: Unavailable if something cannot be built here."""
-        self._node = node
+        self.node = node
         self._builds = builds
         folder = node.path(FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class FakeGpus:
 
     def used_mib(self, card: int = 0) -> int:
         """Returns the memory of a card that is in use, by the driver's account."""
-        state = self._node.path(FOLDER) / "machine"
+        state = self.node.path(FOLDER) / "machine"
         return Machine(state).allocated(card) // MIB if state.exists() else 0  # the first program makes it
 
     def answers(self, item: Object, count: int, name: str = "main") -> list[list[int]]:
@@ -65,24 +65,24 @@ class FakeGpus:
         Waits until there are *count* answers.
         """
         def found() -> list[list[int]]:
-            return numbers(self._node.output(item, name))
+            return numbers(self.node.output(item, name))
 
-        eventually(lambda: len(found()) >= count, lambda: f"{count} answers, not {self._node.output(item, name)}")
+        eventually(lambda: len(found()) >= count, lambda: f"{count} answers, not {self.node.output(item, name)}")
         return found()
 
     def run(self, container: str, *commands: str) -> list[list[int]]:
         """Returns the answers of another program in the running *container* (``containerd://…``)."""
-        return numbers(self._node.run_in(container, "sh", "-c", f"({typed(commands)}) | {CLIENT}"))
+        return numbers(self.node.run_in(container, "sh", "-c", f"({typed(commands)}) | {CLIENT}"))
 
     def region(self, item: Object, name: str = "main") -> Region:
         """Returns the shared region of a container of the pod *item*, as a monitor sees it."""
-        directory = self._node.path(f"{HOOK}/vgpu/containers") / f"{item['metadata']['uid']}_{name}"
+        directory = self.node.path(f"{HOOK}/vgpu/containers") / f"{item['metadata']['uid']}_{name}"
         (path,) = directory.glob("*.cache")
         return Region(path)
 
     def tenant(self, item: Object, name: str = "main") -> Tenant:
         """Returns a container of the pod *item* as one that uses a card; its program has launched a kernel."""
-        return Tenant(self.region(item, name), Machine(self._node.path(FOLDER) / "machine"))
+        return Tenant(self.region(item, name), Machine(self.node.path(FOLDER) / "machine"))
 
 
 def client(*commands: str, name: str = "main", first: str = "", **asked: int | str) -> Object:

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster import MANIFESTS
+from rich.console import Console
 
-__all__ = ["DEVICE_CONFIG", "Answer", "hami"]
+from e2e.cluster import MANIFESTS, LocalCluster
+from e2e.sandbox import Sandbox
+
+__all__ = ["DEVICE_CONFIG", "Answer", "ask", "hami"]
 
 DEVICE_CONFIG = MANIFESTS / "device-config.yaml"
 SECONDS = 60
@@ -43,3 +46,15 @@ def hami(kubeconfig: Path, *words: str | Path, typed: str = "") -> Answer:
     done = subprocess.run(command, input=typed.encode(), capture_output=True, check=False, timeout=SECONDS,
                           env=os.environ | {"KUBECONFIG": str(kubeconfig)})
     return Answer(done.returncode, done.stdout, done.stderr.decode())
+
+
+def ask(console: Console, cluster: LocalCluster, sandbox: Sandbox, *words: str, statuses: tuple[int, ...] = (0,),
+        ) -> None:
+    """Runs a command of ``hami`` for people. Raises: CalledProcessError if it ends with none of *statuses*."""
+    console.print(f"[bold]$ hami {' '.join(words)}")
+    sys.stdout.flush()
+    done = subprocess.run([sys.executable, "-m", "hami.cli", *words, f"--kubeconfig={cluster.kubeconfig}",
+                           f"--namespace={sandbox.namespace}", f"--device-config-file={DEVICE_CONFIG}"], check=False)
+    if done.returncode not in statuses:
+        done.check_returncode()
+    console.print()

@@ -4,9 +4,8 @@ All of it lives in namespaces of its own (mounts, process ids; for containerd an
 it writes lies in the cluster's folder: the namespaces see folders of ours in place of ``/run``, ``/tmp``, ``/var/lib``
 and ``/var/log``. So nothing of the machine is touched (the kubelet's device-plugin folder is fixed at
 ``/var/lib/kubelet/device-plugins``, whatever its root directory; containerd, CNI and the device plugin have such paths,
-too), and mounts, bridge and processes vanish with the one process that holds the namespaces. All control groups of a node lie
-in one that is called like it, in one that is called like the folder, which is how ``e2e.reaper`` finds them. So a
-cluster may have several real nodes.
+too), and mounts, bridge and processes vanish with the one process that holds the namespaces. All control groups lie in
+one that is called like the folder, which is how ``e2e.reaper`` finds them, and there in one for each node.
 
 Needs root and Debian's packages containernetworking-plugins and busybox-static; to build runc, gcc and libseccomp-dev.
 Images are packed here; no registry is asked. ``python -m e2e.realnode`` starts a control plane with such a node until
@@ -36,8 +35,7 @@ from e2e.cluster import ClusterUnavailable, LocalCluster
 from e2e.eventually import WaitTimeout, eventually
 from e2e.images import pack_busybox
 from e2e.joined_node import JoinedNode, NodeUnavailable
-from e2e.node_files import (CONTAINERD_1, CONTAINERD_2, TUNABLES, control_group, plugin_folder,
-                            write_node_files)
+from e2e.node_files import CONTAINERD_1, CONTAINERD_2, TUNABLES, control_group, plugin_folder, write_node_files
 from e2e.processes import Program, group_members
 from e2e.reaper import end_control_groups
 

@@ -1,0 +1,211 @@
+"""Rows about pods with claims (Dynamic Resource Allocation), which kube-scheduler allocates without an extender.
+
+On fake nodes: pods with a claim and pods without devices, in turns. On a real node: pods with a claim and pods of the
+device plugin, in turns; each asks for another amount of memory, and prints its limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from benchmarks import fleet, realnode
+from benchmarks.placing import (
+    CLIENT_LIFTED, NAMESPACE, Asks, Case, Outcome, Stage, disturbance, each, figures, mean, trouble,
+)
+from benchmarks.processes import Run
+from benchmarks.rows import Latency, Row, ratio, remarks
+from e2e import claims
+from e2e.cluster import LocalCluster
+from e2e.device_plugin import HOOK, DevicePlugin, cards
+from e2e.eventually import eventually
+from e2e.realnode import RealNode
+from e2e.sandbox import Sandbox
+from e2e.scheduler import Certificates, Scheduler, install
+from e2e.shown import seen, shower
+from hami.codec.slices import render_slices
+from hami.model import Device
+
+__all__ = ["dra_rows"]
+
+Object = dict[str, Any]
+GROUP = "dra"
+DOORS = ("plugin", "dra")
+NO_DEVICES = Case("without devices", 200, 300, extender=False, asks=Asks.NOTHING, client=CLIENT_LIFTED)
+CLAIMS = replace(NO_DEVICES, name="with a claim", asks=Asks.CLAIM)
+LARGE = 1000
+LARGE_PODS = 100
+WRITERS = 8  # of slices
+IN_TURN = 20
+REST_SECONDS = 20
+LEAST_MIB = 1000
+"""Memory of the pod that asks for least."""
+NAMES = [f"p{number}" for number in range(realnode.PODS)]
+SLICE_WRITES = re.compile(r'^apiserver_request_total\{.*resource="resourceslices".*'
+                          r'verb="(?:POST|PUT|PATCH|APPLY|DELETE)".*\} (\S+)$', re.MULTILINE)
+
+
+def dra_rows(run: Run, rounds: int) -> Iterator[Row]:
+    """Yields what claims cost the control plane, and how long they take on a real node."""
+    if reason := claims.missing():
+        yield Row(group=GROUP, what="pods with claims", measured=f"not measured: {reason}")
+        return
+    with LocalCluster.started(say=run.say) as cluster:
+        cluster.components["kube-scheduler"].kill()
+        stage = ClaimStage(run, cluster)
+        claims.class_and_rights(cluster.kube)
+        cluster.kube.create(claims.template(Asks.CLAIM, 3000, 10), NAMESPACE)
+        for nodes, pods, turns in ((CLAIMS.nodes, CLAIMS.pods, rounds), (LARGE, LARGE_PODS, 1)):
+            cases = [replace(case, nodes=nodes, pods=pods) for case in (NO_DEVICES, CLAIMS)]
+            with stage.nodes(nodes), stage.published():
+                outcomes = [[stage.play(case) for case in cases] for _ in range(turns)]
+            yield placed_row(cases[1], *map(list, zip(*outcomes, strict=True)))
+    yield from real_node_rows(run, rounds)
+
+
+class ClaimStage(Stage):
+    """A control plane without HAMi."""
+
+    @contextlib.contextmanager
+    def published(self) -> Iterator[None]:
+        """Publishes the cards of all nodes as claims need them."""
+        slices = [item for name in self.names for item in render_slices(name, [
+            Device(uuid=f"GPU-{name}-{index}", vendor="NVIDIA", model="NVIDIA A100-SXM4-80GB", slots=10,
+                   memory_mib=81_920, index=index) for index in range(fleet.GPUS)])]
+        with ThreadPoolExecutor(WRITERS) as pool:
+            list(pool.map(self.kube.create, slices))
+            yield
+            list(pool.map(lambda item: self.kube.delete(item["kind"], item["metadata"]["name"]), slices))
+
+    def clear(self, namespace: str = NAMESPACE) -> None:
+        super().clear(namespace)
+        self.kube.wait("ResourceClaim", lambda found: not found, namespace, timeout=180, what="the claims are gone")
+
+
+def placed_row(case: Case, bare: list[Outcome], claiming: list[Outcome]) -> Row:
+    rate, usual = mean(claiming, "rate"), mean(bare, "rate")
+    return Row(group=GROUP, what=f"{case.pods} pods with a claim, {case.nodes:,} × {fleet.GPUS}, kube-scheduler alone",
+               measured=remarks(f"{rate:.1f} pods/s {each(claiming)}".strip(), cost(claiming), trouble(claiming)),
+               compared=remarks(ratio(rate, usual, f"pods without devices ({usual:.1f} pods/s; {cost(bare)})"),
+                                disturbance(claiming)),
+               figures={"claims": figures(claiming), "without_devices": figures(bare)})
+
+
+def cost(outcomes: list[Outcome]) -> str:
+    """Returns the CPU time of a pod by program."""
+    spent = {name: 1000 * sum(outcome.cpu[name] / outcome.pods for outcome in outcomes) / len(outcomes)
+             for name in outcomes[0].cpu if name not in ("others", "stolen", "seconds", "load")}
+    parts = ", ".join(f"{name.removeprefix('kube-')} {took:.1f}" for name, took in spent.items())
+    return f"{sum(spent.values()):.1f} ms CPU a pod: {parts}"
+
+
+def real_node_rows(run: Run, rounds: int) -> Iterator[Row]:
+    if reason := realnode.missing():
+        yield Row(group=GROUP, what="claims on a real node", measured=f"not measured: {reason}")
+        return
+    with LocalCluster.started(say=run.say) as cluster, RealNode.joined(cluster, say=run.say) as node:
+        certificates = Certificates(cluster.folder / "tls")
+        scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
+        claims.class_and_rights(cluster.kube)
+        alone: dict[str, list[float]] = {door: [] for door in DOORS}
+        crowds: dict[str, list[Object]] = {door: [] for door in DOORS}
+        prepared: list[float] = []
+        writes: list[float] = []
+        for _ in range(rounds):
+            for door in DOORS:
+                with opened(run, node, scheduler, door) as stage:
+                    turns, crowd = stage.play(*([name] for name in NAMES[:IN_TURN])), stage.play(NAMES)
+                    run.say(f"{door}: {sorted(turns['batch_seconds'])[IN_TURN // 2]:.2f} s a pod, "
+                            f"{realnode.PODS} at once {crowd['seconds']:.2f} s")
+                    alone[door] += turns["batch_seconds"]
+                    crowds[door].append(crowd)
+                    if door == "dra":
+                        prepared += crowd["allocate_seconds"]
+                        writes.append(stage.writes_at_rest())
+        scheduler.close()
+    yield from pods_rows(alone, crowds, prepared)
+    yield Row(group=GROUP, what=f"writes of ResourceSlices in {REST_SECONDS} s at rest", target="0",
+              measured=", ".join(f"{count:g}" for count in writes), met=not any(writes))
+
+
+def pods_rows(alone: dict[str, list[float]], crowds: dict[str, list[Object]], prepared: list[float]) -> Iterator[Row]:
+    one, other = (Latency.of([1e6 * seconds for seconds in alone[door]]) for door in ("dra", "plugin"))
+    yield Row(group=GROUP, what=f"a pod with a claim, created → running, {one.count} pods one after the other",
+              measured=f"{one} (p50 / p99)", target="p50 ≤ 0.6 s", met=one.p50 <= 600,
+              compared=ratio(one.p50, other.p50, f"the device plugin's, start-time mode ({other})"))
+    ours, theirs = (sum(crowd["seconds"] for crowd in crowds[door]) / len(crowds[door]) for door in ("dra", "plugin"))
+    wrong = sum(crowd["wrong"] for crowd in crowds["dra"])
+    prepare = Latency.of([1e6 * seconds for seconds in prepared])
+    runs = {door: ", ".join(f"{crowd['seconds']:.1f}" for crowd in crowds[door]) + " s" for door in DOORS}
+    yield Row(group=GROUP, what=f"{realnode.PODS} pods with a claim at once on one real node: until all containers run",
+              measured=remarks(runs["dra"], f"prepare {prepare}", f"{wrong} with a limit of another",
+                               f"{sum(len(crowd['failed']) for crowd in crowds['dra'])} prepared again"),
+              target="≤ 1.3 × start-time mode; prepare 8 / 60 ms; no limit of another",
+              met=ours <= 1.3 * theirs and prepare.p50 <= 8 and prepare.p99 <= 60 and not wrong,
+              compared=remarks(ratio(ours, theirs, f"the device plugin's, start-time mode ({runs['plugin']})"),
+                               *{crowd["disturbance"] for crowd in crowds["dra"]}),
+              figures={"runs": crowds, "alone_seconds": alone})
+
+
+class Door(realnode.Stage):
+    """A real node whose cards are offered by the device plugin. Each pod asks for another amount of memory."""
+
+    def asking(self, sandbox: Sandbox, name: str) -> Object:
+        return shower(HOOK, name, gpu=1, gpumem=memory_of(name))
+
+    def judged(self, sandbox: Sandbox, names: list[str]) -> Object:
+        limits = {name: seen(sandbox, self.node, name).limit[1] for name in names}
+        failed = self.node.kube.list("Event", sandbox.namespace,
+                                     fieldSelector="reason=FailedPrepareDynamicResources")
+        return {"wrong": sum(limit != f"{memory_of(name)}m" for name, limit in limits.items()),
+                "failed": {event["involvedObject"]["name"]: event["message"] for event in failed}}
+
+    def writes_at_rest(self) -> float:
+        """Returns how often somebody writes slices while no pod comes or goes."""
+        def written() -> float:
+            return sum(map(float, SLICE_WRITES.findall(self.node.cluster.kubectl("get", "--raw", "/metrics"))))
+
+        before = written()
+        time.sleep(REST_SECONDS)
+        return written() - before
+
+
+class ClaimDoor(Door):
+    """A real node whose cards are allocated by claims."""
+
+    def asking(self, sandbox: Sandbox, name: str) -> Object:
+        sandbox.kube.create(claims.template(name, memory_of(name)), sandbox.namespace)
+        return claims.claiming(shower(HOOK, name), name)
+
+    def play(self, *batches: list[str]) -> Object:
+        outcome = super().play(*batches)
+        folder = self.node.path("/run/cdi")
+        eventually(lambda: not list(folder.glob("hami.io-claim-*")), "the kubelet has unprepared them", timeout=60)
+        return outcome
+
+
+def memory_of(name: str) -> int:
+    """Returns for how much memory the pod *name* asks."""
+    return LEAST_MIB + NAMES.index(name)
+
+
+@contextlib.contextmanager
+def opened(run: Run, node: RealNode, scheduler: Scheduler, door: str) -> Iterator[Door]:
+    """Yields the node with this door, after a first pod."""
+    plugin = DevicePlugin(node, name=f"door-{door}", door=door)
+    plugin.insert(*cards(realnode.CARDS))
+    plugin.install_limiter(b"no library: nothing is limited here\n")
+    plugin.start()
+    if door == "dra":
+        claims.wait_published(plugin)
+    else:
+        plugin.wait_offered(realnode.PODS)
+    stage = (ClaimDoor if door == "dra" else Door)(run, node, scheduler, plugin)
+    stage.play(NAMES[:1])
+    yield stage
+    plugin.stop()

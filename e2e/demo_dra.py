@@ -1,0 +1,115 @@
+"""A demonstration of both doors to GPUs: two pods ask for the same part of one, the second with a claim (Dynamic
+Resource Allocation), and are stopped at the same limits.
+
+``python -m e2e.demo --dra``. There are two real kubelets, one for each door. What is fake and what is real: as in
+`e2e.demo_realnode`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from e2e import realnode
+from e2e.claims import claiming, class_and_rights, missing, template, wait_published
+from e2e.cluster import LocalCluster
+from e2e.demo_realnode import add_output, farewell, greedy, output_table
+from e2e.device_plugin import SLOTS, DevicePlugin
+from e2e.fake_gpu import CARDS, FakeGpus, client_pod
+from e2e.people import ask
+from e2e.realnode import RealNode
+from e2e.sandbox import Sandbox
+from e2e.scheduler import Certificates, Scheduler, install
+from tests.libvgpu.rig import Builds
+
+__all__ = ["run"]
+
+Object = dict[str, Any]
+DOORS = ("plugin", "dra")
+MEMORY_MIB, CORES = 3000, 30
+TIMEOUT_SECONDS = 150  # the kubelet tries a claim again after a minute
+
+
+def run(console: Console, *, keep: bool) -> int:
+    """Starts everything, shows the output of the containers, and returns the exit status: 1 if their limits differ from
+    what both ask for."""
+    if reason := realnode.missing() or missing():
+        console.print(f"[red]{reason}")
+        return 1
+    with (Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console,
+                   transient=True) as progress, ExitStack() as stack):
+        task = progress.add_task("control plane (built once, on the first run)")
+
+        def say(line: str) -> None:
+            progress.update(task, description=line)
+
+        cluster = stack.enter_context(LocalCluster.started(say=say))
+        say("two real nodes: kubelet, containerd")
+        nodes = {door: stack.enter_context(RealNode.joined(cluster, name=f"door-{door}", say=say)) for door in DOORS}
+        say("hami scheduler, hami device-plugin")
+        certificates = Certificates(cluster.folder / "tls")
+        Scheduler(cluster, certificates, install(cluster, certificates)).start()
+        class_and_rights(cluster.kube)
+        gpus = with_gpus(nodes)
+        sandbox = stack.enter_context(lent(cluster, nodes))
+        say("pods")
+        pods = {"by-plugin": client_pod("by-plugin", greedy(gpu=1, gpumem=MEMORY_MIB, gpucores=CORES)),
+                "by-claim": claiming(client_pod("by-claim", greedy()), "slice")}
+        sandbox.kube.create(template("slice", MEMORY_MIB, CORES), sandbox.namespace)
+        sandbox.create(*pods.values())
+        sandbox.running(*pods, timeout=TIMEOUT_SECONDS)
+        progress.stop()
+        seen = show(console, sandbox, gpus)
+        ask(console, cluster, sandbox, "top", "cards")
+        if keep:
+            farewell(console, sandbox, *nodes.values())
+            threading.Event().wait()
+        return int(seen != [MEMORY_MIB, MEMORY_MIB])
+
+
+def with_gpus(nodes: dict[str, RealNode]) -> dict[str, FakeGpus]:
+    """Gives each node a GPU and a device plugin, whose door is the label of the node."""
+    gpus = {}
+    with tempfile.TemporaryDirectory() as folder:
+        builds = Builds(Path(folder))
+        for card, (door, node) in zip(CARDS, nodes.items(), strict=True):
+            node.kube.merge_patch("Node", node.name, {"metadata": {"labels": {"hami.io/door": door}}})
+            plugin = DevicePlugin(node, door="auto")
+            gpus[door] = FakeGpus(node, builds)
+            gpus[door].insert(plugin, card)
+            plugin.start()
+            if door == "dra":
+                wait_published(plugin)
+            else:
+                plugin.wait_offered(SLOTS)
+    return gpus
+
+
+@contextmanager
+def lent(cluster: LocalCluster, nodes: dict[str, RealNode]) -> Iterator[Sandbox]:
+    with Sandbox.opened(cluster.kube, name="demo") as sandbox, ExitStack() as stack:
+        for node in nodes.values():
+            stack.enter_context(node.lent(sandbox))
+        yield sandbox
+
+
+def show(console: Console, sandbox: Sandbox, gpus: dict[str, FakeGpus]) -> list[int]:
+    """Prints the output of both containers, and what their programs could allocate. Returns the memory in MiB that each
+    sees."""
+    for door, fake in gpus.items():
+        console.print(f"node [bold]{fake.node.name}[/] has the label hami.io/door={door}")
+    table = output_table()
+    seen = [
+        add_output(table, "by-plugin", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": MEMORY_MIB,
+                                        "nvidia.com/gpucores": CORES}, sandbox, gpus["plugin"]),
+        add_output(table, "by-claim", {"claim of": "gpu.hami.io", "memory": f"{MEMORY_MIB}Mi", "cores": CORES},
+                   sandbox, gpus["dra"])]
+    console.print(table)
+    return seen
