@@ -165,6 +165,17 @@ def test_health_is_sent_at_once_when_it_changes(caller, inventory, version):
     assert first.last_updated_time > 0 and first.health_check_timeout_seconds == 30
 
 
+def test_a_stream_ends_with_the_driver(make):
+    server = make(lambda status: None)
+    server.start()
+    caller = Caller(server.path)
+    answers = caller.watch("v1")
+    next(answers)
+    server.stop(TIMEOUT_S)
+    assert list(answers) == []  # else it would be cancelled, which is an error
+    caller.close()
+
+
 # ---- registration
 
 
