@@ -196,7 +196,8 @@ def test_the_scheduler_gets_rights_about_claims_only_with_the_component():
     found, of_kubernetes = rights("hami-scheduler-extender", "components/dra-translate", "components/dra")
     assert (found, of_kubernetes) == ({
         ("resource.k8s.io", "resourceclaimtemplates", "", verb) for verb in ("list", "watch", "create", "delete")} | {
-        ("resource.k8s.io", "resourceslices", "", verb) for verb in ("list", "watch")}, set())
+        ("resource.k8s.io", resource, "", verb) for resource in ("resourceslices", "resourceclaims")
+        for verb in ("list", "watch")}, set())
 
 
 def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():

@@ -1,4 +1,4 @@
-"""The parts of the scheduler for pods that get their cards by claims. Without ``--dra`` there are none of them."""
+"""The parts of the scheduler for pods that get their cards by claims. With ``--dra=off`` there are none of them."""
 
 from __future__ import annotations
 
@@ -11,30 +11,38 @@ from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.kube.reflector import Sink
 from hami.model import Pod
+from hami.runtime.tasks import Task
 from hami.scheduler.admit import Admitter
 from hami.scheduler.admit_claims import ClaimAdmitter
-from hami.scheduler.settings import Settings
+from hami.scheduler.settings import OPTIONAL, Settings
 from hami.state.claims import ClaimCache
 from hami.state.store import Store
 
 
 class ClaimParts:
-    """The watches of templates, slices and claims, the task that makes templates, the admission of pods with claims."""
+    """The watches of slices and claims; and if pods are given claims, their admission, the templates, and the watch of
+    these."""
 
     def __init__(self, api: Api, cluster: Cluster, events: EventRecorder, leads: Callable[[], bool],
                  settings: Settings, *, clock: Callable[[], float]) -> None:
         self._settings = settings
         self.cache = ClaimCache()
-        self._templates = ClaimTemplates(
-            cluster, events, lambda: leads() and watched.synced.is_set(), unused_s=settings.dra_template_ttl,
-            clock=clock)
-        watched = watch_templates(api, self._templates)
-        self.tasks = (self._templates, watched, *watch_devices(api, self.cache))
+        self.tasks: tuple[Task, ...] = watch_devices(api, self.cache)
+        self._templates = None
+        if settings.dra == OPTIONAL:
+            self._templates = ClaimTemplates(
+                cluster, events, lambda: leads() and watched.synced.is_set(), unused_s=settings.dra_template_ttl,
+                clock=clock)
+            watched = watch_templates(api, self._templates)
+            self.tasks = (self._templates, watched, *self.tasks)
 
     def pods(self, sink: Sink[Pod]) -> Sink[Pod]:
         """Returns a sink for the watch of pods that passes them on to *sink*."""
-        return PodsWithClaims(sink, self._templates)
+        return PodsWithClaims(sink, self._templates) if self._templates is not None else sink
 
-    def admitter(self, admitter: Admitter, cache: Store) -> ClaimAdmitter:
-        """Returns the admission of pods with claims; *admitter* is that of the others."""
+    def admitter(self, admitter: Admitter, cache: Store) -> ClaimAdmitter | None:
+        """Returns the admission of pods that are to get claims; *admitter* is that of the others. ``None`` if none do.
+        """
+        if self._templates is None:
+            return None
         return ClaimAdmitter(admitter, cache, self._settings, self.cache.card_sizes)

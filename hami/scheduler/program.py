@@ -36,7 +36,7 @@ from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.preemptor import Preemptor
-from hami.scheduler.settings import Settings
+from hami.scheduler.settings import OFF, Settings
 from hami.state.store import Store
 from hami.web.bodies import BodyBudget
 from hami.web.exporter import Exporter
@@ -71,7 +71,7 @@ class SchedulerProgram:
         # Store and leadership
         self._lock_states = LockStates(self._metrics.lock_wait)
         self._cache = cluster_cache(settings)
-        claims = self._claims = None if settings.dra == "off" else ClaimParts(
+        claims = self._claims = None if settings.dra == OFF else ClaimParts(
             api, self._cluster, self._events, lambda: self._leadership.leads(), settings, clock=clock)
         self._watches = Watches(api, nodes=WatchedNodes(self._cache.nodes, self._lock_states),
                                 pods=claims.pods(self._cache.pods) if claims else self._cache.pods,

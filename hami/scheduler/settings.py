@@ -21,7 +21,7 @@ SELF_SIGNED_FILE = "tls.pem"
 
 NODE_POLICIES = ("binpack", "spread")
 PREEMPTION = ("on", "off", "strict")
-DRA = ("off", "optional")
+DRA = OFF, SHOW, OPTIONAL = ("off", "show", "optional")
 DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
 
 DAY_S = 86_400.0
