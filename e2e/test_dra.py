@@ -449,6 +449,21 @@ def test_a_device_plugin_writes_the_slices_of_its_own_node_only(sandbox: Sandbox
     assert sandbox.kube.find("ResourceSlice", kept) and not sandbox.kube.find("ResourceSlice", made["metadata"]["name"])
 
 
+def test_a_kubelet_may_read_a_claim_before_the_api_server_knows_that_it_is_for_its_node(sandbox: Sandbox) -> None:
+    """Else it asks again only after a minute."""
+    sandbox.add_gpu_nodes({"n0": ()})
+    name = f"system:node:{sandbox.node('n0')['metadata']['name']}"
+    spec = {"devices": {"requests": [{"name": "main", "exactly": {"deviceClassName": DRIVER}}]}}
+    sandbox.kube.create({**template("c", spec), "kind": "ResourceClaim", "spec": spec}, sandbox.namespace)
+    right = {"group": "resource.k8s.io", "resource": "resourceclaims", "namespace": sandbox.namespace}
+    eventually(lambda: may(sandbox.kube, name, groups=["system:nodes"], verb="get", **right), "it may read claims")
+    kubelet = sandbox.kube.impersonating(name, "system:nodes")
+    assert kubelet.get("ResourceClaim", "c", sandbox.namespace)["metadata"]["name"] == "c"
+    assert not any(may(sandbox.kube, name, groups=["system:nodes"], verb=verb, **right)
+                   for verb in ("list", "watch", "create", "update", "patch", "delete"))
+    kubelet.close()
+
+
 @pytest.mark.parametrize(("toleration", "allowed"), [
     pytest.param({"key": "hami.io/cordoned", "operator": "Exists"}, False, id="of-hami"),
     pytest.param({"operator": "Exists"}, False, id="all"),
