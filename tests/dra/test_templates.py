@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hami.codec.claim_templates import MAX_TEXT, ClaimRequest, ClaimTemplate, render_claim_request, template_name
 from hami.codec.keys import CLAIM_REQUEST
 from hami.dra.templates import BURST, BUSY_S, MAX_TEMPLATES, PERIOD_S, RETRY_S, SEEN_S, ClaimTemplates
-from hami.dra.watches import CardSizes, PodsWithClaims, SliceSizes
+from hami.dra.watches import PodsWithClaims
 from hami.errors import ClusterError
 from tests.builders import pod, request
 from tests.fake_cluster import FakeCluster, no_answer
@@ -364,13 +364,3 @@ def test_the_watch_of_pods_shows_them_to_both(world):
     world.step(HOUR)
     assert world.made == []
     assert pods.calls == [("upsert", one, 1.0), ("upsert", two, 1.0), ("remove", one), ("prune", set(), 2.0)]
-
-
-def test_the_sizes_of_cards_are_those_of_all_slices():
-    sizes = CardSizes()
-    for name, found in (("a", {81920}), ("b", {81920, 15360}), ("c", {46068})):
-        sizes.upsert(SliceSizes(name, frozenset(found)))
-    assert sizes.all() == {81920, 15360, 46068}
-    sizes.remove(SliceSizes("b", frozenset()))
-    sizes.prune({"a"}, 0.0)
-    assert sizes.all() == {81920}

@@ -100,6 +100,16 @@ def test_what_came_before_leaves_nothing_behind(steps):
     assert now.view.bookings == expected.view.bookings
 
 
+def test_the_sizes_of_cards_are_those_of_all_slices():
+    slices = [PublishedSlice(node, 1, tuple(gpu(f"GPU-{node}-{size}", memory_mib=size) for size in sizes))
+              for node, sizes in (("a", [81920]), ("b", [81920, 15360]), ("c", [46068]))]
+    cache = seen(slices=slices)
+    assert cache.card_sizes() == {81920, 15360, 46068}
+    cache.set_slice("1", None)
+    cache.keep_slices({"0"})
+    assert cache.card_sizes() == {81920}
+
+
 def test_what_a_list_does_not_show_is_gone():
     cache = seen(claim(part(memory=1)), claim(part(memory=2), uid="second"))
     cache.keep_claims({"second"})
