@@ -59,7 +59,7 @@ def dra_rows(run: Run, rounds: int) -> Iterator[Row]:
         cluster.components["kube-scheduler"].kill()
         stage = ClaimStage(run, cluster)
         claims.class_and_rights(cluster.kube)
-        cluster.kube.create(claims.template(Asks.CLAIM, 3000, 10), NAMESPACE)
+        cluster.kube.create(claims.template(Asks.CLAIM, claims.spec_of(main=claims.share(3000, 10))), NAMESPACE)
         for nodes, pods, turns in ((CLAIMS.nodes, CLAIMS.pods, rounds), (LARGE, LARGE_PODS, 1)):
             cases = [replace(case, nodes=nodes, pods=pods) for case in (NO_DEVICES, CLAIMS)]
             with stage.nodes(nodes), stage.published():
@@ -183,7 +183,8 @@ class ClaimDoor(Door):
     """A real node whose cards are allocated by claims."""
 
     def asking(self, sandbox: Sandbox, name: str) -> Object:
-        sandbox.kube.create(claims.template(name, memory_of(name)), sandbox.namespace)
+        spec = claims.spec_of(main=claims.share(memory_of(name)))
+        sandbox.kube.create(claims.template(name, spec), sandbox.namespace)
         return claims.claiming(shower(HOOK, name), name)
 
     def play(self, *batches: list[str]) -> Object:

@@ -11,13 +11,16 @@ from e2e.cluster import MANIFESTS
 from e2e.device_plugin import DevicePlugin
 from e2e.eventually import eventually
 from e2e.kube import Kube
+from hami.codec.claims import render_claim_spec
+from hami.codec.slices import DRIVER
+from hami.model import DevicePolicy, Request, Selector
 
-__all__ = ["claiming", "class_and_rights", "missing", "template", "wait_published"]
+__all__ = ["FIRST", "claiming", "class_and_rights", "component", "missing", "share", "spec_of", "template",
+           "wait_published"]
 
 Object = dict[str, Any]
 COMPONENT = MANIFESTS.parent / "components" / "dra"
 FIRST = (1, 36)  # the version of Kubernetes that has all of it without feature gates
-CLASS = DRIVER = "gpu.hami.io"
 
 
 def missing() -> str:
@@ -26,19 +29,35 @@ def missing() -> str:
     return "" if programs.minor >= FIRST else f"claims need Kubernetes 1.36, this is {programs.kube_version}"
 
 
+def component() -> list[Object]:
+    """Returns what the component installs: the class of cards, rights, policies."""
+    return [item for name in ("device-class", "rbac", "policies")
+            for item in yaml.safe_load_all((COMPONENT / f"{name}.yaml").read_text())]
+
+
 def class_and_rights(kube: Kube) -> None:
-    """Installs the class of cards, and what a device plugin may do with claims."""
-    for name in ("device-class", "rbac"):
-        for item in yaml.safe_load_all((COMPONENT / f"{name}.yaml").read_text()):
+    """Installs the component, without policies."""
+    for item in component():
+        if not item["kind"].startswith("ValidatingAdmissionPolicy"):
             kube.apply(item)
 
 
-def template(name: str, memory_mib: int, cores: int = 0, request: str = "main") -> Object:
-    """Returns the template *name* of claims for a part of a card."""
-    amounts = {"memory": f"{memory_mib}Mi", "cores": str(cores)}
-    wanted = {"name": request, "exactly": {"deviceClassName": CLASS, "capacity": {"requests": amounts}}}
+def share(memory_mib: int, cores: int = 0) -> Request:
+    """Returns the request for a part of a card."""
+    return Request(vendor="NVIDIA", count=1, memory_mib=memory_mib, cores=cores)
+
+
+def spec_of(**requests: Request) -> Object:
+    """Returns the specification of a claim with a request for each container."""
+    spec = render_claim_spec(requests, Selector(), DevicePolicy(()), ())
+    assert isinstance(spec, dict), spec
+    return spec
+
+
+def template(name: str, spec: Object) -> Object:
+    """Returns the template *name* of claims."""
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": name},
-            "spec": {"spec": {"devices": {"requests": [wanted]}}}}
+            "spec": {"spec": spec}}
 
 
 def claiming(item: Object, name: str) -> Object:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from e2e import realnode
-from e2e.claims import claiming, class_and_rights, missing, template, wait_published
+from e2e.claims import claiming, class_and_rights, missing, share, spec_of, template, wait_published
 from e2e.cluster import LocalCluster
 from e2e.demo_realnode import add_output, farewell, greedy, output_table
 from e2e.device_plugin import SLOTS, DevicePlugin
@@ -62,7 +62,7 @@ def run(console: Console, *, keep: bool) -> int:
         say("pods")
         pods = {"by-plugin": client_pod("by-plugin", greedy(gpu=1, gpumem=MEMORY_MIB, gpucores=CORES)),
                 "by-claim": claiming(client_pod("by-claim", greedy()), "slice")}
-        sandbox.kube.create(template("slice", MEMORY_MIB, CORES), sandbox.namespace)
+        sandbox.kube.create(template("slice", spec_of(main=share(MEMORY_MIB, CORES))), sandbox.namespace)
         sandbox.create(*pods.values())
         sandbox.running(*pods, timeout=TIMEOUT_SECONDS)
         progress.stop()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e import binaries
 from e2e.accounts import account, binding, may, wait_permitted
+from e2e.claims import FIRST, claiming, component, missing, template
 from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError, Kube, path_of
@@ -27,11 +27,8 @@ from hami.model import Device, DevicePolicy, Request, Selector
 from hami.quantity import MIB, parse_quantity
 
 Object = dict[str, Any]
-FIRST = (1, 36)  # the version of Kubernetes that has all of it without feature gates
 pytestmark = pytest.mark.since(*FIRST)
-COMPONENT = MANIFESTS.parent / "components" / "dra"
-FILES = (*(MANIFESTS / f"{name}.yaml" for name in ("device-plugin-rbac", "policy-roles")),
-         *(COMPONENT / f"{name}.yaml" for name in ("device-class", "rbac", "policies")))
+FILES = [MANIFESTS / f"{name}.yaml" for name in ("device-plugin-rbac", "policy-roles")]
 EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", (MANIFESTS.parents[1] / "docs" / "dra.md").read_text(), re.M | re.S)
 SYSTEM, PLUGIN = "kube-system", "hami-device-plugin"
 A100, T4 = "NVIDIA A100-SXM4-80GB", "NVIDIA-Tesla T4"
@@ -45,11 +42,13 @@ def cluster() -> Iterator[LocalCluster]:
     def with_default(config: Object) -> None:
         config["profiles"] = [{"schedulerName": "default-scheduler"}]
 
-    if (programs := binaries.find()).minor < FIRST:
-        pytest.skip(f"needs Kubernetes 1.36, this is {programs.kube_version}")
+    if reason := missing():
+        pytest.skip(reason)
     with LocalCluster.started(adjust=with_default, extender=False, durable=False) as started:
         for file in FILES:
             started.kube.apply_yaml(file.read_text())
+        for item in component():
+            started.kube.apply(item)
         wait_enforced(started.kube)
         yield started
         started.kube.close()
@@ -142,15 +141,7 @@ def create(sandbox: Sandbox, name: str, requests: Mapping[str, Request] | Reques
     if config:
         spec["devices"]["config"] = config
     sandbox.kube.create(template(name, spec), sandbox.namespace)
-    made = pod(name, containers=[{**container(request), "resources": {"claims": [{"name": "hami", "request": request}]}}
-                                 for request in requests])
-    made["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimTemplateName": name}]
-    sandbox.create(made)
-
-
-def template(name: str, spec: Object) -> Object:
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": name},
-            "spec": {"spec": spec}}
+    sandbox.create(claiming(pod(name, containers=[container(request) for request in requests]), name))
 
 
 def claims(sandbox: Sandbox) -> list[AllocatedClaim]:

@@ -14,7 +14,7 @@ import jsonpatch
 import pytest
 import yaml
 
-from e2e import binaries
+from e2e.claims import FIRST, component, missing
 from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError, Kube, path_of
@@ -29,11 +29,9 @@ from hami.codec.slices import render_slices
 from hami.model import Device
 
 Object = dict[str, Any]
-FIRST = (1, 36)  # the version of Kubernetes that has all of it without feature gates
 pytestmark = pytest.mark.since(*FIRST)
-COMPONENTS = MANIFESTS.parent / "components"
-FILES = ("dra/device-class.yaml", "dra/policies.yaml", "dra-translate/policies.yaml", "dra-translate/rbac.yaml")
-TRANSLATION = yaml.safe_load((COMPONENTS / "dra-translate" / "kustomization.yaml").read_text())
+TRANSLATE = MANIFESTS.parent / "components" / "dra-translate"
+TRANSLATION = yaml.safe_load((TRANSLATE / "kustomization.yaml").read_text())
 DOOR = "hami.io/door"
 TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
 TIMEOUT_S = 90  # of a wait on a busy machine, such as until another replica leads
@@ -45,8 +43,8 @@ def cluster() -> Iterator[LocalCluster]:
     def with_default(config: Object) -> None:
         config["profiles"].append({"schedulerName": "default-scheduler"})
 
-    if (programs := binaries.find()).minor < FIRST:
-        pytest.skip(f"needs Kubernetes 1.36, this is {programs.kube_version}")
+    if reason := missing():
+        pytest.skip(reason)
     with LocalCluster.started(adjust=with_default, durable=False) as started:
         yield started
         started.kube.close()
@@ -61,8 +59,10 @@ def certificates(cluster: LocalCluster) -> Certificates:
 def kubeconfig(cluster: LocalCluster, certificates: Certificates) -> Path:
     """That of the extender's account, with the objects of the component."""
     kubeconfig = install(cluster, certificates)
-    for file in FILES:
-        cluster.kube.apply_yaml((COMPONENTS / file).read_text())
+    for item in component():
+        cluster.kube.apply(item)
+    for name in ("policies", "rbac"):
+        cluster.kube.apply_yaml((TRANSLATE / f"{name}.yaml").read_text())
     return kubeconfig
 
 

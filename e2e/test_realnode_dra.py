@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import urllib3
-import yaml
 
-from e2e.cluster import MANIFESTS, LocalCluster
+from e2e import claims
+from e2e.claims import share
+from e2e.cluster import LocalCluster
 from e2e.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
 from e2e.eventually import WaitTimeout, eventually
 from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod
@@ -24,15 +25,13 @@ from e2e.realnode import RealNode
 from e2e.restarts import kill_container, restarted, views
 from e2e.sandbox import Sandbox
 from e2e.shown import seen, shower, showing
-from hami.codec.claims import render_claim_spec
 from hami.codec.keys import DOOR
 from hami.codec.slices import DRIVER, device_name, pool_name
-from hami.model import DevicePolicy, Request, Selector
+from hami.model import Request
 from tests.libvgpu.rig import MIB, Builds, Unavailable
 
 pytestmark = [pytest.mark.kind, pytest.mark.since(1, 36)]
 Object = dict[str, Any]
-COMPONENT = MANIFESTS.parent / "components" / "dra"
 FIRST, SECOND = cards(2)
 CDI = "/run/cdi"
 ATTEMPTS = 10
@@ -41,12 +40,10 @@ ATTEMPTS = 10
 @pytest.fixture(scope="module")
 def component(local: LocalCluster) -> Iterator[None]:
     """What is installed for claims: the class, rights of the device plugin, and policies."""
-    items = [item for name in ("device-class", "rbac", "policies")
-             for item in yaml.safe_load_all((COMPONENT / f"{name}.yaml").read_text())]
-    for item in items:
+    for item in claims.component():
         local.kube.apply(item)
     yield
-    for item in items:
+    for item in claims.component():
         local.kube.delete(item["kind"], item["metadata"]["name"])
 
 
@@ -118,23 +115,14 @@ def claim_of(sandbox: Sandbox, name: str) -> Object:
 def claiming(sandbox: Sandbox, item: Object, **requests: Request) -> Object:
     """Creates the template of a claim with a request for each container, and returns the pod with it."""
     name = item["metadata"]["name"]
-    spec = render_claim_spec(requests, Selector(), DevicePolicy(()), ())
-    assert isinstance(spec, dict), spec
-    sandbox.kube.create({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
-                         "metadata": {"name": name}, "spec": {"spec": spec}}, sandbox.namespace)
-    containers = [{**one, "resources": {"claims": [{"name": "hami", "request": one["name"]}]}}
-                  for one in item["spec"]["containers"]]
-    return {**item, "spec": {**item["spec"], "schedulerName": "hami-scheduler", "containers": containers,
-                             "resourceClaims": [{"name": "hami", "resourceClaimTemplateName": name}]}}
-
-
-def ask(memory: int, cores: int = 0) -> Request:
-    return Request(vendor="NVIDIA", count=1, memory_mib=memory, cores=cores)
+    sandbox.kube.create(claims.template(name, claims.spec_of(**requests)), sandbox.namespace)
+    made = claims.claiming(item, name)
+    return {**made, "spec": {**made["spec"], "schedulerName": "hami-scheduler"}}
 
 
 def create(sandbox: Sandbox, name: str, memory: int, cores: int = 0) -> None:
     """Creates a pod whose container shows what it got."""
-    sandbox.create(claiming(sandbox, shower(HOOK, name), main=ask(memory, cores)))
+    sandbox.create(claiming(sandbox, shower(HOOK, name), main=share(memory, cores)))
 
 
 # ---- what pods get
@@ -143,7 +131,7 @@ def create(sandbox: Sandbox, name: str, memory: int, cores: int = 0) -> None:
 def test_containers_get_what_was_allocated_to_their_request(sandbox: Sandbox, real: RealNode,
                                                             driver: DevicePlugin) -> None:
     item = pod("several", containers=[showing(HOOK, "left"), showing(HOOK, "right")])
-    sandbox.create(claiming(sandbox, item, left=ask(1000, 10), right=ask(2000, 20)))
+    sandbox.create(claiming(sandbox, item, left=share(1000, 10), right=share(2000, 20)))
     create(sandbox, "single", 3000)
     running(sandbox, "several", "single")
     found = {name: seen(sandbox, real, pod_name, name)
@@ -194,7 +182,7 @@ def test_two_claims_on_one_card_are_stopped_at_their_own_limits(sandbox: Sandbox
     wanted = {"a": 1500, "b": 2502}
     for name, mib in wanted.items():
         sandbox.create(claiming(sandbox, client_pod(name, client(
-            "info", f"alloc plain 0 {mib * MIB}", "alloc plain 1 1")), main=ask(mib)))
+            "info", f"alloc plain 0 {mib * MIB}", "alloc plain 1 1")), main=share(mib)))
     running(sandbox, *wanted)
     for name, mib in wanted.items():
         assert gpu.answers(sandbox.pod(name), 5) == [[0], [0], [0, mib * MIB, mib * MIB], [0], [2]]
@@ -274,8 +262,8 @@ def test_a_claim_that_cannot_be_prepared_is_tried_again(sandbox: Sandbox, real: 
 
 
 def test_a_request_must_have_the_name_of_its_container(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
-    item = claiming(sandbox, shower(HOOK, "a"), gpu=ask(1000))
-    item["spec"]["containers"][0]["resources"]["claims"] = [{"name": "hami"}]
+    item = claiming(sandbox, shower(HOOK, "a"), gpu=share(1000))
+    item["spec"]["containers"][0]["resources"]["claims"] = [{"name": "gpu"}]
     sandbox.create(item)
     assert "has no container gpu" in sandbox.event("a", "FailedPrepareDynamicResources", timeout=60)
 
@@ -284,9 +272,8 @@ def test_nobody_gets_more_than_a_card_has(sandbox: Sandbox, real: RealNode, driv
     """Whoever may write the status of a claim can allocate what others have; the node refuses it."""
     create(sandbox, "a", FIRST.memory - 1000)
     running(sandbox, "a")
-    spec = render_claim_spec({"main": ask(2000)}, Selector(), DevicePolicy(()), ())
     sandbox.kube.create({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "forged"},
-                         "spec": spec}, sandbox.namespace)
+                         "spec": claims.spec_of(main=share(2000))}, sandbox.namespace)
     item = shower(HOOK, "b")
     item["spec"]["containers"][0]["resources"] = {"claims": [{"name": "hami", "request": "main"}]}
     item["spec"] |= {"resourceClaims": [{"name": "hami", "resourceClaimName": "forged"}], "schedulerName": "nobody"}

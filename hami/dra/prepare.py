@@ -30,6 +30,7 @@ from hami.node.grant import overridable_env
 from hami.node.grant_builder import GrantBuilder
 from hami.node.host import MIN_AGE_S, Host
 from hami.node.pods import NodePods
+from hami.runtime.files import FileVersion
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class ClaimPreparer:
         self._grants = grants
         self._host = host
         self._specs = specs
+        self._prepared = PreparedRequests(specs)
         self._node_pods = node_pods
         self._clock = clock
         self._orphaned_at: dict[str, float] = {}  # by specification, since when its claim is gone
@@ -102,7 +104,7 @@ class ClaimPreparer:
 
     def prepared(self) -> list[PreparedRequest]:
         """Returns what is prepared. Raises: HostError."""
-        return read_prepared(self._specs)
+        return self._prepared.all()
 
     def sweep(self) -> None:
         """Removes what is prepared for claims that are gone since some minutes: containers of a pod that was deleted by
@@ -177,7 +179,20 @@ def _container_of(request: str, pod: Pod) -> str | None:
     return names[int(match[1])] if match is not None and int(match[1]) < len(names) else None
 
 
-def read_prepared(specs: ContainerSpecs) -> list[PreparedRequest]:
-    """Returns what specifications of claims were made for. Raises: HostError."""
-    found = [(name, parse_prepared(specs.read(name))) for name in sorted(specs.names())]
-    return [request for name, request in found if request is not None and request.name == name]
+class PreparedRequests:
+    """What specifications of claims were made for. Files that have not changed since the last look are not read again:
+    each names all files of the driver."""
+
+    def __init__(self, specs: ContainerSpecs) -> None:
+        self._specs = specs
+        self._known: dict[str, tuple[FileVersion | None, PreparedRequest | None]] = {}  # replaced as a whole
+
+    def all(self) -> list[PreparedRequest]:
+        """Returns them, by name. Raises: HostError."""
+        known, found = self._known, {}
+        for name in sorted(self._specs.names()):
+            version = self._specs.version(name)
+            found[name] = (known[name] if name in known and known[name][0] == version
+                           else (version, parse_prepared(self._specs.read(name))))
+        self._known = found
+        return [request for name, (_, request) in found.items() if request is not None and request.name == name]

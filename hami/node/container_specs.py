@@ -23,7 +23,7 @@ from hami.errors import HostError
 from hami.node.cdi import VERSION, Document
 from hami.node.grant import Grant
 from hami.node.host import MIN_AGE_S, host_errors
-from hami.runtime.files import write_atomically
+from hami.runtime.files import FileVersion, file_version, write_atomically
 
 # containerd 2.3.7 crashes if the part before or after / has only one character
 KIND = "hami.io/container"
@@ -96,6 +96,11 @@ class ContainerSpecs:
         except (OSError, msgspec.MsgspecError):
             return None
         return document
+
+    def version(self, name: str) -> FileVersion | None:
+        """Returns the version of the file of the specification *name*; ``None`` if there is none. Raises: HostError."""
+        with host_errors("cannot look at a CDI specification"):
+            return file_version(self._path(name))
 
     def remove(self, name: str) -> None:
         """Removes the specification *name*, if there is one. Raises: HostError."""

@@ -23,7 +23,7 @@ from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import open_nvml
 from hami.devices.registration import DRA, MIG, VENDOR, offered_card
 from hami.dra.driver import DraDriver
-from hami.dra.prepare import ClaimPreparer, read_prepared
+from hami.dra.prepare import ClaimPreparer, PreparedRequests
 from hami.errors import HamiError
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
@@ -238,7 +238,7 @@ class DevicePluginProgram:
             raise HamiError(reason)
 
     def _read_why_closed(self, cluster: Cluster, specs: ContainerSpecs, vendor: Vendor) -> str:
-        prepared = {request.pod for request in read_prepared(specs)}
+        prepared = {request.pod for request in PreparedRequests(specs).all()}
         if self._dra is None and not prepared:
             return ""
         return why_closed(self._settings.door, cluster.pods_on(self._settings.node), prepared, vendor)

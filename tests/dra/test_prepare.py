@@ -7,6 +7,7 @@ from pytest import param
 
 from hami.dra.guard import excess
 from hami.errors import ClusterError, HamiError, HostError, MalformedInput
+from hami.node.container_specs import ContainerSpecs
 from hami.node.host import MIN_AGE_S
 from tests.dra.stage import A, B, ClaimStage, result
 
@@ -128,6 +129,22 @@ def test_a_claim_of_which_a_part_could_not_be_written_is_completed(stage):
     blocked.touch()
     assert len(stage.claims.prepare(*claim)) == 2
     assert stage.env("claim-p", "main") == before
+
+
+def test_a_specification_is_read_again_only_when_it_has_changed(stage, monkeypatch):
+    read, names = ContainerSpecs.read, []
+    monkeypatch.setattr(ContainerSpecs, "read", lambda specs, name: names.append(name) or read(specs, name))
+    for name in "pqr":
+        stage.claims.prepare(*stage.put(name))
+    assert names == ["claim-p_main", "claim-q_main"]
+    first = stage.claims
+    stage.restart()
+    stage.claims.prepare(*stage.put("p", result(memory=2000)))
+    stage.claims.unprepare("claim-q")
+    names.clear()
+    assert [(request.name, request.shares[0].memory_mib) for _ in range(2) for request in first.prepared()] == [
+        ("claim-p_main", 2000), ("claim-r_main", 1000)] * 2
+    assert names == ["claim-p_main", "claim-r_main"]
 
 
 # ---- refusals
