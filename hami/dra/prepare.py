@@ -180,8 +180,8 @@ def _container_of(request: str, pod: Pod) -> str | None:
 
 
 class PreparedRequests:
-    """What specifications of claims were made for. Files that have not changed since the last look are not read again:
-    each names all files of the driver."""
+    """The requests for which specifications were made. Files that have not changed since the last look are not read
+    again: each names all files of the driver."""
 
     def __init__(self, specs: ContainerSpecs) -> None:
         self._specs = specs
