@@ -16,9 +16,9 @@ from hami.runtime import logs
 from hami.runtime.options import (
     ADDRESS, BOOLEAN, COUNT, DURATION, FILE, RATE, STRING, Flag, Groups, Value, choice, whole_number,
 )
-from hami.runtime.settings import ClusterSettings
+from hami.runtime.settings import DRA, ClusterSettings
 from hami.scheduler.settings import (
-    DEVICE_POLICIES, DRA, NODE_POLICIES, PREEMPTION, Settings, parse_device_policy_flag, read_settings,
+    DEVICE_POLICIES, NODE_POLICIES, PREEMPTION, Settings, parse_device_policy_flag, read_settings,
 )
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ MAX_TEXT = 24_576
 """Characters of the annotation: four lists of 64 types or UUIDs, each as long as it may be."""
 MAX_EXPRESSION = 10_240
 """Bytes of an expression that the API server accepts."""
-API = "/apis/resource.k8s.io/v1"
 VENDOR = "NVIDIA"
 _PREFIX, _HASHED = "hami-", 20  # hexadecimal digits
 

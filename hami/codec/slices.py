@@ -26,6 +26,8 @@ from hami.quantity import INT32_MAX, MIB, parse_quantity, render_mib, render_mil
 DRIVER = "gpu.hami.io"
 """The name of the driver, of its DeviceClass, and the domain of its attributes."""
 API_VERSION = "resource.k8s.io/v1"
+API = f"/apis/{API_VERSION}"
+"""The path of the API group on the API server."""
 NUMA_NODE, PCI_BUS_ID = "resource.kubernetes.io/numaNode", "resource.kubernetes.io/pciBusID"
 SHARE = 100  # of each card, whatever its number of slots, so that a claim can ask for a whole card of any kind
 MAX_DEVICES = 64  # of a slice with taints; without, it may have 128, but then a cordon would move cards to others

@@ -24,6 +24,7 @@ from hami.kube.reviews import Reviews
 from hami.kube.watches import Watches
 from hami.runtime.clock import utc_now
 from hami.runtime.interpreter import collect_rarely, set_switch_interval
+from hami.runtime.settings import OFF
 from hami.runtime.signals import listen, run_until_signal
 from hami.runtime.tasks import PeriodicTask, Task, problems
 from hami.state.claims import ClaimCache
@@ -65,7 +66,7 @@ class DashboardProgram:
             self.unready_reason, self.hung_reason, is_local=tls is None))
         self._server = AppServer("dashboard", settings.bind_address, self._app, flag="--bind-address", tls=tls)
         self._tasks: list[Task] = [PeriodicTask("rows", self._refresh, REFRESH_S), *self._pollers, *self._watches.tasks,
-                                   *(watch_devices(api, claims) if settings.dra != "off" else ())]
+                                   *(watch_devices(api, claims) if settings.dra != OFF else ())]
 
     def start(self) -> None:
         """Serves, and reads the cluster. Raises: HamiError if the address cannot be listened on."""

@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from hami.codec.claim_templates import API, ClaimTemplate, parse_template
+from hami.codec.claim_templates import ClaimTemplate, parse_template
 from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.keys import CLAIM_TEMPLATE
-from hami.codec.slices import DRIVER, PublishedSlice, parse_slice
+from hami.codec.slices import API, DRIVER, PublishedSlice, parse_slice
 from hami.dra.templates import ClaimTemplates
 from hami.kube.api import Api
 from hami.kube.pages import parse_meta

@@ -15,7 +15,7 @@ from hami.codec.documents import decode
 from hami.codec.keys import CORDON, DOOR, LOCK_FREE, NODE_LOCK, is_scheduler_owned
 from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
 from hami.codec.pods import parse_pod
-from hami.codec.slices import DRIVER, PublishedSlice, parse_slice
+from hami.codec.slices import API, DRIVER, PublishedSlice, parse_slice
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
 from hami.inspect.cluster import ClusterRecord, SchedulingEvent, UnreadableObject, catalog_of, selection_keys
 from hami.inspect.installation import (
@@ -43,7 +43,6 @@ MAX_OBJECTS = 500_000  # of one resource; a list that does not end must not fill
 _NODE_KEYS = frozenset({NODE_LOCK, LOCK_FREE, CORDON, PAIR_SCORES})
 _LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 _GROUPS = {"CronJob": "/apis/batch/v1", "Job": "/apis/batch/v1", "ReplicationController": "/api/v1", "Pod": "/api/v1"}
-_DRA = "/apis/resource.k8s.io/v1"
 _APPS = "/apis/apps/v1"  # that of the other TEMPLATE_KINDS
 
 
@@ -149,9 +148,9 @@ class Reader:
         such objects. *is_used*: nodes say that they publish slices, so a missing right is worth a note."""
         try:
             slices = self._list("resourceslices", {"fieldSelector": f"spec.driver={DRIVER}"}, parse_slice,
-                                lambda part: part, unreadable, _DRA)
+                                lambda part: part, unreadable, API)
             claims = self._list("resourceclaims", {}, parse_claim, lambda claim: claim.uid, unreadable,
-                                _DRA) if slices else ()
+                                API) if slices else ()
         except (NotFound, MissingRight) as error:
             if is_used and isinstance(error, MissingRight):
                 self.note(f"{error}; devices that claims hold are left out of account")
@@ -239,7 +238,7 @@ class Reader:
         plugins = self._few("daemonsets", _APPS, DEVICE_PLUGINS, parse_plugins)
         policies = self._few("validatingadmissionpolicybindings", "/apis/admissionregistration.k8s.io/v1", "",
                              parse_warning_policy)
-        classes = self._few("deviceclasses", "/apis/resource.k8s.io/v1", "", parse_device_class)
+        classes = self._few("deviceclasses", API, "", parse_device_class)
         excess: list[ExcessBinding] = []
         if any(scheduler.extender for scheduler in schedulers):
             for resource in ("clusterrolebindings", "rolebindings"):

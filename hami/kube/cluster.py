@@ -16,10 +16,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from hami.codec.claim_templates import API as RESOURCE_API
 from hami.codec.claim_templates import ClaimTemplate
 from hami.codec.objects import parse_disruption_budget, parse_node
 from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED, parse_node_pod, parse_pod
+from hami.codec.slices import API as RESOURCE_API
 from hami.codec.times import render_time
 from hami.codec.trust import (
     SecretRecord, WebhookConfiguration, parse_secret, parse_webhook_configuration, render_bundle, render_secret,

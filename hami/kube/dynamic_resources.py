@@ -11,7 +11,7 @@ import msgspec
 
 from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.documents import decode
-from hami.codec.slices import API_VERSION, DRIVER
+from hami.codec.slices import API, DRIVER
 from hami.errors import NotFound
 from hami.kube.api import Api, is_unsent
 from hami.kube.cluster import is_read_retriable
@@ -19,8 +19,7 @@ from hami.kube.pages import ObjectMeta, parse_meta, read_pages
 from hami.kube.reflector import Reflector, Sink, WatchedResource
 from hami.kube.retry import brief_retry
 
-_GROUP = f"/apis/{API_VERSION}"
-_SLICES = f"{_GROUP}/resourceslices"
+_SLICES = f"{API}/resourceslices"
 _DOCUMENT = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -38,7 +37,7 @@ class DynamicResources:
     def claim(self, namespace: str, name: str) -> AllocatedClaim | None:
         """Returns the current claim; ``None`` if there is none. Raises also: MalformedInput."""
         try:
-            return parse_claim(self._read("GET", f"{_GROUP}/namespaces/{quote(namespace, safe='')}/resourceclaims/"
+            return parse_claim(self._read("GET", f"{API}/namespaces/{quote(namespace, safe='')}/resourceclaims/"
                                                  f"{quote(name, safe='')}"))
         except NotFound:
             return None

@@ -12,6 +12,7 @@ from hami.codec.device_config import DeviceConfig, Fallback, Flagged, chart_conf
 from hami.errors import HamiError
 from hami.runtime.options import Groups, parse_named, read_text
 
+DRA = OFF, SHOW, OPTIONAL = ("off", "show", "optional")  # what is done about devices that claims hold
 REQUEST_TIMEOUT_S = 10.0  # of calls to the API server
 _SWITCHES = {"vnpus": "enable_ascend", "iluvatars": "enable_iluvatar"}  # flags that enable a section
 
@@ -21,7 +22,7 @@ class ClusterSettings:
     """The settings with which scheduler and dashboard see the same cluster.
 
     *node_selector*: a label selector; empty for all nodes. *kube_timeout*: seconds, 0 for the built-in one. *dra*:
-    ``off`` if claims hold no devices. *devices*: without a file, the chart's.
+    one of `DRA`. *devices*: without a file, the chart's.
     """
 
     node_scheduler_policy: str = "binpack"
@@ -29,7 +30,7 @@ class ClusterSettings:
     foreign_reservations: bool = False
     node_selector: str = ""
     kube_timeout: int = 0
-    dra: str = "off"
+    dra: str = OFF
 
     device_config_file: str = ""
     devices: DeviceConfig = field(default_factory=chart_config)

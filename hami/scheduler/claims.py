@@ -11,10 +11,11 @@ from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.kube.reflector import Sink
 from hami.model import Pod
+from hami.runtime.settings import OPTIONAL
 from hami.runtime.tasks import Task
 from hami.scheduler.admit import Admitter
 from hami.scheduler.admit_claims import ClaimAdmitter
-from hami.scheduler.settings import OPTIONAL, Settings
+from hami.scheduler.settings import Settings
 from hami.state.claims import ClaimCache
 from hami.state.store import Store
 

@@ -30,13 +30,16 @@ def families(view: View, vendors: Catalog, *, legacy: bool = False, claimed: Vie
     Order of samples: devices by node and then as registered, pods by node, namespace and name, quotas by namespace.
     """
     # no device twice, whatever nodes say: a page with two equal samples is refused as a whole
-    others = sorted(claimed.nodes.keys() - view.nodes.keys()) if claimed is not None else []
-    bookings = [(view, sorted(view.bookings.values(), key=attrgetter("node"))), *(
-        (claimed, claimed.bookings_on(name)) for name in others if claimed is not None)]
+    shown: list[tuple[View, Collection[str]]] = [(view, view.nodes.keys())]
+    bookings = [(view, sorted(view.bookings.values(), key=attrgetter("node")))]
+    if claimed is not None:
+        others = sorted(claimed.nodes.keys() - view.nodes.keys())
+        shown.append((claimed, others))
+        bookings += [(claimed, claimed.bookings_on(name)) for name in others]
     in_units = frozenset(vendor.key for vendor in vendors if vendor.resources.core_unit is CoreUnit.COMPUTE_UNITS)
     families = [
-        *gauge_families(_DEVICE_GAUGES, lambda: chain(
-            _devices(view, view.nodes, in_units), _devices(claimed or view, others, in_units)), legacy),
+        *gauge_families(_DEVICE_GAUGES, lambda: chain.from_iterable(
+            _devices(of, names, in_units) for of, names in shown), legacy),
         *gauge_families(_INSTANCE_GAUGES, lambda: _instances(view), legacy),
         *gauge_families(_ALLOCATION_GAUGES, lambda: chain.from_iterable(
             _allocations(of, booked, in_units) for of, booked in bookings), legacy),

@@ -20,6 +20,7 @@ from hami.kube.watches import Watches
 from hami.runtime.clock import utc_now
 from hami.runtime.in_flight import InFlight
 from hami.runtime.interpreter import FILLING_OBJECTS, FreezeGc, collect_rarely, set_switch_interval
+from hami.runtime.settings import OFF
 from hami.runtime.tasks import Task, problems
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs, create_app
@@ -36,7 +37,7 @@ from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.preemptor import Preemptor
-from hami.scheduler.settings import OFF, Settings
+from hami.scheduler.settings import Settings
 from hami.state.store import Store
 from hami.web.bodies import BodyBudget
 from hami.web.exporter import Exporter

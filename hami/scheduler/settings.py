@@ -21,7 +21,6 @@ SELF_SIGNED_FILE = "tls.pem"
 
 NODE_POLICIES = ("binpack", "spread")
 PREEMPTION = ("on", "off", "strict")
-DRA = OFF, SHOW, OPTIONAL = ("off", "show", "optional")
 DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
 
 DAY_S = 86_400.0
