@@ -34,6 +34,7 @@ class Reason(enum.StrEnum):
     SGPU_UNHEALTHY = "CardUnhealthy"  # MetaX has a reason of its own
     QOS = "CardQosPolicyMismatch"
     APP_CLASS = "CardAppClassMismatch"
+    DOOR = "CardOtherDoor"
 
 
 class ContainerKind(enum.Enum):
@@ -143,6 +144,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})  # a dict for each of 160,000 
 class Device:
     """One accelerator as its node registered it. *slots*: the number of containers that may share it.
 
+    *by_claims*: pods get it by claims that the scheduler makes, not from the kubelet's device plugins.
     *info*: facts that only the rules of its vendor read, keyed by names of that vendor.
     """
 
@@ -157,6 +159,7 @@ class Device:
     mode: str = "hami-core"
     healthy: bool = True
     cordoned: bool = False
+    by_claims: bool = False
     mig_profiles: tuple[MigProfile, ...] = ()
     pair_scores: Mapping[str, int] = field(default_factory=lambda: NOTHING, hash=False)
     info: Mapping[str, Any] = field(default_factory=lambda: NOTHING, hash=False)
@@ -364,6 +367,7 @@ class Pod:
     that only kube-scheduler can judge: preferred affinity to pods, or a spread that may be violated.
     *preempts*: pods of lower priority may be evicted for it. *preempted*: it is evicted for a pod of higher priority,
     whose uid is *preemptor* unless kube-scheduler evicts it.
+    *claim*: the name of the claim that the scheduler makes for it; empty if it gets its devices without one.
     *controller*: the uid of the object that controls it. *is_node_agent*: it belongs to its node, which runs it by
     itself or by a DaemonSet. *grace_s*: seconds that it may take to end. *started*: when the kubelet admitted it.
     *deletion*: when it ends at the latest if it is being deleted, else empty.
@@ -391,6 +395,7 @@ class Pod:
     preempts: bool = True
     preempted: bool = False
     preemptor: str = ""
+    claim: str = ""
     controller: str = ""
     is_node_agent: bool = False
     grace_s: int = 30

@@ -17,9 +17,13 @@ ROOM = "hami.io/room-for-waiting-pods"
 CORDON = "hami.io/device-cordon"
 CAPACITY = "hami.io/node-capacity"  # the names that the device plugin has published in the status of the node
 
-DOOR = "hami.io/door"  # a label of nodes (plugin, dra), and of namespaces and pods (dra, dra-preferred)
+DOOR = "hami.io/door"  # a label of nodes (plugin, dra), and of namespaces and pods (dra, dra-preferred); on a node also
+# an annotation: its registered devices are given by claims (dra)
 CORDONED_TAINT = "hami.io/cordoned"  # of a card in a ResourceSlice
 UNHEALTHY_TAINT = "hami.io/unhealthy"  # likewise
+MANAGED_TAINT = "hami.io/managed"  # likewise: HAMi's scheduler allocates its claims
+CLAIM_AMOUNTS = "hami.io/claim-amounts"  # on a pod: the resources of its containers that admission has made a claim
+CLAIM_RESOURCE = "hami.io/claim"  # requested by pods with such a claim, so that kube-scheduler calls the extender
 CLAIM_REQUEST = "hami.io/claim-request"  # on a pod: what it asks for by the claim that admission has given it
 CLAIM_TEMPLATE = "hami.io/claim-template"  # a label of templates that the scheduler has made
 

@@ -12,7 +12,7 @@ from hami.codec.device_config import DeviceConfig, Fallback, Flagged, chart_conf
 from hami.errors import HamiError
 from hami.runtime.options import Groups, parse_named, read_text
 
-DRA = OFF, SHOW, OPTIONAL = ("off", "show", "optional")  # what is done about devices that claims hold
+DRA = OFF, SHOW, OPTIONAL, ALLOCATE = ("off", "show", "optional", "allocate")  # what is done about claims for devices
 REQUEST_TIMEOUT_S = 10.0  # of calls to the API server
 _SWITCHES = {"vnpus": "enable_ascend", "iluvatars": "enable_iluvatar"}  # flags that enable a section
 
