@@ -95,7 +95,8 @@ class Table:
     """Nodes, bookings, and the usage that follows from them.
 
     *versions*, *scores* and *priorities* are arrays with an item for each row; the latter has the lowest priority of
-    the pods that hold devices there. *label_changes*: how often labels or rows have changed.
+    the pods that hold devices there. *label_changes*: how often labels or rows have changed; it increases after that,
+    so that whoever reads it first, without a lock, knows at least these labels.
     """
 
     def __init__(self) -> None:
@@ -129,11 +130,11 @@ class Table:
     def set_labels(self, node: str, labels: Mapping[str, str] | None) -> None:
         """Sets the labels of *node*, which may have no devices; ``None``: it is gone."""
         if self.labels.get(node) != labels:
-            self.label_changes += 1
             if labels is None:
                 del self.labels[node]
             else:
                 self.labels[node] = labels
+            self.label_changes += 1
 
     def set_devices(self, node: str, vendor: str, devices: tuple[Device, ...]) -> bool:
         """Sets the devices of *vendor* on *node* (none: removes the vendor). Returns whether this is a change."""
@@ -283,12 +284,12 @@ class Table:
     def _add_row(self, node: str) -> int:
         row = self._free_rows.pop() if self._free_rows else len(self.nodes)
         self.rows[node], self.names[row] = row, node
-        self.label_changes += 1
         if row >= len(self.versions):
             height = max(MIN_CAPACITY, 2 * row)
             for name in ("versions", "scores", "priorities", "_ranks", "_starts", "_lengths"):
                 setattr(self, name, _grown(getattr(self, name), height))
         self._is_ranked = False
+        self.label_changes += 1
         return row
 
     def _number(self, devices: Sequence[Device], replaced: Sequence[Device]) -> None:

@@ -54,6 +54,11 @@ class Verdicts:
         return numpy.fromiter(map(self._table.rows.get, names, itertools.repeat(-1)), dtype=numpy.intp,
                               count=len(names))
 
+    def weigh(self, preferences: tuple[NodePreference, ...]) -> None:
+        """Remembers what `choose` needs to know about *preferences*. The table may change meanwhile."""
+        if preferences:
+            self._weights(preferences, self._table.label_changes)
+
     def choose(self, request: PodRequest, rows: Array, order: NodeOrder,
                quota: QuotaCheck = NO_QUOTA) -> Choice | None:
         """Returns the first by *order* of the nodes of *rows* that fit *request*; ``None`` if none fits.

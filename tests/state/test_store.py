@@ -7,7 +7,7 @@ import pytest
 
 from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.errors import MalformedInput
-from hami.model import Partition, PodScope, ScopeRequirement
+from hami.model import NodePreference, NodeRequirement, Partition, PodScope, ScopeRequirement
 from hami.scheduling.refusal import Refusal
 from hami.state.reservations import GROUP_TTL_S, NOMINATED_TTL_S, RESERVATION_TTL_S, YIELD_S, Rejected
 from tests.builders import INIT, NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod, quota
@@ -60,6 +60,28 @@ def test_a_node_name_that_is_no_label_value_gives_no_label():
     cache = SmallStore(node("n" * 64, gpu()))
     assert cache.place(pod(gpus(1, memory=1)), "n" * 64) == "n" * 64
     assert cache.reservations.get("uid-pod1").labels == {}
+
+
+def test_other_filters_do_not_wait_while_preferences_are_weighed():
+    class SlowLabels(dict):
+        def get(self, key, default=None):
+            if key == "slow":
+                weighed.set()
+                assert finished.wait(10)
+            return super().get(key, default)
+
+    weighed, finished = threading.Event(), threading.Event()
+    cache = SmallStore(node("n1", gpu("GPU-0", memory_mib=8000), labels=SlowLabels(slow="yes")))
+    preference = NodePreference(1, (NodeRequirement("slow", "Exists"),))
+    placed = []
+    waits = threading.Thread(target=lambda: placed.append(cache.place(pod(
+        gpus(1, memory=1000), name="choosy", preferences=(preference,)))))
+    waits.start()
+    assert weighed.wait(10)
+    assert cache.place(pod(gpus(1, memory=1000), name="plain")) == "n1" and not placed
+    finished.set()
+    waits.join(10)
+    assert placed == ["n1"]
 
 
 def test_concurrent_filters_never_reserve_the_same_devices():
