@@ -521,3 +521,14 @@ def test_output_that_cannot_be_written_is_no_success():
         done = subprocess.run([sys.executable, "-c", script, "read"], stdout=full, stderr=subprocess.PIPE, check=False,
                               env=os.environ | {"PYTHONUNBUFFERED": ""})
     assert done.returncode == 120
+
+
+def test_a_program_does_not_import_the_commands_of_others():
+    """Their modules would take it 0.1 s at its start, and stay in the memory of its parent process."""
+    script = ("import sys; from hami.cli import main\n"
+              "try: main(['scheduler', '--help'])\n"
+              "except SystemExit: print([name for name in sys.modules if name.startswith('hami.')], file=sys.stderr)")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "'hami.cli.scheduler'" in done.stderr
+    assert not [name for name in ("cli.people", "plugin", "dashboard", "monitor", "inspect.top")
+                if f"'hami.{name}" in done.stderr]

@@ -115,7 +115,7 @@ def test_the_entry_point_is_the_console_script(stage):
     scripts = dict(line.split(" = ") for line in lines(SETUP["options.entry_points"]["console_scripts"]))
     assert json.loads(entry) == ["/opt/hami/bin/hami"], "a list: no shell is started"
     assert scripts["hami"] == "hami.cli:console_script"
-    assert json.loads(command)[0] in main.commands
+    assert json.loads(command)[0] in main.all()
 
 
 def test_the_default_image_is_that_of_the_scheduler_and_not_root():

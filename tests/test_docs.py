@@ -107,16 +107,16 @@ def flags_of(command):
     return {option.replace("_", "-") for parameter in command.params for option in (*parameter.opts, "--help", "-h")}
 
 
-FLAGS = set().union(*map(flags_of, main.commands.values()), {"--version"})
+FLAGS = set().union(*map(flags_of, main.all().values()), {"--version"})
 
 
 @of_each
 def test_flags_of_our_commands_exist(path):
     calls = [shlex.split(line, comments=True)[1:] for line in lines_of(path) if line.startswith(f"{PROGRAM} ")]
     for words in calls:
-        assert words and words[0] in main.commands, words
+        assert words and words[0] in main.all(), words
         given = {word.partition("=")[0].replace("_", "-") for word in words[1:] if word.startswith("-")}
-        assert given <= flags_of(main.commands[words[0]]), words
+        assert given <= flags_of(main.all()[words[0]]), words
 
 
 @of_each

@@ -269,7 +269,7 @@ def pod_spec(file):
 def test_the_flags_of_our_containers_exist(name):
     (container,) = (item for item in pod_spec(CONTAINERS[name])["containers"] if item["name"] == name)
     program, command, *flags = container["command"]
-    known = {word for option in main.commands[command].params for word in option.opts}
+    known = {word for option in main.all()[command].params for word in option.opts}
     assert program == "hami"
     assert {flag.partition("=")[0].replace("_", "-") for flag in flags} <= {word.replace("_", "-") for word in known}
     assert container["image"].endswith(f":{__version__}")

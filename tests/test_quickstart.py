@@ -135,4 +135,4 @@ def test_our_own_commands_take_the_words(typed):
     own = [call.words for page in PAGES for call in typed(page) if call.program == "hami"]
     assert [words[0] for words in own] == ["top", "explain"]
     for words in own:
-        main.commands[words[0]].make_context(words[0], words[1:])
+        main.all()[words[0]].make_context(words[0], words[1:])

@@ -135,7 +135,7 @@ PROGRAMS = {"scheduler.extender": "scheduler", "devicePlugin": "device-plugin", 
 
 def flag_names(command: str) -> list[str]:
     """Returns the names of the flags of a command, without dashes at the front."""
-    return sorted({name.lstrip("-").replace("_", "-") for option in programs.commands[command].params
+    return sorted({name.lstrip("-").replace("_", "-") for option in programs.all()[command].params
                    for name in option.opts})
 
 

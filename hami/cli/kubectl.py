@@ -11,24 +11,19 @@ import click
 from click.shell_completion import ShellComplete
 
 from hami import __version__
-from hami.cli.group import Commands, run
-from hami.cli.people import PEOPLE
+from hami.cli.group import PEOPLE, Commands, run
 
 NO_FILES = ":4"  # the last line of a completion: ShellCompDirectiveNoFileComp
 WITH_FILES = ":0"
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, modules=PEOPLE, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kubectl-hami", message="%(prog)s %(version)s")
 def kubectl_main() -> None:
     """See how devices are shared in a cluster with HAMi, and why pods wait.
 
     Nothing is written, and nothing needs to be installed in the cluster.
     """
-
-
-for command in PEOPLE:
-    kubectl_main.add_command(command)
 
 
 def completions(words: list[str]) -> list[str]:

@@ -246,11 +246,6 @@ def replay_command(*, style: Style, file: str) -> Answer:
                   status=0 if all(decision.is_same for decision in decisions) else 1)
 
 
-PEOPLE = (top_command, explain_command, simulate_command, capacity_command, audit_command, snapshot_command,
-          replay_command)
-"""The commands for people."""
-
-
 def read_files(files: tuple[Any, ...]) -> list[PodSource]:
     """Returns what makes pods in *files*; says which other objects are left out. Raises: HamiError."""
     from hami.inspect.manifests import read_manifests

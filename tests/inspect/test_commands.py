@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from e2e.pods import pod
 from hami.cli import main
+from hami.cli.group import PEOPLE
 from hami.cli.kubectl import completions, kubectl_main
-from hami.cli.people import PEOPLE
 from tests.inspect.clusters import FakeApi, bound, node, pending, refused
 
 
@@ -197,14 +197,14 @@ def test_a_configuration_that_cannot_be_used(args, said):
     assert result.exit_code == 1 and said in result.stderr
 
 
-@pytest.mark.parametrize("command", [command.name for command in PEOPLE])
+@pytest.mark.parametrize("command", list(PEOPLE))
 def test_each_command_has_help(command):
     result = hami(command, "--help")
     assert result.exit_code == 0 and ("--kubeconfig FILE" in result.stdout or command == "replay")
 
 
 @pytest.mark.parametrize("words, expected", [
-    ([""], [command.name for command in PEOPLE]), (["to"], ["top"]), (["top", "c"], ["cards"]),
+    ([""], list(PEOPLE)), (["to"], ["top"]), (["top", "c"], ["cards"]),
     (["top", "nodes", "--sort-by", "me"], ["memory"]),
 ])
 def test_kubectl_completes(words, expected):
