@@ -249,6 +249,40 @@ def test_slices_come_back(sandbox: Sandbox, real: RealNode, driver: DevicePlugin
     running(sandbox, "a")
 
 
+def test_the_node_reboots(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    """All processes end, and /run is empty afterwards: the kubelet has all claims prepared again."""
+    memory = {"a": 1000, "b": 2000}
+    for name, amount in memory.items():
+        create(sandbox, name, amount)
+    running(sandbox, *memory)
+    assert [views(sandbox, real, name, 1) for name in memory] == [["1000m"], ["2000m"]]
+    before = specifications(real)
+    driver.kill()
+    real.reboot(driver.start)
+    for name in memory:
+        restarted(sandbox, name, 0, timeout=90)
+    assert [views(sandbox, real, name, 2) for name in memory] == [["1000m"] * 2, ["2000m"] * 2]
+    assert specifications(real) == before
+    emptied(sandbox, real)
+
+
+def test_a_pod_is_deleted_by_force(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    """Its claim is gone before its containers have ended, and kube-scheduler gives its cards to the next pod."""
+    create(sandbox, "a", FIRST.memory)
+    create(sandbox, "b", SECOND.memory)
+    running(sandbox, "a", "b")
+    (prepared,) = {name for name in specifications(real) if claim_of(sandbox, "a")["metadata"]["uid"] in name}
+    real.kubelet.pause()
+    sandbox.delete("a")
+    create(sandbox, "next", FIRST.memory)
+    sandbox.bound()
+    real.kubelet.resume()
+    running(sandbox, "next")
+    assert seen(sandbox, real, "next").limit == (FIRST.uuid, f"{FIRST.memory}m", "0")
+    eventually(lambda: prepared not in specifications(real), lambda: f"{prepared} is gone: {specifications(real)}",
+               timeout=60)
+
+
 # ---- refusals
 
 
