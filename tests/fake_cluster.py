@@ -1,8 +1,9 @@
-"""A cluster in memory with the methods of `hami.kube.cluster.Cluster`, and faults on demand.
+"""A cluster in memory with the methods of `hami.kube.cluster.Cluster` and `OwnClaims`, and faults on demand.
 
 It holds what a test puts in, checks uids and resource versions as the API server does, and records every call.
 """
 
+import json
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from typing import Any
 from urllib3.exceptions import ConnectTimeoutError
 
 from hami.codec.claim_templates import ClaimTemplate
+from hami.codec.own_claims import StoredClaim, parse_stored_claim
 from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import LeaseRecord
@@ -56,6 +58,7 @@ class FakeCluster:
         self.budgets: list[DisruptionBudget] = []
         self.gang_sizes: dict[tuple[str, str], int] = {}
         self.claim_templates: dict[tuple[str, str], ClaimTemplate] = {}
+        self.claims: dict[tuple[str, str], dict[str, Any]] = {}  # as the API server has them
         self.deletion = "2026-08-21T12:10:00Z"  # when pods that are evicted end at the latest
         self.calls: list[Call] = []
         self.environments: dict[tuple[str, str], dict[str, str]] = {}  # by the pod's uid and the container's name
@@ -234,6 +237,57 @@ class FakeCluster:
             del self.claim_templates[key]
 
         self._do("delete_claim_template", effect, template=template)
+
+    # ---- the methods of OwnClaims, with the rules of the API server about status
+
+    def create_claim(self, claim: Mapping[str, Any], *, timeout: float) -> StoredClaim:
+        def effect():
+            meta = claim["metadata"]
+            key = meta["namespace"], meta["name"]
+            if key in self.claims:
+                raise Conflict(f"claim {key} exists", 409)
+            version = self._next_version()
+            self.claims[key] = {**claim, "status": {}, "metadata": {
+                **meta, "uid": f"claim-{version}", "resourceVersion": version}}
+            return self._stored_claim(*key)
+
+        return self._do("create_claim", effect, claim=claim, timeout=timeout)
+
+    def stored_claim(self, namespace: str, name: str, *, timeout: float) -> StoredClaim | None:
+        return self._do("stored_claim", lambda: self._stored_claim(namespace, name), namespace=namespace, name=name,
+                        timeout=timeout)
+
+    def write_claim_status(self, claim: Mapping[str, Any], *, timeout: float) -> StoredClaim:
+        def effect():
+            meta, status = claim["metadata"], claim["status"]
+            key = meta["namespace"], meta["name"]
+            stored = _present(self.claims.get(key), f"claim {key}")
+            if (meta["uid"], meta["resourceVersion"]) != tuple(
+                    stored["metadata"][field] for field in ("uid", "resourceVersion")):
+                raise Conflict(f"claim {key} has been modified", 409)
+            allocation, earlier = status.get("allocation"), stored["status"].get("allocation")
+            names = {request["name"] for request in stored["spec"]["devices"]["requests"]}
+            if allocation is None and status.get("reservedFor"):
+                raise ClusterError("reservedFor without an allocation", 422)
+            if allocation is not None and earlier is not None and allocation != earlier:
+                raise ClusterError("allocation is immutable", 422)
+            if allocation is not None and not names >= {one["request"] for one in allocation["devices"]["results"]}:
+                raise ClusterError("no such request", 422)
+            self.claims[key] = {**stored, "status": status, "metadata": {
+                **stored["metadata"], "resourceVersion": self._next_version()}}
+            return self._stored_claim(*key)
+
+        return self._do("write_claim_status", effect, claim=claim, timeout=timeout)
+
+    def collect_claims(self) -> None:
+        """Removes claims whose pods are gone, as kube-controller-manager does."""
+        pods = {pod.ref.uid for pod in self.pods.values()}
+        self.claims = {key: claim for key, claim in self.claims.items()
+                       if any(owner["uid"] in pods for owner in claim["metadata"]["ownerReferences"])}
+
+    def _stored_claim(self, namespace: str, name: str) -> StoredClaim | None:
+        claim = self.claims.get((namespace, name))
+        return None if claim is None else parse_stored_claim(json.dumps(claim).encode())
 
     def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         def effect():

@@ -11,9 +11,12 @@ from hami.codec.allocation import parse_shares
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.codec.selector import parse_selector
 from hami.runtime.in_flight import InFlight
+from hami.runtime.settings import ALLOCATE
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs
 from hami.scheduler.bind import Binder
+from hami.scheduler.binding_writer import BindingWriter
+from hami.scheduler.claim_bind import ClaimBinder
 from hami.scheduler.controller import Controller
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.lock_states import LockStates
@@ -199,8 +202,11 @@ class Replica:
             self.cluster, self.cache, self.lock_states, self.events, settings.node_lock_timeout,
             leading_since=self.leadership.since, clock=clock, now=clock.now)
         self.is_watching = True
-        self.binder = Binder(self.cluster, self.cache, self.locks, self.events, self.leadership,
-                             is_watching=lambda: self.is_watching, clock=clock, sleep=sleep)
+        claims = ClaimBinder(self.cluster, now=clock.now, sleep=sleep) if settings.dra == ALLOCATE else None
+        writer = BindingWriter(self.cluster, self.cache, claims, self.leadership,
+                               is_watching=lambda: self.is_watching, clock=clock)
+        self.binder = Binder(self.cluster, self.cache, self.locks, self.events, self.leadership, writer, clock=clock,
+                             sleep=sleep)
         if not waits_for_locks:
             self.binder.lock_timeout_s = 0.0
         self.node_filter = NodeFilter(self.cache, self.events, self.leadership, self.metrics,

@@ -184,7 +184,7 @@ def _device(device: Device, pci_bus_id: str) -> dict[str, Any]:
         "index": device.index, "memoryMiB": device.memory_mib, NUMA_NODE: device.numa}
     if pci_bus_id:
         attributes[PCI_BUS_ID] = pci_bus_id
-    least, memory, cores = render_milli(_least_share(device.slots)), render_mib(device.memory_mib), str(device.cores)
+    least, memory, cores = render_milli(least_share(device.slots)), render_mib(device.memory_mib), str(device.cores)
     taints = [{"key": key, "effect": "NoSchedule"} for key in _taints(device)]
     return {
         "name": device_name(device.uuid), "allowMultipleAllocations": True,
@@ -201,7 +201,7 @@ def _device(device: Device, pci_bus_id: str) -> dict[str, Any]:
     }
 
 
-def _least_share(slots: int) -> int:
+def least_share(slots: int) -> int:
     """Returns what a claim takes at least, in thousandths, so that as many fit as there are *slots* (up to 316; of more
     slots, perhaps a few more)."""
     return max(SHARE * 1000 // max(slots, 1), 1)

@@ -11,6 +11,7 @@ import msgspec
 
 from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.documents import decode
+from hami.codec.own_claims import StoredClaim, parse_stored_claim
 from hami.codec.slices import API, DRIVER
 from hami.errors import NotFound
 from hami.kube.api import Api, is_unsent
@@ -37,8 +38,7 @@ class DynamicResources:
     def claim(self, namespace: str, name: str) -> AllocatedClaim | None:
         """Returns the current claim; ``None`` if there is none. Raises also: MalformedInput."""
         try:
-            return parse_claim(self._read("GET", f"{API}/namespaces/{quote(namespace, safe='')}/resourceclaims/"
-                                                 f"{quote(name, safe='')}"))
+            return parse_claim(self._read("GET", _claim_path(namespace, name)))
         except NotFound:
             return None
 
@@ -68,3 +68,42 @@ class DynamicResources:
         return Reflector(self._api, WatchedResource(
             name="resourceslices", path=_SLICES, parse=lambda data: parse_meta(msgspec.Raw(data)),
             key=lambda meta: meta.key, query=self._query), sink, resumes=True)
+
+
+class OwnClaims:
+    """Claims that the scheduler makes; threads may share it.
+
+    Every call is one attempt, which waits for the server for *timeout* seconds at most. It raises a ClusterError if the
+    server refuses. An error without a status means that a write may have taken effect.
+    """
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def create_claim(self, claim: Mapping[str, Any], *, timeout: float) -> StoredClaim:
+        """Creates a claim and returns it as stored. Raises: Conflict if its name exists, NotFound if the namespace does
+        not; MalformedInput."""
+        return parse_stored_claim(self._api.request(
+            "POST", _claim_path(claim["metadata"]["namespace"]), body=msgspec.json.encode(claim), timeout=timeout))
+
+    def stored_claim(self, namespace: str, name: str, *, timeout: float) -> StoredClaim | None:
+        """Returns the current claim; ``None`` if there is none. Raises also: MalformedInput."""
+        try:
+            return parse_stored_claim(self._api.request("GET", _claim_path(namespace, name), timeout=timeout))
+        except NotFound:
+            return None
+
+    def write_claim_status(self, claim: Mapping[str, Any], *, timeout: float) -> StoredClaim:
+        """Replaces the status of a claim if its version is still that of *claim*. Returns it as stored.
+
+        Raises: Conflict if it has changed or is another one now, NotFound if it is gone; MalformedInput.
+        """
+        meta = claim["metadata"]
+        return parse_stored_claim(self._api.request(
+            "PUT", f"{_claim_path(meta['namespace'], meta['name'])}/status", body=msgspec.json.encode(claim),
+            timeout=timeout))
+
+
+def _claim_path(namespace: str, name: str | None = None) -> str:
+    claims = f"{API}/namespaces/{quote(namespace, safe='')}/resourceclaims"
+    return claims if name is None else f"{claims}/{quote(name, safe='')}"

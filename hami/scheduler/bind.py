@@ -1,9 +1,9 @@
 """The extender verb *bind*: writes the Binding that assigns a pod to its node with the reserved devices.
 
 The order is: take the node's locks if its device plugins need them, read the pods that another process may have bound
-there, check the reservation and the leadership, write the Binding. An attempt that did not reach the API server is
-followed by another one, which looks at all of that again. A Binding without an answer is looked up; until its outcome
-is known, its reservation and its locks stay.
+there, check the reservation and the leadership, write the claim of a pod that gets its devices by one, write the
+Binding. An attempt that did not reach the API server is followed by another one, which looks at all of that again. A
+Binding without an answer is looked up; until its outcome is known, its reservation and its locks stay.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import logging
 import time
 from collections.abc import Callable
 
-from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
+from hami.errors import Conflict, HamiError, NotFound
 from hami.kube.api import is_unsent
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.kube.retry import attempts_within, brief_retry
 from hami.model import PodRef
+from hami.scheduler.binding_writer import BindingWriter
 from hami.scheduler.leadership import Leadership
-from hami.scheduler.node_lock import KeepsLocks, NodeLocks
-from hami.state.binding import carries_allocation
-from hami.state.reservations import Reservation
+from hami.scheduler.node_lock import NodeLocks
 from hami.state.store import Store
 from hami.vendors.request import requests_devices
 
@@ -32,28 +31,19 @@ BINDING_TIMEOUT_S = 10.0  # for all attempts of a Binding, or less if the leader
 DRAIN_POLL_S = 0.02
 
 
-class _OutcomeUnknown(KeepsLocks, ClusterError):
-    """A Binding was sent, and it is not known whether it was written."""
-
-
-class _BoundByAnother(KeepsLocks, Conflict):
-    """Another process has bound the pod to the same node with other devices."""
-
-
 class Binder:
     """Binds pods. Each bind runs in its caller's thread and holds no lock of this process while it waits."""
 
     def __init__(self, cluster: Cluster, cache: Store, locks: NodeLocks, events: EventRecorder, leadership: Leadership,
-                 *, is_watching: Callable[[], bool], clock: Callable[[], float],
+                 writer: BindingWriter, *, clock: Callable[[], float],
                  sleep: Callable[[float], None] = time.sleep) -> None:
-        """*is_watching*: reports whether the changes of pods are known at once. *clock* is the leadership's. *sleep*
-        waits between attempts."""
+        """*clock* is the leadership's. *sleep* waits between attempts."""
         self._cluster = cluster
         self._cache = cache
         self._locks = locks
         self._events = events
         self._leadership = leadership
-        self._is_watching = is_watching
+        self._writer = writer
         self._clock = clock
         self.lock_timeout_s = LOCK_TIMEOUT_S
         """For how long a bind waits for the node locks."""
@@ -98,7 +88,7 @@ class Binder:
         try:
             with self._locks.held(node, reservation.lock_keys, ref, deadline,
                                   lambda: reservations.is_current(reservation)):
-                self._retry_unsent(self._write, reservation, self._clock() + BINDING_TIMEOUT_S)
+                self._retry_unsent(self._writer.write, reservation, self._clock() + BINDING_TIMEOUT_S)
         except (NotFound, Conflict):
             reservations.drop(reservation)
             raise
@@ -106,71 +96,6 @@ class Binder:
             reservations.cancel_binding(reservation)
             raise
         reservations.finish_binding(reservation)
-
-    def _write(self, reservation: Reservation, until: float) -> None:
-        """Writes the Binding in one attempt, after a last check of the cache, and not later than *until*."""
-        self._read_foreign_pods(reservation.node)
-        if self._cache.is_bound(reservation.ref.uid, reservation.node):
-            return  # by an earlier attempt that had no answer
-        annotations = self._cache.reservations.prepare_binding(reservation)
-        try:
-            self._cluster.bind(reservation.ref, reservation.node, annotations, reservation.labels,
-                               timeout=self._seconds_left(until))
-        except ClusterError as error:
-            refused = error.status is not None and error.status < 500
-            if is_unsent(error) or (refused and not isinstance(error, Conflict)):
-                raise
-            self._resolve(reservation, error, refused)
-
-    def _seconds_left(self, until: float) -> float:
-        """Returns how long an attempt may take: the Binding must not arrive when another replica leads. It is asked
-        after the Binding is known to be under way: a leadership that is given up meanwhile is not handed over.
-
-        Raises: NodeLocked if there is no time left.
-        """
-        leads_for = self._leadership.leads_until() - self._clock()
-        if leads_for <= 0:
-            raise NodeLocked("this replica of the scheduler no longer leads")
-        if (seconds := min(leads_for, until - self._clock())) <= 0:
-            raise NodeLocked("the API server cannot be reached in time")
-        return seconds
-
-    def _read_foreign_pods(self, node: str) -> None:
-        """Reads the pods that another process may have bound to *node*, and all while they are not watched."""
-        nodes = self._cache.nodes
-        mark = nodes.foreign_mark(node)
-        if mark is None and self._is_watching():
-            return
-        started = self._clock()
-        for pod in self._cluster.pods_on(node):
-            self._cache.pods.upsert(pod, started)
-        nodes.clear_foreign(node, mark)
-
-    def _resolve(self, reservation: Reservation, error: ClusterError, refused: bool) -> None:
-        """Looks up a Binding that conflicts with another one (*refused*) or had no answer. Returns if it was written.
-
-        Raises: _OutcomeUnknown while it may still be written; Conflict or NotFound when it never will be.
-        """
-        ref = reservation.ref
-        was_unknown = self._cache.reservations.mark_unknown(reservation)
-        outcome_unknown = _OutcomeUnknown(f"pod {ref}: no answer whether it was bound: {error}")
-        try:
-            pod = self._cluster.pod(ref.namespace, ref.name)
-        except HamiError as unread:
-            log.warning("binding outcome unknown", extra={"pod": ref, "node": reservation.node, "error": unread})
-            raise outcome_unknown from error
-        if pod is None or pod.ref.uid != ref.uid:
-            raise NotFound(f'pod "{ref.name}" not found', 404) from error
-        self._cache.pods.upsert(pod)
-        if not pod.node_name:
-            if refused and not was_unknown:
-                raise error
-            raise outcome_unknown from error
-        if pod.node_name != reservation.node:
-            raise Conflict(f"pod {ref} is already bound to node {pod.node_name}", 409) from error
-        if not carries_allocation(pod, reservation.annotations, self._cache.vendors):
-            raise _BoundByAnother(
-                f"pod {ref} is already bound to node {pod.node_name} with other devices", 409) from error
 
     def _requests_devices(self, ref: PodRef) -> bool:
         if (record := self._cache.pods.get(ref.uid)) is not None:

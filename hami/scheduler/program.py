@@ -13,6 +13,7 @@ from hami.codec.selector import Matches, parse_selector
 from hami.errors import MalformedInput
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
+from hami.kube.dynamic_resources import OwnClaims
 from hami.kube.events import EventLimits, EventRecorder
 from hami.kube.identity import has_ended, make_identity
 from hami.kube.lease import AlwaysLeader, Election, Participant
@@ -20,11 +21,13 @@ from hami.kube.watches import Watches
 from hami.runtime.clock import utc_now
 from hami.runtime.in_flight import InFlight
 from hami.runtime.interpreter import FILLING_OBJECTS, FreezeGc, collect_rarely, set_switch_interval
-from hami.runtime.settings import OFF
+from hami.runtime.settings import ALLOCATE, OFF
 from hami.runtime.tasks import Task, problems
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.bind import Binder
+from hami.scheduler.binding_writer import BindingWriter
+from hami.scheduler.claim_bind import ClaimBinder
 from hami.scheduler.claims import ClaimParts
 from hami.scheduler.cluster_cache import cluster_cache
 from hami.scheduler.cluster_metrics import families
@@ -85,8 +88,10 @@ class SchedulerProgram:
         locks = NodeLocks(
             self._cluster, self._cache, self._lock_states, self._events, settings.node_lock_timeout,
             leading_since=self._leadership.since, clock=clock, now=utc_now)
-        self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership,
-                              is_watching=self._watches.is_watching_pods, clock=clock)
+        claim_binder = ClaimBinder(OwnClaims(api), now=utc_now) if settings.dra == ALLOCATE else None
+        writer = BindingWriter(self._cluster, self._cache, claim_binder, self._leadership,
+                               is_watching=self._watches.is_watching_pods, clock=clock)
+        self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership, writer, clock=clock)
         in_flight = InFlight()
         planner = PreemptionPlanner(self._cluster, settings, in_flight, clock=clock, now=utc_now)
         self._preemptor = Preemptor(self._cluster, self._cache, self._events, self._leadership, planner, self._metrics,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -64,6 +65,7 @@ class Reservation:
     outcome_unknown: bool = False
     nominated: bool = False
     _annotations: Mapping[str, str] | None = None
+    _token: uuid.UUID | None = None
 
     @property
     def ref(self) -> PodRef:
@@ -95,6 +97,13 @@ class Reservation:
             self._annotations = render_annotations(self.pod, self.node, self.vendors, self.placement, self.lock_free,
                                                    self.usages, self.assumed)
         return self._annotations
+
+    @property
+    def token(self) -> uuid.UUID:
+        """What no other reservation has, so that it is known which of them has written a claim."""
+        if self._token is None:
+            self._token = uuid.uuid4()
+        return self._token
 
     @property
     def labels(self) -> Mapping[str, str]:

@@ -3,8 +3,9 @@
 import pytest
 
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
-from hami.kube.dynamic_resources import DynamicResources
-from tests.kube.test_cluster import BROKEN, LATE, REFUSED, ScriptedApi
+from hami.kube.dynamic_resources import DynamicResources, OwnClaims
+from tests.fake_cluster import FakeCluster
+from tests.kube.test_cluster import BROKEN, LATE, REFUSED, ScriptedApi, calls
 
 GROUP = "/apis/resource.k8s.io/v1"
 SLICE = {"metadata": {"name": "0-gpu.hami.io-n1"}, "spec": {"driver": "gpu.hami.io"}}
@@ -74,3 +75,42 @@ def test_the_watch_passes_on_what_has_changed():
     watch = resources.watch(Sink())
     watch.step()
     assert seen == ["0-gpu.hami.io-n1", {"0-gpu.hami.io-n1"}]
+
+
+# ---- claims that the scheduler makes
+
+CLAIM = {"metadata": {"namespace": "team", "name": "hami-1", "uid": "u", "resourceVersion": "7", "ownerReferences": [
+    {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p"}]}, "status": {}}
+PATH = f"{GROUP}/namespaces/team/resourceclaims"
+
+
+def own(*answers):
+    api = ScriptedApi(*answers)
+    return api, OwnClaims(api)
+
+
+def test_a_claim_is_created_read_and_allocated_in_one_attempt_each():
+    api, claims = own(CLAIM, CLAIM, NotFound("no", 404), CLAIM)
+    assert claims.create_claim(CLAIM, timeout=3.0) == claims.stored_claim("team", "hami-1", timeout=3.0)
+    assert claims.stored_claim("team", "gone", timeout=3.0) is None
+    assert claims.write_claim_status(CLAIM, timeout=3.0).owners == {"uid-p"}
+    assert [call[:2] + call[3:4] for call in api.calls] == [
+        ("POST", PATH, CLAIM), ("GET", f"{PATH}/hami-1", None), ("GET", f"{PATH}/gone", None),
+        ("PUT", f"{PATH}/hami-1/status", CLAIM)]
+    assert {call[4] for call in api.calls} == {3.0}
+
+
+@pytest.mark.parametrize("call", [lambda claims: claims.create_claim(CLAIM, timeout=3.0),
+                                  lambda claims: claims.stored_claim("team", "hami-1", timeout=3.0),
+                                  lambda claims: claims.write_claim_status(CLAIM, timeout=3.0)])
+@pytest.mark.parametrize("error", [REFUSED, LATE, BROKEN, Conflict("changed", 409)])
+def test_no_call_about_own_claims_is_repeated(call, error):
+    api, claims = own(error, CLAIM)
+    with pytest.raises(ClusterError):
+        call(claims)
+    assert len(api.calls) == 1
+
+
+@pytest.mark.parametrize("name", sorted(calls(OwnClaims)))
+def test_the_fake_takes_the_same_calls(name):
+    assert calls(FakeCluster)[name] == calls(OwnClaims)[name]

@@ -1,0 +1,151 @@
+"""ResourceClaims (resource.k8s.io/v1) that the scheduler makes and allocates, from what it has booked for a pod.
+
+A claim is created with its owner and what it asks for; the API server drops a status then. The status, which says what
+was allocated, is written next. An allocation never changes: it is removed before another one is written.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from hami.codec.claims import WHOLE, AllocatedClaim, ClaimedDevice, ClaimedRequest, parse_claim
+from hami.codec.documents import decode
+from hami.codec.keys import MANAGED_TAINT
+from hami.codec.objects import Metadata
+from hami.codec.slices import API_VERSION, DRIVER, SHARE, device_name, least_share, pool_name
+from hami.codec.times import render_time
+from hami.errors import MalformedInput
+from hami.model import Allocation, Device, Pod, Share
+from hami.quantity import render_mib, render_milli
+
+FINALIZER = "resource.kubernetes.io/delete-protection"
+"""Keeps a claim until kube-controller-manager has removed its allocation, once no pod is left that uses it."""
+_CONSUMED = "memory", "cores", "share"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredClaim:
+    """A claim on the API server. *owners*: the uids of the objects with which it is deleted. *claim*: None if its
+    allocation is none of ours. *is_allocated*: it has an allocation, perhaps of another driver."""
+
+    uid: str
+    version: str
+    owners: frozenset[str]
+    claim: AllocatedClaim | None
+    is_allocated: bool
+
+
+def booked_claim(pod: Pod, node: str, booked: Allocation, devices: Mapping[str, Device],
+                 token: uuid.UUID) -> AllocatedClaim:
+    """Returns the claim of *pod* on *node* with what is *booked* for its containers, not yet created.
+
+    *devices*: those of the node, by UUID. *token*: from which the names of the shares follow, so that another booking
+    of the same devices makes another claim.
+    """
+    return AllocatedClaim(namespace=pod.ref.namespace, name=pod.claim, uid="", pods=(pod.ref,), requests=tuple(
+        replace(request, devices=tuple(
+            replace(device, share_id=str(uuid.uuid5(token, f"{request.name}/{device.device}")))
+            for device in request.devices))
+        for request in booked_requests(pod, node, booked, devices)))
+
+
+def booked_requests(pod: Pod, node: str, booked: Allocation,
+                    devices: Mapping[str, Device]) -> tuple[ClaimedRequest, ...]:
+    """Returns what is *booked* for the containers of *pod*, whose names their requests have; without names of shares.
+
+    Raises: MalformedInput if a device is not among *devices*, those of the node by UUID.
+    """
+    return tuple(ClaimedRequest(name=container.name, devices=tuple(_claimed(node, share, devices) for share in shares))
+                 for container, shares in zip(pod.containers, booked) if shares)
+
+
+def render_claim(claim: AllocatedClaim) -> dict[str, Any]:
+    """Returns *claim*, of its only pod, as it is created: without its allocation.
+
+    A request of several devices asks of each for what the one with the least has: they may differ in size.
+    """
+    (pod,) = claim.pods
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": True}
+    return {"apiVersion": API_VERSION, "kind": "ResourceClaim",
+            "metadata": {"namespace": claim.namespace, "name": claim.name, "finalizers": [FINALIZER],
+                         "ownerReferences": [owner]},
+            "spec": {"devices": {"requests": [
+                {"name": request.name, "exactly": _exactly(request.devices)} for request in claim.requests]}}}
+
+
+def render_allocation(claim: AllocatedClaim, stored: StoredClaim, node: str, now: datetime) -> dict[str, Any]:
+    """Returns the update of the status by which *claim*, as it is *stored*, gets its devices on *node*.
+
+    The time is that of the allocation: kube-scheduler adds one where there is none, and is refused.
+    """
+    results = [{"request": request.name, "driver": DRIVER, "pool": device.pool, "device": device.device,
+                "shareID": device.share_id, "consumedCapacity": dict(zip(_CONSUMED, _amounts(device)))}
+               for request in claim.requests for device in request.devices]
+    selector = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]}
+    return _update(claim, stored, {
+        "allocation": {"devices": {"results": results}, "nodeSelector": selector,
+                       "allocationTimestamp": render_time(now)},
+        "reservedFor": [{"resource": "pods", "name": pod.name, "uid": pod.uid} for pod in claim.pods]})
+
+
+def render_deallocation(claim: AllocatedClaim, stored: StoredClaim) -> dict[str, Any]:
+    """Returns the update of the status by which *claim*, as it is *stored*, has no devices any more."""
+    return _update(claim, stored, {})
+
+
+def parse_stored_claim(data: bytes | msgspec.Raw) -> StoredClaim:
+    """The claim in *data* (JSON). Raises: MalformedInput if it is no object of the API server."""
+    wire = decode("resourceclaim", _STORED, data)
+    try:
+        claim = parse_claim(data)
+    except MalformedInput:  # whoever may write its status may write anything
+        claim = None
+    return StoredClaim(wire.metadata.uid or "", wire.metadata.resource_version or "",
+                       frozenset(owner.uid or "" for owner in wire.metadata.owner_references or ()), claim,
+                       wire.status is not None and wire.status.allocation is not None)
+
+
+class _Status(msgspec.Struct):
+    allocation: dict[str, Any] | None = None
+
+
+class _Stored(msgspec.Struct):
+    metadata: Metadata
+    status: _Status | None = None
+
+
+_STORED = msgspec.json.Decoder(_Stored)
+
+
+def _claimed(node: str, share: Share, devices: Mapping[str, Device]) -> ClaimedDevice:
+    """Returns the part of a card that *share* is. A card without cores left is given to nobody else, so the one with
+    all cores has all of it, as in claims that ask for all cores."""
+    if (device := devices.get(share.uuid)) is None:
+        raise MalformedInput("device", share.uuid, f"expected one of node {node}")
+    is_alone = device.cores == WHOLE and share.cores >= WHOLE
+    return ClaimedDevice(pool=pool_name(node), device=device_name(share.uuid), memory_mib=share.memory_mib,
+                         cores=share.cores, share_milli=SHARE * 1000 if is_alone else least_share(device.slots))
+
+
+def _exactly(devices: Sequence[ClaimedDevice]) -> dict[str, Any]:
+    least = ClaimedDevice(pool="", device="", **{field: min(getattr(device, field) for device in devices)
+                                                 for field in ("memory_mib", "cores", "share_milli")})
+    return {"deviceClassName": DRIVER, "count": len(devices),
+            "capacity": {"requests": dict(zip(_CONSUMED, _amounts(least)))},
+            "tolerations": [{"key": MANAGED_TAINT, "operator": "Exists", "effect": "NoSchedule"}]}
+
+
+def _amounts(device: ClaimedDevice) -> Iterable[str]:
+    return render_mib(device.memory_mib), str(device.cores), render_milli(device.share_milli)
+
+
+def _update(claim: AllocatedClaim, stored: StoredClaim, status: Mapping[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": API_VERSION, "kind": "ResourceClaim", "metadata": {
+        "namespace": claim.namespace, "name": claim.name, "uid": stored.uid, "resourceVersion": stored.version},
+        "status": status}

@@ -1,0 +1,123 @@
+"""Writes one Binding: the last check of what is reserved, the claim of a pod that gets its devices by one, the Binding,
+and what has become of it if there was no answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
+from hami.kube.api import is_unsent
+from hami.kube.cluster import Cluster
+from hami.scheduler.claim_bind import ClaimBinder
+from hami.scheduler.leadership import Leadership
+from hami.scheduler.node_lock import KeepsLocks
+from hami.state.binding import carries_allocation
+from hami.state.reservations import Rejected, Reservation
+from hami.state.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class _OutcomeUnknown(KeepsLocks, ClusterError):
+    """A Binding was sent, and it is not known whether it was written."""
+
+
+class _BoundByAnother(KeepsLocks, Conflict):
+    """Another process has bound the pod to the same node with other devices."""
+
+
+class BindingWriter:
+    """Writes Bindings. Threads may share it."""
+
+    def __init__(self, cluster: Cluster, cache: Store, claims: ClaimBinder | None, leadership: Leadership, *,
+                 is_watching: Callable[[], bool], clock: Callable[[], float]) -> None:
+        """*claims*: None if pods get no claims of the scheduler. *is_watching*: reports whether the changes of pods are
+        known at once. *clock* is the leadership's."""
+        self._cluster = cluster
+        self._cache = cache
+        self._claims = claims
+        self._leadership = leadership
+        self._is_watching = is_watching
+        self._clock = clock
+
+    def write(self, reservation: Reservation, until: float) -> None:
+        """Writes the Binding in one attempt, after a last check of the cache, and not later than *until*."""
+        self._read_foreign_pods(reservation.node)
+        if self._cache.is_bound(reservation.ref.uid, reservation.node):
+            return  # by an earlier attempt that had no answer
+        if reservation.pod.claim:
+            self._write_claim(reservation, until)
+        annotations = self._cache.reservations.prepare_binding(reservation)
+        try:
+            self._cluster.bind(reservation.ref, reservation.node, annotations, reservation.labels,
+                               timeout=self._seconds_left(until))
+        except ClusterError as error:
+            refused = error.status is not None and error.status < 500
+            if is_unsent(error) or (refused and not isinstance(error, Conflict)):
+                raise
+            self._resolve(reservation, error, refused)
+
+    def _write_claim(self, reservation: Reservation, until: float) -> None:
+        """Makes the claim of the pod say what is reserved. No later filter replaces the reservation meanwhile: two
+        attempts would write the claim in turn."""
+        if self._claims is None:
+            raise Rejected(f"pod {reservation.ref} gets its devices by claim {reservation.pod.claim}, which this "
+                           "scheduler does not make without --dra=allocate")
+        self._cache.reservations.prepare_binding(reservation)
+        try:
+            self._claims.write(reservation, lambda: self._seconds_left(until))
+        except (NotFound, Conflict) as error:
+            if reservation.outcome_unknown:  # an earlier Binding of it may still be written
+                raise _OutcomeUnknown(f"pod {reservation.ref}: no answer whether it was bound: {error}") from error
+            raise
+
+    def _seconds_left(self, until: float) -> float:
+        """Returns how long an attempt may take: the Binding must not arrive when another replica leads. It is asked
+        after the Binding is known to be under way: a leadership that is given up meanwhile is not handed over.
+
+        Raises: NodeLocked if there is no time left.
+        """
+        leads_for = self._leadership.leads_until() - self._clock()
+        if leads_for <= 0:
+            raise NodeLocked("this replica of the scheduler no longer leads")
+        if (seconds := min(leads_for, until - self._clock())) <= 0:
+            raise NodeLocked("the API server cannot be reached in time")
+        return seconds
+
+    def _read_foreign_pods(self, node: str) -> None:
+        """Reads the pods that another process may have bound to *node*, and all while they are not watched."""
+        nodes = self._cache.nodes
+        mark = nodes.foreign_mark(node)
+        if mark is None and self._is_watching():
+            return
+        started = self._clock()
+        for pod in self._cluster.pods_on(node):
+            self._cache.pods.upsert(pod, started)
+        nodes.clear_foreign(node, mark)
+
+    def _resolve(self, reservation: Reservation, error: ClusterError, refused: bool) -> None:
+        """Looks up a Binding that conflicts with another one (*refused*) or had no answer. Returns if it was written.
+
+        Raises: _OutcomeUnknown while it may still be written; Conflict or NotFound when it never will be.
+        """
+        ref = reservation.ref
+        was_unknown = self._cache.reservations.mark_unknown(reservation)
+        outcome_unknown = _OutcomeUnknown(f"pod {ref}: no answer whether it was bound: {error}")
+        try:
+            pod = self._cluster.pod(ref.namespace, ref.name)
+        except HamiError as unread:
+            log.warning("binding outcome unknown", extra={"pod": ref, "node": reservation.node, "error": unread})
+            raise outcome_unknown from error
+        if pod is None or pod.ref.uid != ref.uid:
+            raise NotFound(f'pod "{ref.name}" not found', 404) from error
+        self._cache.pods.upsert(pod)
+        if not pod.node_name:
+            if refused and not was_unknown:
+                raise error
+            raise outcome_unknown from error
+        if pod.node_name != reservation.node:
+            raise Conflict(f"pod {ref} is already bound to node {pod.node_name}", 409) from error
+        if not carries_allocation(pod, reservation.annotations, self._cache.vendors):
+            raise _BoundByAnother(
+                f"pod {ref} is already bound to node {pod.node_name} with other devices", 409) from error
