@@ -100,7 +100,7 @@ class Reservation:
 
     @property
     def token(self) -> uuid.UUID:
-        """What no other reservation has, so that it is known which of them has written a claim."""
+        """A value that no other reservation has. It tells which of them has written a claim."""
         if self._token is None:
             self._token = uuid.uuid4()
         return self._token
