@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from hami.codec.documents import decode
-from hami.codec.keys import CORDONED_TAINT, UNHEALTHY_TAINT
+from hami.codec.keys import CORDONED_TAINT, MANAGED_TAINT, UNHEALTHY_TAINT
 from hami.codec.register import Integer
 from hami.errors import MalformedInput
 from hami.model import NOTHING, Device
@@ -60,6 +60,7 @@ def render_slices(node: str, devices: Iterable[Device], *, generation: int = 1, 
 
     The cards are in the order of their indexes, which is the order of allocation. Those that are not publishable are
     left out, and of two that differ in case only, the second.
+    Those that are `by_claims` have a taint that keeps kube-scheduler from giving them out.
     *generation*: of the pool, to be raised with each change. *node_uid*: makes the node the owner. *pci_bus_ids*: by
     UUID, such as ``0000:3b:00.0``; a card without one does not have the attribute.
     Raises: MalformedInput if the name of the node is too long.
@@ -90,7 +91,8 @@ def is_published(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PublishedSlice:
-    """A part of the cards of *node*. *generation*: of the pool; slices of an earlier one are out of date."""
+    """A part of the cards of *node*. *generation*: of the pool; slices of an earlier one are out of date. The cards
+    whose claims HAMi's scheduler allocates are `by_claims`."""
 
     node: str
     generation: int
@@ -175,7 +177,7 @@ def _published(place: str, device: _Device) -> Device:
         uuid=attribute("uuid").text, vendor="NVIDIA", model=attribute("productName").text, mode=attribute("mode").text,
         slots=SHARE * 1000 // max(amount("share", Fraction(1, 1000), least=True), 1), memory_mib=amount("memory", MIB),
         cores=amount("cores", 1), index=attribute("index").number, numa=attribute(NUMA_NODE).number,
-        healthy=UNHEALTHY_TAINT not in taints, cordoned=CORDONED_TAINT in taints)
+        healthy=UNHEALTHY_TAINT not in taints, cordoned=CORDONED_TAINT in taints, by_claims=MANAGED_TAINT in taints)
 
 
 def _device(device: Device, pci_bus_id: str) -> dict[str, Any]:
@@ -217,6 +219,8 @@ def _taints(device: Device) -> Iterator[str]:
         yield CORDONED_TAINT
     if not device.healthy:
         yield UNHEALTHY_TAINT
+    if device.by_claims:
+        yield MANAGED_TAINT
 
 
 def _cut(text: str) -> str:

@@ -18,7 +18,7 @@ class PluginConfig:
     device nodes. *aligned*: honor the kubelet's choice of cards (``enablegetpreferredallocation``). *log_level*:
     ``LIBCUDA_LOG_LEVEL``, empty for none. *register_format*: ``json`` or ``csv``. *publish_capacity*: what the
     status of the node shows, ``off``, ``totals`` or ``requests``. *door*: ``plugin`` or ``dra``; ``auto`` only before
-    the node was read.
+    the node was read. *claim_allocator*: who allocates claims at the door ``dra``, ``kube-scheduler`` or ``hami``.
     """
 
     node: str
@@ -44,6 +44,12 @@ class PluginConfig:
     register_format: str = "json"
     publish_capacity: str = "totals"
     door: str = "plugin"
+    claim_allocator: str = "kube-scheduler"
     kubelet_socket: str = "/var/lib/kubelet/device-plugins/kubelet.sock"
     socket_name: str = ""
     unregister_on_stop: bool = False
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether HAMi's scheduler allocates the claims for the devices, so the node registers them with it."""
+        return self.door == "dra" and self.claim_allocator == "hami"

@@ -11,8 +11,9 @@ from datetime import datetime
 
 import msgspec
 
-from hami.codec.keys import LOCK_FREE
+from hami.codec.keys import DOOR, LOCK_FREE
 from hami.codec.register import render_devices_brief, render_devices_json
+from hami.codec.slices import is_publishable
 from hami.codec.states import parse_lock_free, render_lock_free
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
@@ -20,11 +21,13 @@ from hami.devices.inventory import InventorySnapshot
 from hami.devices.mig_profiles import most_instances
 from hami.model import Device, Node
 from hami.quantity import INT32_MAX
-from hami.vendors.inventory import PAIR_SCORES
+from hami.vendors.inventory import CLAIMS, PAIR_SCORES
 from hami.vendors.spec import Vendor
 
 MIG = "mig"
-DRA = "dra"
+DRA = CLAIMS
+HAMI, KUBE_SCHEDULER = "hami", "kube-scheduler"
+"""Who allocates the claims for the devices of a node."""
 VENDOR = "NVIDIA"
 """The vendor of this node's devices, in the catalog and in annotations."""
 _UNANSWERED = ("Requesting", "Deleted")
@@ -65,12 +68,14 @@ def devices(snapshot: InventorySnapshot, config: PluginConfig) -> tuple[Device, 
 
 def node_annotations(snapshot: InventorySnapshot, config: PluginConfig,
                      vendor: Vendor) -> dict[str, str | None]:
-    """Returns the node's annotations; None for those to be removed. With the door ``dra``, it has no devices for HAMi's
-    scheduler."""
+    """Returns the node's annotations; None for those to be removed. With the door ``dra``, it has devices for HAMi's
+    scheduler only if that allocates its claims; then those that a claim can name."""
     render = render_devices_brief if config.register_format == "csv" else render_devices_json
-    is_offered = bool(snapshot.cards) and config.door != DRA
-    return {vendor.annotations.register: render(devices(snapshot, config)) if is_offered else None,
-            PAIR_SCORES: _scores(snapshot.cards) if config.topology_score and is_offered else None}
+    offered = devices(snapshot, config) if config.door != DRA else (
+        tuple(filter(is_publishable, devices(snapshot, config))) if config.is_managed else ())
+    return {vendor.annotations.register: render(offered) if offered else None,
+            PAIR_SCORES: _scores(snapshot.cards) if config.topology_score and offered else None,
+            DOOR: DRA if config.is_managed and offered else None}
 
 
 def annotation_changes(node: Node, wanted: Mapping[str, str | None], config: PluginConfig,

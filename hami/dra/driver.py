@@ -34,6 +34,10 @@ class DraDriver:
         self.tasks: tuple[Task, ...] = (self._registration, self._publisher, resources.watch(self._publisher))
         """What the driver does in the background, in the order in which it must begin."""
 
+    def is_registered(self) -> bool:
+        """Reports whether the kubelet can call the driver."""
+        return not self._registration.unready_reason
+
     def unready_reason(self) -> str:
         """Returns why pods do not get devices; empty if they do."""
         return self._registration.unready_reason or self._publisher.unready_reason

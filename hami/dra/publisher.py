@@ -93,7 +93,8 @@ class SlicePublisher(Task):
         if node is None:
             raise NotFound(f"there is no node {name}: check --node-name", 404)
         cordoned = parse_list(node.annotations.get(CORDON)) or ()
-        cards = [replace(device, cordoned=device.uuid in cordoned) for device in devices(snapshot, self._config)]
+        cards = [replace(device, cordoned=device.uuid in cordoned, by_claims=self._config.is_managed)
+                 for device in devices(snapshot, self._config)]
         present = {item["metadata"]["name"]: item for item in self._resources.slices()}
         generations = {item["spec"]["pool"]["generation"] for item in present.values()}
         latest = max(generations, default=0)

@@ -78,7 +78,7 @@ def find_containers(pods: Iterable[NodePod], vendors: Catalog, vendor: Vendor, c
 
     Pods that have finished have none. *card_indexes*: the driver's order, by UUID: devices have the same order in the
     container. Unknown cards come last. *limits*: returns those of a container, by uid of the pod and its own name:
-    a pod that has its devices by claims does not say what was allocated.
+    the node gives what claims say, whatever the annotations of their pods say.
     """
     containers: list[MonitoredContainer] = []
     by_id: dict[ContainerId, Key] = {}
@@ -100,7 +100,7 @@ def _of_pod(node_pod: NodePod, vendors: Catalog, vendor: Vendor,
             card_indexes: Mapping[str, int]) -> Iterator[MonitoredContainer]:
     pod = node_pod.pod
     limit = most_shares(vendors, pod.containers).get(vendor.key, 0)
-    if pod.is_terminated or vendor.annotations.allocated not in pod.annotations or not limit:
+    if pod.is_terminated or pod.claim or vendor.annotations.allocated not in pod.annotations or not limit:
         return
     for container, shares in zip(pod.containers, read_allocation(pod, vendor, limit)):
         if shares:

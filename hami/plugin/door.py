@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hami.codec.keys import DOOR
-from hami.devices.registration import DRA, MIG
+from hami.devices.config import PluginConfig
+from hami.devices.registration import DRA, HAMI, KUBE_SCHEDULER, MIG
 from hami.errors import HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.model import Pod
@@ -41,19 +42,38 @@ def open_door(settings: PluginSettings, cluster: Cluster, environ: Mapping[str, 
     return replace(settings, door=DRA, publish_capacity=OFF)
 
 
-def why_closed(door: str, pods: Iterable[Pod], prepared: Collection[str], vendor: Vendor) -> str:
-    """Returns why the node cannot have this *door* yet: pods still use its cards through the other one. Empty if none
-    does.
+def why_closed(config: PluginConfig, pods: Iterable[Pod], prepared: Collection[str], vendor: Vendor) -> str:
+    """Returns why the node cannot have the door of *config*, or its allocator, yet: pods still use its cards through
+    another one. Empty if none does.
 
     *pods*: those of the node. *prepared*: uids of pods for which claims are prepared.
     """
-    other = DRA if door == PLUGIN else PLUGIN
-    names = sorted(str(pod.ref) for pod in pods if not pod.is_terminated and (
-        pod.ref.uid in prepared if other == DRA else vendor.annotations.allocated in pod.annotations))
-    if not names:
+    wanted = _way(config.door, config.claim_allocator)
+    others: dict[str, list[str]] = {}
+    for pod in (pod for pod in pods if not pod.is_terminated):
+        if pod.claim or pod.ref.uid in prepared:
+            way = _way(DRA, HAMI if pod.claim else KUBE_SCHEDULER)
+        elif vendor.annotations.allocated in pod.annotations:
+            way = PLUGIN
+        else:
+            continue
+        if way != wanted:
+            others.setdefault(way, []).append(str(pod.ref))
+    if not others:
         return ""
-    return (f"the door of the node cannot be {door} yet: {len(names)} pods have devices through the door {other}, such "
-            f"as {names[0]}; set the label {DOOR}={other} and drain the node before you change it")
+    way, names = min(others.items())
+    if PLUGIN in (way, wanted):
+        door, other = (PLUGIN, DRA) if wanted == PLUGIN else (DRA, PLUGIN)
+        return (f"the door of the node cannot be {door} yet: {len(names)} pods have devices through the door {other}, "
+                f"such as {min(names)}; set the label {DOOR}={other} and drain the node before you change it")
+    return (f"{config.claim_allocator} cannot allocate the claims of the node yet: {len(names)} pods have claims that "
+            f"{way} has allocated, such as {min(names)}; set --claim-allocator={way} and drain the node before you "
+            "change it")
+
+
+def _way(door: str, allocator: str) -> str:
+    """Returns who gives out the devices: the door for the device plugin, else the allocator of claims."""
+    return PLUGIN if door == PLUGIN else allocator
 
 
 def _labeled_door(name: str, cluster: Cluster) -> str:

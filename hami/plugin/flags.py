@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hami.codec.device_config import parse_resource_name
 from hami.codec.policies import parse_list
-from hami.devices.registration import DRA
+from hami.devices.registration import DRA, HAMI, KUBE_SCHEDULER
 from hami.errors import MalformedInput
 from hami.node.flags import KUBE_TIMEOUT, MOCK_DEVICES, driver_root
 from hami.runtime.options import ADDRESS, BOOLEAN, FACTOR, FILE, STRING, Flag, Groups, Value, choice, whole_number
@@ -117,6 +117,10 @@ REGISTRATION = (
     Flag("--door", choice("door", *DOORS), "Through which door pods get the devices of this node: plugin (HAMi's "
          "scheduler and the kubelet's device plugins), dra (claims of Dynamic Resource Allocation, which needs "
          "Kubernetes 1.36), or auto: as the node's label hami.io/door says, without it plugin.", environment=("DOOR",)),
+    Flag("--claim-allocator", choice("allocator", KUBE_SCHEDULER, HAMI), "Who allocates the claims at the door dra: "
+         "kube-scheduler, or hami (HAMi's scheduler, with --dra=allocate). With hami the node also registers its "
+         "devices with that scheduler, and a taint keeps kube-scheduler from giving them out.",
+         environment=("CLAIM_ALLOCATOR",)),
     Flag("--register-format", choice("format", "json", "csv"), "json; csv for schedulers of HAMi v2.4 to v2.7, "
          "whose handshakes are then answered."),
     Flag("--publish-capacity", choice("mode", *CAPACITY_MODES), "What the capacity of the node shows: totals (memory "

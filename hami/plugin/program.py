@@ -121,6 +121,7 @@ class DevicePluginProgram:
         self._why_closed = partial(self._read_why_closed, cluster, claim_specs, vendor)
         self._is_start_time = source is not None and self._dra is None and is_start_time(
             settings, cluster, self._start_time.is_recorded(), os.environ)
+        self._needs_no_lock = self._is_start_time or settings.is_managed  # the kubelet names the pod
         self._needs_completion = partial(needs_completion, node=settings.node, vendor=vendor)
         self._other_keys = other_allocation_keys(catalog)
         grants = GrantBuilder(settings, cluster, self._inventory, host, self._mig, node_pods=self._node_pods,
@@ -132,7 +133,7 @@ class DevicePluginProgram:
         self._guard = RegionGuard(settings.node, cluster, host, self._events)
         self._registrar = NodeRegistrar(
             cluster, self._read_cards, self._inventory, settings, vendor, now=partial(datetime.now, UTC),
-            is_lock_free=self._is_lock_free if self._is_start_time else None,
+            is_lock_free=self._is_lock_free if self._needs_no_lock else None,
             watched_pods=self._node_pods.pods if self._node_pods is not None else lambda: None)
         self._static_mig = None
         if settings.mig_strategy != "none" and settings.operating_mode != MIG and source is not None:
@@ -227,9 +228,9 @@ class DevicePluginProgram:
         self._events.join(JOIN_S)
 
     def _check_door(self) -> None:
-        """Raises: HamiError if pods still use the cards through the other door."""
+        """Raises: HamiError if pods still use the cards through another door, or claims of another allocator."""
         if self._dra is not None:
-            self._registrar.register()  # HAMi's scheduler must not place pods here any more
+            self._registrar.close_other_doors()  # nobody may place pods here through them any more
         if reason := self._why_closed():
             self._events.start()
             self._events.record(self._settings.node, "Warning", "DoorClosed", reason)
@@ -241,7 +242,7 @@ class DevicePluginProgram:
         prepared = {request.pod for request in PreparedRequests(specs).all()}
         if self._dra is None and not prepared:
             return ""
-        return why_closed(self._settings.door, cluster.pods_on(self._settings.node), prepared, vendor)
+        return why_closed(self._settings, cluster.pods_on(self._settings.node), prepared, vendor)
 
     def _card_server(self, path: Path, on_disconnect: Callable[[], None]) -> PluginServer:
         is_needed = (self._is_start_time or bool(self._start_time.is_recorded())  # containers of an earlier mode
@@ -251,11 +252,13 @@ class DevicePluginProgram:
             pre_start=self._start_time.pre_start if is_needed else None, on_disconnect=on_disconnect)
 
     def _is_lock_free(self) -> bool:
+        if self._dra is not None:
+            return self._dra.is_registered()
         return self._card_registration is not None and self._card_registration.is_registered()
 
     def _on_pod(self, pod: Pod) -> None:
-        """Completes a pod that was bound with a node lock: in start-time mode, nobody needs the lock."""
-        if self._is_start_time and self._needs_completion(pod):
+        """Completes a pod that was bound with a node lock, if nobody here needs it."""
+        if self._needs_no_lock and self._needs_completion(pod):
             self._deferred.complete_pod(pod.ref, self._other_keys)
 
     def _on_cards_changed(self) -> None:

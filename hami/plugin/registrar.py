@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
+from hami.codec.keys import DOOR
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory, InventorySnapshot
-from hami.devices.registration import annotation_changes, lock_free_changes, node_annotations
+from hami.devices.registration import DRA, annotation_changes, lock_free_changes, node_annotations
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.model import Node, Pod
@@ -104,9 +105,7 @@ class NodeRegistrar(Task):
         """Writes the node's annotations; returns the cards that they describe. Raises: ClusterError."""
         snapshot = self._inventory.snapshot()
         name = self._config.node
-        node = self._cluster.node(name)
-        if node is None:
-            raise NotFound(f"there is no node {name}: check --node-name", 404)
+        node = self._read_node()
         wanted = node_annotations(snapshot, self._config, self._vendor)
         changes = annotation_changes(node, wanted, self._config, self._vendor, self._now())
         shared: dict[str, str | None] = {}
@@ -126,11 +125,19 @@ class NodeRegistrar(Task):
         """Reports whether the node's annotations have been right once, after at most so many seconds."""
         return self._has_registered.wait(seconds)
 
+    def close_other_doors(self) -> None:
+        """Removes what the node offers through another door than that of the configuration, or through this one to
+        another allocator. Raises: ClusterError."""
+        if not self._config.is_managed:
+            self.register()
+        elif self._read_node().annotations.get(DOOR) != DRA:
+            self.leave(unregister=True)
+
     def leave(self, *, unregister: bool) -> None:
         """Removes the annotations that this plugin alone may promise, in one attempt, since it ends: its successor may
         need node locks. *unregister*: the node no longer offers cards, either."""
         name = self._config.node
-        keys = (self._vendor.annotations.register, PAIR_SCORES) if unregister else ()
+        keys = (self._vendor.annotations.register, PAIR_SCORES, DOOR) if unregister else ()
         changes: dict[str, str | None] = dict.fromkeys(keys)
         try:
             node = self._cluster.node(name) if unregister or self._is_lock_free is not None else None
@@ -143,6 +150,12 @@ class NodeRegistrar(Task):
                 publish_capacity(self._cluster, node, self._vendor, OFF)
         except ClusterError as error:
             log.warning("node annotations cannot be removed", extra={"node": name, "error": error})
+
+    def _read_node(self) -> Node:
+        name = self._config.node
+        if (node := self._cluster.node(name)) is None:
+            raise NotFound(f"there is no node {name}: check --node-name", 404)
+        return node
 
     def _publish_capacity(self, node: Node) -> None:
         """Publishes the sums of the devices that *node* registers. A failure, such as a right that is missing, is only

@@ -76,6 +76,7 @@ def test_cores(cores, limits):
     param(gpu(cordoned=True), ["hami.io/cordoned"], id="cordoned"),
     param(gpu(healthy=False), ["hami.io/unhealthy"], id="unhealthy"),
     param(gpu(cordoned=True, healthy=False), ["hami.io/cordoned", "hami.io/unhealthy"], id="both"),
+    param(gpu(by_claims=True), ["hami.io/managed"], id="allocated by HAMi's scheduler"),
 ])
 def test_taints(device, taints):
     (rendered_device,) = rendered(device)
@@ -146,7 +147,7 @@ def read(document):
 
 
 @given(slots=st.integers(1, 316), memory=st.integers(2, 2**31 - 1), cores=st.integers(0, 100), numa=st.integers(0, 7),
-       index=st.integers(0, 255), healthy=st.booleans(), cordoned=st.booleans())
+       index=st.integers(0, 255), healthy=st.booleans(), cordoned=st.booleans(), by_claims=st.booleans())
 def test_a_slice_is_read_as_it_was_written(slots, memory, **fields):
     card = gpu(UUID, slots=slots, memory_mib=memory, **fields)
     (document,) = render_slices("n1", [card], generation=3)

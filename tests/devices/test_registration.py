@@ -37,6 +37,15 @@ def test_with_claims_a_node_has_no_devices_for_hami_s_scheduler():
     assert set(node_annotations(current, config(door="dra", topology_score=True), NVIDIA).values()) == {None}
 
 
+def test_a_node_whose_claims_hami_allocates_registers_what_claims_can_name():
+    current, managed = snapshot(*cards("GPU-a", "GPU-b_c")), {"door": "dra", "claim_allocator": "hami"}
+    found = node_annotations(current, config(topology_score=True, **managed), NVIDIA)
+    assert [device.uuid for device in parse_devices("k", found[NVIDIA.annotations.register], "NVIDIA")] == ["GPU-a"]
+    assert (found["hami.io/door"], found[PAIR_SCORES] is None) == ("dra", False)
+    assert set(node_annotations(snapshot(), config(**managed), NVIDIA).values()) == {None}
+    assert node_annotations(current, config(claim_allocator="hami"), NVIDIA)["hami.io/door"] is None
+
+
 # As HAMi v2.10 writes them (keys in this order, zero values left out)
 @pytest.mark.parametrize("found, unhealthy, fields, text", [
     pytest.param(
@@ -84,7 +93,7 @@ def test_schedulers_can_parse_the_register(format):
 
 def test_a_node_without_cards_has_no_annotations():
     assert node_annotations(snapshot(), config(topology_score=True), NVIDIA) == {
-        NVIDIA.annotations.register: None, PAIR_SCORES: None}
+        NVIDIA.annotations.register: None, PAIR_SCORES: None, "hami.io/door": None}
 
 
 def test_memory_beyond_int32_is_truncated():

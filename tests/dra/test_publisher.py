@@ -53,6 +53,13 @@ def test_the_cards_are_published_once(stage):
     assert (owner["kind"], owner["uid"]) == ("Node", "uid-of-node")
 
 
+def test_of_a_node_whose_claims_hami_allocates_each_card_has_a_taint():
+    stage = Stage(door="dra", claim_allocator="hami")
+    assert [stage.publish() for _ in range(2)] == [[NAME], []]
+    assert [device["taints"] for device in stage.spec["devices"]] == [
+        [{"key": "hami.io/managed", "effect": "NoSchedule"}]] * 2
+
+
 def edit(stage):
     stage.spec["devices"].pop()
 

@@ -59,6 +59,16 @@ def test_a_pod_with_claims_has_what_its_limits_say(stage, has_claims, phase, sho
     assert [container.priority for container in containers] == [0] * shown
 
 
+def test_a_pod_whose_claim_hami_made_has_what_its_limits_say(stage):
+    pod = node_pod("a", CARD)
+    stage.pods = [replace(pod, has_claims=True, pod=replace(pod.pod, claim="hami-1"))]
+    stage.region("a")
+    (stage.directory("a") / "limits").write_text(render_limits(
+        ContainerLimits(devices=(DeviceLimit(OTHER, 2 * GIB, 100),), priority=0), "/x"))
+    (report,) = stage.run().containers
+    assert [device.card for device in report.container.devices] == [OTHER]
+
+
 @pytest.mark.parametrize("content", [None, b"no limits", bytes([0xff])])
 def test_a_pod_with_claims_of_other_drivers_has_none(stage, content):
     pod = node_pod("a")

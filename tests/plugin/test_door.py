@@ -11,6 +11,7 @@ from hami.plugin.door import open_door, why_closed
 from hami.plugin.settings import PluginSettings
 from tests.builders import NVIDIA
 from tests.builders import pod as make_pod
+from tests.devices.cards import config
 from tests.fake_cluster import FakeCluster
 from tests.plugin.stage import A, asking, placed, share
 
@@ -67,15 +68,28 @@ def test_a_node_that_cannot_be_read_has_no_door_yet(tmp_path):
 
 BY_PLUGIN = placed(asking(), shares=[[share(A)]], name="p", bind_phase="success", phase="Running")
 BY_CLAIM = make_pod(name="q", node_name="n1", phase="Running")
+BY_OURS = replace(BY_PLUGIN, ref=replace(BY_PLUGIN.ref, name="r", uid="uid-r"), claim="hami-r")
+
+
+MANAGED = config(door="dra", claim_allocator="hami")
 
 
 @pytest.mark.parametrize("door, pods, why", [
     param("plugin", [], "", id="empty node"), param("dra", [], "", id="likewise for claims"),
     param("plugin", [BY_PLUGIN], "", id="its own"), param("dra", [BY_CLAIM], "", id="its own claims"),
+    param("plugin", [BY_OURS], "1 pods have devices through the door dra, such as default/r", id="claims of ours"),
+    param("dra", [BY_CLAIM, BY_OURS], "kube-scheduler cannot allocate the claims of the node yet: 1 pods have claims "
+          "that hami has allocated, such as default/r; set --claim-allocator=hami", id="ours, for kube-scheduler"),
+    param(MANAGED, [BY_OURS], "", id="managed: its own"),
+    param(MANAGED, [BY_OURS, BY_PLUGIN], "the door of the node cannot be dra yet: 1 pods have devices through the door "
+          "plugin, such as default/p", id="managed: of the plugin"),
+    param(MANAGED, [BY_OURS, BY_CLAIM], "hami cannot allocate the claims of the node yet: 1 pods have claims that "
+          "kube-scheduler has allocated, such as default/q", id="managed: of kube-scheduler"),
+    param(MANAGED, [replace(BY_CLAIM, phase="Failed")], "", id="managed: ended"),
     param("dra", [BY_PLUGIN, BY_CLAIM], "1 pods have devices through the door plugin, such as default/p", id="other"),
     param("plugin", [BY_PLUGIN, BY_CLAIM], "1 pods have devices through the door dra, such as default/q", id="claims"),
     param("dra", [replace(BY_PLUGIN, phase="Succeeded")], "", id="ended"),
 ])
 def test_the_door_is_closed_while_pods_have_devices_through_the_other(door, pods, why):
-    found = why_closed(door, pods, {BY_CLAIM.ref.uid}, NVIDIA)
+    found = why_closed(door if door is MANAGED else config(door=door), pods, {BY_CLAIM.ref.uid}, NVIDIA)
     assert why in found and bool(why) == bool(found)

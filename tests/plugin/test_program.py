@@ -17,7 +17,7 @@ import pytest
 from pytest import param
 
 from e2e.eventually import eventually
-from hami.codec.keys import LOCK_FREE
+from hami.codec.keys import DOOR, LOCK_FREE
 from hami.dra.registration_pb2 import RegistrationStatus
 from hami.errors import ClusterError, HamiError
 from hami.model import Node
@@ -102,9 +102,9 @@ def claiming(settings, cluster, directory):
         (directory / folder).mkdir(parents=True)
     resources, started = FakeResources(), []
 
-    def claiming():
+    def claiming(**given):
         program = DevicePluginProgram(
-            settings(door="dra", cdi_root=str(directory / "cdi"),
+            settings(**given, door="dra", cdi_root=str(directory / "cdi"),
                      kubelet_socket=str(directory / "device-plugins" / "kubelet.sock")),
             cluster=cluster, resources=resources)
         started.append(program)
@@ -116,16 +116,21 @@ def claiming(settings, cluster, directory):
     assert list((directory / "plugins_registry").iterdir()) == []
 
 
+def register_driver(directory):
+    """The kubelet says that it will call the driver."""
+    (socket,) = (directory / "plugins_registry").iterdir()
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        channel.unary_unary("/pluginregistration.Registration/NotifyRegistrationStatus")(
+            RegistrationStatus(plugin_registered=True).SerializeToString(), timeout=20)
+
+
 def test_with_claims_the_cards_reach_kube_scheduler_once_the_kubelet_calls(claiming, cluster, directory):
     cluster.put_node(replace(cluster.nodes["n1"], annotations={REGISTER: "[]", LOCK_FREE: "NVIDIA"}))
     make, resources = claiming
     program = make()
     eventually(lambda: any((directory / "plugins_registry").iterdir()), "it serves")
     assert "not registered with the kubelet" in program.unready_reason() and not resources.documents
-    (socket,) = (directory / "plugins_registry").iterdir()
-    with grpc.insecure_channel(f"unix:{socket}") as channel:
-        channel.unary_unary("/pluginregistration.Registration/NotifyRegistrationStatus")(
-            RegistrationStatus(plugin_registered=True).SerializeToString(), timeout=20)
+    register_driver(directory)
     eventually(lambda: program.unready_reason() == "", "it is ready")
     (item,) = resources.documents.values()
     assert [device["name"] for device in item["spec"]["devices"]] == ["gpu-a", "gpu-b"]
@@ -141,6 +146,27 @@ def test_with_claims_pods_of_the_other_door_are_waited_for(claiming, cluster):
     assert [event["reason"] for event in cluster.events.values()] == ["DoorClosed"]
     cluster.delete_pod("default", "p")
     make()
+
+
+def test_claims_that_hami_allocates_are_for_nodes_that_it_knows(claiming, cluster, directory):
+    cluster.put_node(replace(cluster.nodes["n1"], annotations={REGISTER: "[]", LOCK_FREE: "NVIDIA"}))
+    cluster.put_pod(ONE)
+    make, resources = claiming
+    with pytest.raises(HamiError, match="cannot be dra yet: 1 pods have devices through the door plugin"):
+        make(claim_allocator="hami")
+    assert cluster.nodes["n1"].annotations == {}
+    cluster.put_pod(replace(ONE, claim="hami-1"))  # it waits for the driver, with a lock
+    cluster.put_node(replace(cluster.nodes["n1"], annotations={LOCK: lock_of(ONE)}))
+    program = make(claim_allocator="hami")
+    eventually(lambda: DOOR in cluster.nodes["n1"].annotations, "it registers")
+    assert LOCK_FREE not in cluster.nodes["n1"].annotations
+    eventually(lambda: any((directory / "plugins_registry").iterdir()), "it serves")
+    register_driver(directory)
+    eventually(lambda: LOCK_FREE in cluster.nodes["n1"].annotations, "it needs no lock")
+    eventually(lambda: program.unready_reason() == "", "it is ready")
+    (item,) = resources.documents.values()
+    assert all(device["taints"][0]["key"] == "hami.io/managed" for device in item["spec"]["devices"])
+    assert '"id":"GPU-a"' in cluster.nodes["n1"].annotations[REGISTER]
 
 
 @pytest.mark.parametrize("ending", [param(False, id="while it runs"), param(True, id="when it ends at once")])

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from pytest import param
 
-from hami.codec.keys import CAPACITY, LOCK_FREE
+from hami.codec.keys import CAPACITY, DOOR, LOCK_FREE
 from hami.devices.inventory import DeviceInventory
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.model import Node
@@ -241,6 +241,54 @@ def test_a_registration_with_the_kubelet_restores_what_pods_need_at_once(mode, r
     scene.inventory.close()
     running.join(20)
     assert not running.is_alive()
+
+
+# ---- nodes whose claims HAMi's scheduler allocates
+
+REGISTER = NVIDIA.annotations.register
+MANAGED = {"door": "dra", "claim_allocator": "hami"}
+
+
+@pytest.mark.parametrize("fields, is_registered", [
+    param({}, True, id="device plugin"), param({"door": "dra"}, False, id="kube-scheduler"),
+])
+def test_the_door_changes_in_the_patch_of_the_devices(fields, is_registered):
+    scene = Scene(**fields)
+    scene.cluster.annotate_node("n1", {REGISTER: "[]", DOOR: "dra"})
+    scene.round()
+    *_, call = scene.cluster.calls_of("annotate_node")
+    assert call.annotations.keys() >= {REGISTER, DOOR} and DOOR not in scene.annotations
+    assert (REGISTER in scene.annotations) is is_registered
+
+
+def test_a_managed_node_registers_once_and_is_lock_free_when_the_kubelet_calls():
+    calls = []
+    scene = Scene(is_lock_free=lambda: bool(calls), **MANAGED)
+    for _ in range(2):
+        scene.round()
+    assert (scene.annotations[DOOR], LOCK_FREE in scene.annotations, scene.writes) == ("dra", False, 1)
+    calls.append("registered")
+    scene.round()
+    assert '"id":"GPU-a"' in scene.annotations[REGISTER] and scene.annotations[LOCK_FREE] == "NVIDIA"
+
+
+@pytest.mark.parametrize("before, after", [
+    param({REGISTER: "[]", LOCK_FREE: "DCU,NVIDIA", PAIR_SCORES: "[]"}, {LOCK_FREE: "DCU"}, id="of the device plugin"),
+    param({REGISTER: "[]", LOCK_FREE: "NVIDIA", DOOR: "dra"}, {REGISTER: "[]", LOCK_FREE: "NVIDIA", DOOR: "dra"},
+          id="its own"),
+])
+def test_what_another_door_offers_is_removed_first(before, after):
+    scene = Scene(is_lock_free=lambda: False, **MANAGED)
+    scene.cluster.annotate_node("n1", before)
+    scene.registrar.close_other_doors()
+    assert scene.annotations == after
+
+
+def test_a_managed_node_that_unregisters_has_no_door():
+    scene = Scene(is_lock_free=lambda: True, **MANAGED)
+    scene.round()
+    scene.registrar.leave(unregister=True)
+    assert not scene.annotations
 
 
 # ---- the annotation of nodes without a node lock
