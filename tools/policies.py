@@ -93,7 +93,8 @@ def node_keys(catalog: Catalog) -> list[str]:
     """Returns the annotations of nodes that users may not write, without those that have ``NODE_PREFIX``."""
     keys = {NODE_LOCK, ROOM, LOCK_FREE, PAIR_SCORES}
     for vendor in catalog:
-        keys |= {vendor.annotations.register, vendor.annotations.handshake, vendor.annotations.lock} - {""}
+        keys |= {vendor.annotations.register, vendor.annotations.handshake, vendor.annotations.door,
+                 vendor.annotations.lock} - {""}
     return sorted(key for key in keys if not key.startswith(NODE_PREFIX))
 
 

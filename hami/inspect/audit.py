@@ -8,17 +8,23 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from hami.codec.allocation import parse_shares
+from hami.codec.claims import AllocatedClaim
 from hami.codec.keys import ASSIGNED_NODE, DOOR
+from hami.codec.slices import device_name, pool_name
 from hami.codec.states import parse_lock
+from hami.codec.times import parse_time
 from hami.errors import MalformedInput
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_text
+from hami.model import Pod
 from hami.state.binding import assigned_at, bound_at
 from hami.state.pods import FOREIGN_TTL_S
 from hami.vendors.request import most_shares
 
 LOCK_TIMEOUT_S = 300.0  # as the scheduler's --node-lock-timeout
+CLAIM_LATE_S = 60.0  # claims are listed before pods, perhaps by another clock than that of the Binding
 _MAX_UNIX = 1 << 36  # seconds; later times are no dates
 
 
@@ -106,13 +112,62 @@ def _doors(cluster: InspectedCluster) -> Iterator[Finding]:
             yield Finding("TwoDoors", f"card {usage.device.index} ({usage.device.uuid}) of node {name}",
                           "HAMi's scheduler gives it out by an annotation, and kube-scheduler by a ResourceSlice",
                           f"check the label {DOOR} and the device plugins of the node: only one may run there")
+    known = cluster.claimed.devices.keys() | {
+        (pool_name(name), device_name(usage.device.uuid)) for name, usage in cluster.usages() if usage.device.by_claims}
     for claim in cluster.record.claims:
         gone = sorted({device.device for request in claim.requests for device in request.devices
-                       if (device.pool, device.device) not in cluster.claimed.devices})
+                       if (device.pool, device.device) not in known})
         if gone:
             yield Finding("CardGone", f"claim {claim.namespace}/{claim.name}",
                           f"it holds {', '.join(gone)}, which no ResourceSlice offers",
                           "check the device and the device plugin of its node, then recreate the pod")
+
+
+def _own_claims(cluster: InspectedCluster) -> Iterator[Finding]:
+    """Yields claims of HAMi's scheduler that say something else than their pods, where claims could be read, and nodes
+    for which nobody makes them."""
+    allocated = {(claim.namespace, claim.name): claim for claim in cluster.record.claims}
+    for pod in cluster.pods.values():
+        claim = allocated.get((pod.ref.namespace, pod.claim))
+        if not pod.claim or pod.is_terminated:
+            continue
+        if not pod.node_name:
+            if claim is not None and _age(cluster, parse_time(pod.created)) > LOCK_TIMEOUT_S:
+                yield Finding("ClaimWithoutBinding", f"claim {claim.namespace}/{claim.name}",
+                              f"it is allocated, but its pod {pod.ref.name} is not bound",
+                              "nothing: it reserves no devices, and goes with the pod")
+        elif cluster.record.slices and _age(cluster, bound_at(pod)) > CLAIM_LATE_S and (
+                problem := _claim_problem(cluster, pod, claim)):
+            yield Finding("ClaimDiffers", f"pod {pod.ref}", f"its claim {pod.claim} {problem}",
+                          "recreate the pod, and see who may write the status of claims: the node gives what a claim "
+                          "says, and HAMi's scheduler counts what the annotations say")
+    managed = sorted({name for name, usage in cluster.usages() if usage.device.by_claims})
+    schedulers = [scheduler for scheduler in cluster.record.installation.schedulers if not scheduler.is_hamis]
+    if managed and schedulers and not any(scheduler.allocates for scheduler in schedulers):
+        yield Finding("NobodyAllocates", f"deployment {schedulers[0].name}",
+                      f"it makes no claims, for which {counted(len(managed), 'node')} such as {managed[0]} wait",
+                      "set --dra=allocate, or --claim-allocator=kube-scheduler of the device plugins")
+
+
+def _claim_problem(cluster: InspectedCluster, pod: Pod, claim: AllocatedClaim | None) -> str:
+    """Returns in what the claim of a bound pod differs from its annotations; empty if it does not."""
+    if claim is None:
+        return "has no devices"
+    if pod.ref not in claim.pods:
+        return "is not reserved for it"
+    held = {request.name: sorted((device.pool, device.device, device.memory_mib, device.cores)
+                                 for device in request.devices) for request in claim.requests}
+    booked: dict[str, list[tuple[str, str, int, int]]] = {}
+    for vendor in (vendor for vendor in cluster.vendors.allocated_in(pod.annotations) if vendor.annotations.door):
+        try:
+            shares = parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated])
+        except MalformedInput:
+            return ""  # a finding of its own
+        booked |= {container.name: sorted((pool_name(pod.node_name), device_name(share.uuid), share.memory_mib,
+                                           share.cores) for share in own)
+                   for container, own in zip(pod.containers, shares) if own}
+    differing = sorted(name for name in held.keys() | booked.keys() if held.get(name) != booked.get(name))
+    return f"and its annotations say different things of container {differing[0]}" if differing else ""
 
 
 def _locks(cluster: InspectedCluster) -> Iterator[Finding]:
@@ -220,5 +275,5 @@ def _age(cluster: InspectedCluster, unix: int) -> float:
 
 
 _CHECKS: tuple[Callable[[InspectedCluster], Iterator[Finding]], ...] = (
-    _overcommitted, _unreadable, _missing_devices, _doors, _locks, _reservations, _allocations, _upgrade,
+    _overcommitted, _unreadable, _missing_devices, _doors, _own_claims, _locks, _reservations, _allocations, _upgrade,
     _excess_bindings, _device_classes)

@@ -289,7 +289,8 @@ def _held_devices(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
                           if other is not None and other.ref != pod.ref}
                 yield HeldDevice(name, indexes.get((vendor.key, share.uuid)), share.uuid, share.memory_mib, share.cores,
                                  tuple(sorted(others)))
-    for request in (request for claim in cluster.claims_of(pod) for request in claim.requests):
+    others_claims = (claim for claim in cluster.claims_of(pod) if claim.name != pod.claim)  # that is in the annotation
+    for request in (request for claim in others_claims for request in claim.requests):
         for claimed in request.devices:
             device = cluster.claimed.devices.get((claimed.pool, claimed.device))
             holders = cluster.holders(pod.node_name, device.vendor, device.uuid) if device is not None else ()

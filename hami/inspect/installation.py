@@ -13,11 +13,13 @@ import msgspec
 
 from hami.codec.documents import decode
 from hami.kube.pages import ObjectMeta
+from hami.runtime.settings import ALLOCATE
 
 SCHEDULERS = "app.kubernetes.io/component=hami-scheduler"  # label of Deployments, HAMi's and ours
 DEVICE_PLUGINS = "app.kubernetes.io/component=hami-device-plugin"  # of DaemonSets
 POLICY_PREFIX = "hami-"
 _FLAG = "--foreign-reservations"
+_DRA_FLAG = "--dra="
 _TOKEN_VOLUME = "extender-token"
 _HAMIS = frozenset({"vgpu-scheduler-extender", "vgpu-monitor"})  # containers that only HAMi's chart has
 
@@ -26,13 +28,14 @@ _HAMIS = frozenset({"vgpu-scheduler-extender", "vgpu-monitor"})  # containers th
 class SchedulerDeployment:
     """A Deployment of schedulers. *name*: ``namespace/name``. *is_hamis*: of HAMi's chart, not of this project.
 
-    *counts_others*: it counts what other schedulers write on pods that are not bound. *account*: of kube-scheduler.
-    *extender*: the account of the extender, empty where it is the same.
+    *counts_others*: it counts what other schedulers write on pods that are not bound. *allocates*: it allocates claims.
+    *account*: of kube-scheduler. *extender*: the account of the extender, empty where it is the same.
     """
 
     name: str
     is_hamis: bool = False
     counts_others: bool = False
+    allocates: bool = False
     account: str = ""
     extender: str = ""
 
@@ -172,10 +175,12 @@ def parse_scheduler(raw: msgspec.Raw) -> SchedulerDeployment | None:
     workload = decode("deployment", _WORKLOAD, raw)
     if workload.spec.replicas == 0:
         return None
-    words = (word for container in workload.containers for part in (container.command, container.args)
-             for word in part or ())
+    words = [word for container in workload.containers for part in (container.command, container.args)
+             for word in part or ()]
+    modes = [word.removeprefix(_DRA_FLAG) for word in words if word.startswith(_DRA_FLAG)]
     return SchedulerDeployment(name=workload.metadata.path, is_hamis=workload.is_hamis,
-                               counts_others=any(map(_is_flag, words)), extender=workload.extender,
+                               counts_others=any(map(_is_flag, words)), allocates=modes[-1:] == [ALLOCATE],
+                               extender=workload.extender,
                                account=workload.spec.template.spec.service_account_name)
 
 

@@ -27,7 +27,7 @@ from hami.state.view import Policies
 KIND = "HamiSnapshot"
 VERSION = 1
 MAX_BYTES = 256 << 20  # of a file when it is unpacked
-SCHEDULERS = ("hami-scheduler", "default-scheduler")  # names that an anonymous snapshot keeps
+SCHEDULERS = ("hami-scheduler", "hami-scheduler-claims", "default-scheduler")  # names that an anonymous snapshot keeps
 COUNTED = ("GCU", "cambricon-mlu", "kunlun", "mthreads")
 """Words in the names of devices that are only counted, beside the keys of vendors."""
 _WORDS = frozenset("""
@@ -35,7 +35,7 @@ _WORDS = frozenset("""
     custominfo hami-core mig mps uuid score containerindex deviceindex gpuuuid profile placement miguuid gpuinstanceid
     computeinstanceid devicestrategy die card aic qos best-effort fixed-share burst-share link zone minor
     hami-vnpu-core requesting reported deleted allocating success failed true false null binpack spread mutex
-    topology-aware numa-first memory cores slots
+    topology-aware numa-first memory cores slots dra
 """.split())
 """Words of annotations that name nothing: keys and fixed values of what device plugins, HAMi and pods write."""
 _WORD = re.compile(r'[^\s,:;{}\[\]"_]+')
@@ -195,6 +195,7 @@ class _Anonymizer:
                        scope=scope, group=self._groups[pod.group], nominated_node=self._place(pod.nominated_node),
                        scheduling_failure="", preferences=(), controller=self._controllers[pod.controller],
                        preemptor=self._uids.get(pod.preemptor, "uid-gone") if pod.preemptor else "",
+                       claim="claim" if pod.claim else "",
                        scheduler_name=self._schedulers.get(pod.scheduler_name, pod.scheduler_name),
                        annotations={key: self._place(text) if key in (ASSIGNED_NODE, PREEMPTING) else self._text(text)
                                     for key, text in pod.annotations.items()})

@@ -1,6 +1,7 @@
 """The devices that nodes publish in ResourceSlices, and what claims hold of them, in a table of their own.
 
-The scheduler's decision never sees this table: kube-scheduler allocates claims.
+The scheduler's decision never sees this table: kube-scheduler allocates claims. Devices whose claims HAMi's scheduler
+allocates are not in it: they are in the table of the store, with the pods that hold them.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class ClaimCache:
                 self._slices[uid] = published
                 self._parts.setdefault(published.node, {})[uid] = published
             for node in dict.fromkeys(part.node for part in (earlier, published) if part is not None):
-                self._offer(node, latest_devices(self._parts[node].values()))
+                self._offer(node, tuple(device for device in latest_devices(self._parts[node].values())
+                                        if not device.by_claims))
 
     def set_claim(self, uid: str, claim: AllocatedClaim | None) -> None:
         """Takes a claim as it is now; ``None``: it is gone. One without devices of ours is not kept."""

@@ -29,7 +29,8 @@ def inventory_sources(vendor: Vendor, node: Node) -> Sources | None:
     if not key and not any(capacity):
         return None
     texts = (node.annotations.get(key, node.labels.get(key)) for key in vendor.annotations.node_keys)
-    return (register, *texts, *capacity)
+    door = (node.annotations.get(vendor.annotations.door),) if vendor.annotations.door else ()
+    return (register, *door, *texts, *capacity)
 
 
 def devices_on(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:

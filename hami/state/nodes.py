@@ -18,6 +18,7 @@ from hami.state.inventories import Sources, device_count, devices_on, excess_of,
 from hami.state.liveness import PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe
 from hami.state.sighting import Sighting, Sightings
 from hami.state.table import Table
+from hami.vendors.inventory import gives_by_claims
 from hami.vendors.spec import Vendor
 
 TOMBSTONES = 1_000  # deleted nodes that are remembered
@@ -304,7 +305,10 @@ class NodeCache:
     def _store_inventory(self, record: NodeRecord, vendor: Vendor, node: Node, reading: _Reading) -> None:
         sources, devices, problem = reading
         inventory = record.inventories.get(vendor.key)
-        allocatable = device_count(node.allocatable.get(vendor.resources.count))
+        if gives_by_claims(vendor, node):  # the kubelet offers none, but while it can call the driver, this is marked
+            allocatable = len(devices) if vendor.key in record.lock_free else 0
+        else:
+            allocatable = device_count(node.allocatable.get(vendor.resources.count))
         handshake = node.annotations.get(vendor.annotations.handshake)
         observation = PluginObservation(handshake, sources[0] or "", allocatable)
         liveness = observe(inventory.liveness if inventory else None, observation, self._clock(), self._now())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from hami.codec.keys import CORDON
+from hami.codec.keys import CORDON, DOOR, LOCK_FREE
 from hami.codec.node_template import NODE_TEMPLATE, VENDOR, parse_node_template
 from hami.codec.policies import parse_list
 from hami.codec.register import check_number, parse_devices, parse_pair_scores, render_devices_json
@@ -15,6 +15,7 @@ from hami.quantity import INT32_MAX, rounded_up
 from hami.vendors.spec import Inventory, Rule, Vendor, read_with
 
 PAIR_SCORES = "hami.io/node-nvidia-score"
+CLAIMS = "dra"  # the door of a node whose registered devices HAMi's scheduler gives out by claims
 # Characters of each annotation and label that an inventory is read from. 256 devices take 47,000, 64 devices with the
 # MIG profiles of an A100 80,000, and the link scores of 32 devices 50,000. Kubernetes permits 256 KiB for all together.
 MAX_TEXT = 128 * 1024
@@ -38,6 +39,7 @@ def registered(vendor: Vendor, node: Node, *, parse: Callable[[str, str, str], S
     """Returns the devices in *vendor*'s register annotation, in its order; the first of several with the same uuid.
 
     Operators exclude devices with the node annotation ``hami.io/device-cordon``, if the vendor has the cordon rule.
+    The node says whether pods get them by claims.
     *parse*: decodes the annotation, given its key, its text and the vendor's key. *noun*: a device, in the error.
     Raises: MalformedInput if the annotation cannot be read or has no device.
     """
@@ -56,7 +58,12 @@ def registered(vendor: Vendor, node: Node, *, parse: Callable[[str, str, str], S
     if PAIR_SCORES in vendor.annotations.node_keys and (pairs := node.annotations.get(PAIR_SCORES)):
         scores = parse_pair_scores(PAIR_SCORES, pairs)
         devices = tuple(replace(device, pair_scores=scores.get(device.uuid, {})) for device in devices)
-    return devices
+    return tuple(replace(device, by_claims=True) for device in devices) if gives_by_claims(vendor, node) else devices
+
+
+def gives_by_claims(vendor: Vendor, node: Node) -> bool:
+    """Reports whether pods get *vendor*'s devices on *node* by claims that HAMi's scheduler makes."""
+    return bool(vendor.annotations.door) and node.annotations.get(vendor.annotations.door) == CLAIMS
 
 
 def with_template(vendors: Iterable[Vendor], node: Node) -> Node:
@@ -70,7 +77,8 @@ def with_template(vendors: Iterable[Vendor], node: Node) -> Node:
         devices = parse_node_template(text)
     except MalformedInput:
         return node
-    return replace(node, annotations={**node.annotations, register: render_devices_json(devices)})
+    claims = {DOOR: CLAIMS, LOCK_FREE: VENDOR} if node.labels.get(DOOR) == CLAIMS else {}
+    return replace(node, annotations={**node.annotations, register: render_devices_json(devices), **claims})
 
 
 def counted(word: str, *, slots: int, memory_mib: int, cores: int,

@@ -213,6 +213,7 @@ class Annotations:
     to_allocate: str = ""  # of pods: the shares that the device plugin has not given to containers yet
     allocated: str = ""  # of pods: the shares
     node_keys: tuple[str, ...] = ()  # other annotations and labels of nodes that the inventory reads
+    door: str = ""  # of nodes: the door through which pods get the registered devices, `dra` for claims
     pod_keys: tuple[str, ...] = ()  # annotations of pods that the functions read
     extra_keys: tuple[str, ...] = ()  # annotations of pods that *annotate* may write
     selectors: SelectorKeys = SelectorKeys()  # annotations of pods that select devices

@@ -196,6 +196,18 @@ def test_what_claims_hold_is_on_the_pages(stage):
     assert stage.json("/")["total"]["memoryUsedMib"] == before["memoryUsedMib"] + 3000
 
 
+def test_a_node_whose_claims_hami_allocates_is_on_the_pages_once(stage):
+    before = stage.json("/")
+    assert "n1" in names(before)
+    stage.claims.set_slice("s", PublishedSlice("n1", 1, (builders.gpu("GPU-n1-0", by_claims=True),)))
+    part = ClaimedDevice(pool="hami/n1", device="gpu-n1-0", memory_mib=3000, share_milli=10_000)
+    stage.claims.set_claim("c", AllocatedClaim(namespace="default", name="c", uid="c", requests=(
+        ClaimedRequest(name="main", devices=(part,)),)))
+    stage.clock.seconds += 60
+    after = stage.json("/")
+    assert (after["total"], after["items"]) == (before["total"], before["items"])
+
+
 # Who sees what
 
 

@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import randoms
+from pytest import param
 
 from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
 from hami.codec.slices import PublishedSlice
 from hami.inspect.audit import audit, render_audit
 from hami.inspect.cluster import InspectedCluster, UnreadableObject
+from hami.inspect.installation import Installation, SchedulerDeployment
 from hami.model import Node
 from tests.builders import container, gpu, gpus, node, pod
 from tests.inspect.records import NOON, held, record, some_record
@@ -69,6 +71,47 @@ def claim(device="gpu-a", node="n"):
 def test_claims_and_slices_are_compared(nodes, claims, rule):
     cluster = InspectedCluster(replace(record(nodes), slices=(PublishedSlice("n", 1, (GPU,)),), claims=tuple(claims)))
     assert [(finding.rule, finding.subject) for finding in audit(cluster)] == ([rule] if rule else [])
+
+
+MANAGED = node("n", GPU, annotations={"hami.io/door": "dra"})
+SINCE = {"bind_time": LATE}
+
+
+def own(node_name="n", **fields):
+    """A pod whose claim HAMi's scheduler makes."""
+    holder = with_keys(held("p", "n", ("a", 1, 0)), **SINCE)
+    return replace(holder, claim="c", node_name=node_name, created="2026-08-21T11:50:00Z", **fields)
+
+
+def of_own(memory_mib=1, pods=None):
+    """Its claim."""
+    part = ClaimedDevice(pool="hami/n", device="gpu-a", memory_mib=memory_mib, share_milli=10_000)
+    return replace(claim(), pods=(own().ref,) if pods is None else pods,
+                   requests=(ClaimedRequest(name="c", devices=(part,)),))
+
+
+@pytest.mark.parametrize("pods, claims, rule", [
+    param([own()], [of_own()], None, id="consistent"),
+    param([own()], [of_own(2)], ("ClaimDiffers", "pod default/p"), id="other amounts"),
+    param([own()], [of_own(pods=())], ("ClaimDiffers", "pod default/p"), id="of another pod"),
+    param([own()], [], ("ClaimDiffers", "pod default/p"), id="no claim"),
+    param([replace(own(), phase="Succeeded")], [], None, id="ended"),
+    param([with_keys(own(), bind_time=str(int(NOON.timestamp())))], [], None, id="bound since claims were listed"),
+    param([replace(own(""), annotations={})], [of_own()], ("ClaimWithoutBinding", "claim default/c"), id="not bound"),
+    param([replace(own(""), annotations={}, created="2026-08-21T11:59:59Z")], [of_own()], None, id="just created"),
+    param([], [of_own()], None, id="pod gone"),
+])
+def test_claims_of_hami_s_scheduler_are_compared_with_their_pods(pods, claims, rule):
+    slices = (PublishedSlice("n", 1, (replace(GPU, by_claims=True),)),)
+    cluster = InspectedCluster(replace(record([MANAGED], pods), slices=slices, claims=tuple(claims)))
+    assert [(finding.rule, finding.subject) for finding in audit(cluster)] == ([rule] if rule else [])
+
+
+@pytest.mark.parametrize("allocates, found", [(True, []), (False, ["NobodyAllocates"])])
+def test_a_managed_node_needs_a_scheduler_that_allocates(allocates, found):
+    installation = Installation(schedulers=(SchedulerDeployment(name="a/ours", allocates=allocates),))
+    cluster = InspectedCluster(replace(record([MANAGED]), installation=installation))
+    assert [finding.rule for finding in audit(cluster)] == found
 
 
 def test_a_device_plugin_that_is_away_is_one_finding_which_leaves_the_pods_alone():

@@ -133,6 +133,19 @@ def test_a_pod_whose_claim_holds_devices():
         "  main: 3,000 MiB and 10 cores of a card that is gone (gpu-gone), alone on it"]
 
 
+def test_what_a_claim_of_hami_s_scheduler_holds_is_told_once():
+    made = node("d", gpu("GPU-a"), annotations={"hami.io/door": "dra"})
+    holder = replace(held("p", "d", ("GPU-a", 3000, 10)), claim="hami-1")
+    part = ClaimedDevice(pool="hami/d", device="gpu-a", memory_mib=3000, cores=10, share_milli=10_000)
+    claim = AllocatedClaim(namespace="default", name="hami-1", uid="c", pods=(holder.ref,), requests=(
+        ClaimedRequest(name="c", devices=(part,)),))
+    cluster = InspectedCluster(replace(record([made], [holder]), claims=(claim,), slices=(
+        PublishedSlice("d", 1, (gpu("GPU-a", by_claims=True),)),)))
+    *_, last = lines(explain_pod(cluster, holder, ()))
+    assert last == "  c: 3,000 MiB and 10 cores of card 0 (GPU-a), alone on it"
+    assert len(explain_pod(cluster, holder, ()).cards) == 1
+
+
 def test_since_when_a_pod_is_bound():
     bound = held("z", "n1", ("b", 1, 1))
     bound.annotations["hami.io/bind-time"] = "1787313600"

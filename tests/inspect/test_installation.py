@@ -61,6 +61,13 @@ def test_schedulers(item, is_hamis, counts_others):
         name="a/s", is_hamis=is_hamis, counts_others=counts_others)
 
 
+@pytest.mark.parametrize("flags, allocates", [
+    ([], False), (["--dra=show"], False), (["--dra=show", "--dra=allocate"], True),
+    (["--dra=allocate", "--dra=show"], False)])
+def test_schedulers_that_allocate_claims(flags, allocates):
+    assert parse_scheduler(raw(deployment("hami", "scheduler", *flags))).allocates is allocates
+
+
 def test_a_scheduler_without_replicas_is_not_there():
     assert parse_scheduler(raw(deployment("hami", "scheduler", "--foreign-reservations", replicas=0))) is None
 

@@ -141,6 +141,15 @@ def test_a_device_that_is_named_after_its_node_keeps_that():
     assert "node-1-AWSNeuron-0,NVIDIA" in hidden.pods[0].annotations["hami.io/vgpu-devices-allocated"]
 
 
+def test_who_gives_out_devices_is_no_secret():
+    managed = node("n", gpu("a", **T4), annotations={"hami.io/door": "dra", "hami.io/lock-free": "NVIDIA"},
+                   allocatable={})
+    hidden = anonymize(record([managed], [replace(held("p", "n", ("a", 1, 1)), claim="hami-secret")]))
+    ((_, usage),) = InspectedCluster(hidden).usages()
+    assert usage.device.by_claims and usage.memory_used_mib == 1
+    assert [pod.claim for pod in hidden.pods] == ["claim"]
+
+
 def placed_record(count=6):
     """Returns a record of pods that the scheduler itself has placed one after the other, and their uuids."""
     nodes = [node(f"n{number}", gpu(f"{number}-a", index=0, **T4), gpu(f"{number}-b", index=1, **T4))

@@ -65,6 +65,19 @@ def test_what_claims_hold_is_shown_as_what_annotations_say():
     assert (pod["name"], pod["node"], pod["cards"], pod["memoryMib"], pod["cores"]) == ("a", "d", ["0"], 3000, 10)
 
 
+def test_a_node_whose_claims_hami_allocates_is_shown_once():
+    managed = node("d", gpu(**GPU))
+    managed["metadata"]["annotations"] |= {"hami.io/door": "dra", "hami.io/lock-free": "NVIDIA"}
+    slices = render_slices("d", [cards.gpu("GPU-d-0", memory_mib=10_000, by_claims=True)])
+    api = FakeApi([managed], [bound("a", "d", (0, 3000, 10))], others={
+        "resourceslices": list(slices), "resourceclaims": [claimed("a", "d")]})
+    of = InspectedCluster(Reader(api.request).record())
+    ((row,), (card,), (pod,)) = (items(kind, of) for kind in ("nodes", "cards", "pods"))
+    assert [row[key] for key in ("cards", "memoryUsedMib", "slotsUsed", "pods")] == [1, 3000, 1, 1]
+    assert (card["uuid"], card["memoryUsedMib"], card["pods"]) == ("GPU-d-0", 3000, ["default/a"])
+    assert (pod["name"], pod["cards"], pod["memoryMib"]) == ("a", ["0"], 3000)
+
+
 def test_a_row_for_each_card():
     rows = {(row["node"], row["index"]): row for row in items("cards")}
     assert (rows["n1", 0]["memoryUsedMib"], rows["n1", 0]["coresUsed"], rows["n1", 0]["slotsUsed"]) == (8000, 60, 2)

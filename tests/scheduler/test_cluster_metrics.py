@@ -378,6 +378,17 @@ def test_what_claims_hold_is_shown_once_and_as_what_annotations_say():
             if labels["node"] == "dra-0"] == [("", 1 << 30), ("claims", 1 << 30)]
 
 
+def test_what_hami_allocates_by_claims_is_shown_once():
+    cache, claims = small_cache(), ClaimCache()
+    before = page(cache.view())
+    part = ClaimedDevice(pool="hami/gpu-0", device="gpu-a", memory_mib=1024, cores=5, share_milli=10_000)
+    claims.set_slice("s", PublishedSlice("gpu-0", 1, (gpu("GPU-a", memory_mib=16384, by_claims=True),)))
+    claims.set_claim("c", AllocatedClaim(namespace="team-a", name="c", uid="c", requests=(
+        ClaimedRequest(name="r", devices=(part,)),)))
+    claimed = claims.at_once(cache.view().facts).view
+    assert "".join(render(families(cache.view(), ONLY_NVIDIA, claimed=claimed))) == before
+
+
 def test_a_view_does_not_change_with_the_store():
     cache = small_cache()
     found = cache.view()

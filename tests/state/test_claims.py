@@ -1,5 +1,7 @@
 """Devices in ResourceSlices and the claims that hold parts of them, as a view."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,11 +74,11 @@ def test_slices_of_earlier_generations_do_not_count(slices):
     assert {device.uuid for device in latest_devices(slices)} == {"GPU-0", "GPU-1"}
 
 
-CARDS = [gpu(f"GPU-{number}", slots=4) for number in range(3)]
+CARDS = [gpu(f"GPU-{number}", slots=4, by_claims=number == 2) for number in range(3)]
 SLICES = st.builds(PublishedSlice, st.sampled_from("mn"), st.integers(1, 3),
                    st.lists(st.sampled_from(CARDS), unique=True).map(tuple))
 CLAIMS = st.builds(lambda uid, parts: claim(*parts, uid=uid), st.sampled_from("abc"), st.lists(
-    st.builds(part, st.sampled_from(["GPU-0", "GPU-1", "GPU-9"]), st.sampled_from("mn"), st.integers(0, 9)),
+    st.builds(part, st.sampled_from(["GPU-0", "GPU-2", "GPU-9"]), st.sampled_from("mn"), st.integers(0, 9)),
     unique_by=lambda one: (one.pool, one.device)))
 STEPS = st.one_of(st.tuples(st.just("slice"), st.sampled_from("xyz"), st.none() | SLICES),
                   CLAIMS.map(lambda made: ("claim", made.uid, made)),
@@ -98,6 +100,16 @@ def test_what_came_before_leaves_nothing_behind(steps):
     assert (now.devices, now.claims) == (expected.devices, expected.claims)
     assert now.view.nodes == expected.view.nodes
     assert now.view.bookings == expected.view.bookings
+
+
+def test_what_hami_allocates_is_in_the_table_of_the_store_only():
+    managed = replace(CARD, by_claims=True)
+    cache = seen(claim(part(memory=1)))
+    cache.set_slice("0", PublishedSlice("n", 2, (managed,)))
+    found = content(cache)
+    assert (found.devices, found.view.usages("n"), found.view.bookings) == ({}, {}, {}) and "claim" in found.claims
+    cache.set_slice("0", PublishedSlice("n", 3, (CARD,)))
+    assert used(content(cache).view) == {"GPU-0": (1, 1, 0)}
 
 
 def test_the_sizes_of_cards_are_those_of_all_slices():

@@ -1,5 +1,7 @@
 """Nodes as the watch delivers them: inventories that appear, vanish, are malformed or go silent; node locks."""
 
+from dataclasses import replace
+
 import pytest
 
 from hami.codec.keys import NODE_LOCK
@@ -59,6 +61,39 @@ def test_a_withdrawn_inventory_has_no_devices():
     cache = SmallStore()
     cache.nodes.upsert(node("n1", resource_version="9"))
     assert names(cache) == []
+
+
+def managed(version, door="dra", lock_free=True, **fields):
+    """A node whose kubelet offers devices of a device plugin only without this door."""
+    annotations = {"hami.io/door": door, "hami.io/lock-free": "NVIDIA" if lock_free else ""}
+    return node("n1", gpu("GPU-0"), annotations={key: text for key, text in annotations.items() if text},
+                allocatable={NVIDIA.resources.count: "0" if door else "10"}, resource_version=version, **fields)
+
+
+def by_claims(cache):
+    return {usage.device.by_claims for usages in cache.view().usages("n1").values() for usage in usages}
+
+
+def test_a_change_of_the_door_alone_is_seen():
+    cache, label = SmallStore(), {"hami.io/door": "dra"}
+    for version, door, found in (("5", "dra", {True}), ("6", "", {False}), ("7", "dra", {True})):
+        cache.nodes.upsert(managed(version, door, labels=label))
+        assert by_claims(cache) == found
+
+
+def test_a_managed_node_is_offered_while_its_kubelet_can_call_the_driver():
+    cache = SmallStore(managed("5"))
+    cache.nodes.upsert(managed("6", lock_free=False))
+    assert names(cache) == []
+    cache.nodes.upsert(managed("7"))
+    assert names(cache) == ["n1"]
+
+
+def test_a_managed_node_answers_no_handshake():
+    request = {"hami.io/node-handshake": "Requesting_2026-08-21 11:00:00"}
+    asked = managed("5")
+    cache = SmallStore(replace(asked, annotations={**asked.annotations, **request}))
+    assert names(cache) == ["n1"] and cache.nodes.reports_due() == []
 
 
 def test_a_device_that_is_registered_twice_counts_once():

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from hami.codec.node_template import NODE_TEMPLATE
 from hami.errors import MalformedInput
-from hami.vendors.inventory import MAX_TEXT, PAIR_SCORES, read_inventory, registered
-from tests.builders import NVIDIA, gpu, node
+from hami.model import Node
+from hami.vendors.inventory import MAX_TEXT, PAIR_SCORES, read_inventory, registered, with_template
+from tests.builders import NVIDIA, ONLY_NVIDIA, gpu, node
 
 TWO = gpu("dev-0"), gpu("dev-1", index=1)
 
@@ -27,6 +29,27 @@ def test_cordoned_devices():
 def test_pair_scores():
     scored = node("n1", *TWO, annotations={"hami.io/node-nvidia-score": '[{"uuid":"dev-1","score":{"dev-0":50}}]'})
     assert [device.pair_scores for device in registered(NVIDIA, scored)] == [{}, {"dev-0": 50}]
+
+
+@pytest.mark.parametrize("annotations, labels, by_claims", [
+    ({"hami.io/door": "dra"}, {}, True), ({"hami.io/door": "plugin"}, {}, False), ({}, {"hami.io/door": "dra"}, False),
+])
+def test_devices_that_pods_get_by_claims(annotations, labels, by_claims):
+    (device,) = read_inventory(NVIDIA, node("n1", gpu(), annotations=annotations, labels=labels))
+    assert device.by_claims is by_claims
+
+
+def test_only_the_vendor_with_that_door_is_given_by_claims():
+    other = replace(NVIDIA, annotations=replace(NVIDIA.annotations, door=""))
+    (device,) = read_inventory(other, node("n1", gpu(), annotations={"hami.io/door": "dra"}))
+    assert not device.by_claims
+
+
+@pytest.mark.parametrize("labels, by_claims", [({}, False), ({"hami.io/door": "dra"}, True)])
+def test_a_node_of_a_group_has_the_door_of_its_label(labels, by_claims):
+    made = with_template(ONLY_NVIDIA, Node(name="new", labels={NODE_TEMPLATE: "2x46068.10.100.A40"} | labels))
+    assert [device.by_claims for device in read_inventory(NVIDIA, made)] == [by_claims] * 2
+    assert ("hami.io/lock-free" in made.annotations) is by_claims
 
 
 def test_a_device_that_is_named_twice_counts_once():
