@@ -368,6 +368,7 @@ class Pod:
     *preempts*: pods of lower priority may be evicted for it. *preempted*: it is evicted for a pod of higher priority,
     whose uid is *preemptor* unless kube-scheduler evicts it.
     *claim*: the name of the claim that the scheduler makes for it; empty if it gets its devices without one.
+    *claim_problem*: why it cannot be read what its containers request by that claim; empty if it can.
     *controller*: the uid of the object that controls it. *is_node_agent*: it belongs to its node, which runs it by
     itself or by a DaemonSet. *grace_s*: seconds that it may take to end. *started*: when the kubelet admitted it.
     *deletion*: when it ends at the latest if it is being deleted, else empty.
@@ -396,6 +397,7 @@ class Pod:
     preempted: bool = False
     preemptor: str = ""
     claim: str = ""
+    claim_problem: str = ""
     controller: str = ""
     is_node_agent: bool = False
     grace_s: int = 30

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from hami.codec.affinity import Affinity, is_cross_namespace, node_preferences, prefers_pods
+from hami.codec.claim_amounts import CLAIM, is_claim_name, with_amounts
 from hami.codec.documents import decode
-from hami.codec.keys import PREEMPTING
+from hami.codec.keys import CLAIM_AMOUNTS, PREEMPTING
 from hami.codec.objects import Metadata, quantities
 from hami.codec.scopes import ResourceRequirements, is_best_effort, make_scope
 from hami.errors import MalformedInput
@@ -50,6 +51,11 @@ class _SchedulingGroup(msgspec.Struct, rename="camel", gc=False):
 
 class _SpreadConstraint(msgspec.Struct, rename="camel", gc=False):
     when_unsatisfiable: str | None = ""
+
+
+class _ResourceClaim(msgspec.Struct, rename="camel", gc=False):
+    name: str | None = ""
+    resource_claim_name: str | None = ""
 
 
 class _Spec(msgspec.Struct, rename="camel", gc=False):
@@ -120,6 +126,8 @@ _POD = msgspec.json.Decoder(_Pod)
 _VARIABLES = msgspec.json.Decoder(list[_Variable] | None)
 _STATUSES = msgspec.json.Decoder(list[_ContainerStatus] | None)
 _CONDITIONS = msgspec.json.Decoder(list[PodCondition] | None)
+_CLAIM = msgspec.json.Decoder(_ResourceClaim | None)
+_OWN_CLAIM = b'"hami-'  # only claims with this are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +194,13 @@ def _pod(wire: _Pod) -> Pod:
     meta, spec, status = wire.metadata or Metadata(), wire.spec or _Spec(), wire.status or _Status()
     inits = [_container(container, ContainerKind.SIDECAR if container.restart_policy == "Always" else
                         ContainerKind.INIT) for container in spec.init_containers or ()]
+    containers = (*inits, *(_container(container, ContainerKind.APP) for container in spec.containers or ()))
+    claim_problem = ""
+    if claim := _own_claim(spec.resource_claims) if spec.resource_claims else "":
+        try:
+            containers = with_amounts(containers, (meta.annotations or {}).get(CLAIM_AMOUNTS))
+        except MalformedInput as error:  # of this pod alone: it is refused, and others are read
+            claim_problem = str(error)
     deadline, affinity, controller = spec.active_deadline_seconds, spec.affinity, meta.controller
     grace_s = spec.termination_grace_period_seconds
     return Pod(
@@ -193,7 +208,7 @@ def _pod(wire: _Pod) -> Pod:
         resource_version=meta.resource_version or "",
         annotations=meta.annotations or {},
         labels=meta.labels or {},
-        containers=(*inits, *(_container(container, ContainerKind.APP) for container in spec.containers or ())),
+        containers=containers,
         node_name=sys.intern(spec.node_name or ""),
         scheduler_name=sys.intern(spec.scheduler_name or ""),
         phase=sys.intern(status.phase or ""),
@@ -216,12 +231,23 @@ def _pod(wire: _Pod) -> Pod:
         preempts=spec.preemption_policy != "Never",
         preempted=(disruption := _preemption(status)) is not None,
         preemptor=_preemptor(disruption),
+        claim=claim,
+        claim_problem=claim_problem,
         controller=sys.intern(controller.uid or ""),
         is_node_agent=controller.kind in ("DaemonSet", "Node"),
         grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
         started=status.start_time or "",
         deletion=meta.deletion_timestamp or "",
     )
+
+
+def _own_claim(entries: Iterable[msgspec.Raw]) -> str:
+    """Returns the name of the claim among *entries* that the scheduler makes; empty if there is none."""
+    for entry in entries:
+        if _OWN_CLAIM in bytes(entry) and (claim := _part("claims of a pod", _CLAIM, entry)) is not None:
+            if claim.name == CLAIM and is_claim_name(name := claim.resource_claim_name or ""):
+                return name
+    return ""
 
 
 def _preemption(status: _Status) -> PodCondition | None:
