@@ -26,6 +26,7 @@ from hami.quantity import INT32_MAX, MIB, parse_quantity, render_mib
 T = TypeVar("T")
 
 MAX_RESULTS = 32  # requests of a claim; devices of an allocation
+TOO_MANY = f"a claim has at most {MAX_RESULTS} GPUs"
 MAX_SETTINGS = 32 * 33  # configurations: 32 of the claim, and of a class for each request
 MAX_SIZES = 8  # alternatives of a request
 MAX_SELECTED = 64  # items of a list of types or UUIDs: an expression of more would cost too much
@@ -310,7 +311,7 @@ def _objections(requests: Mapping[str, Request], selector: Selector, policy: Dev
     if foreign := sorted({request.vendor for request in requests.values()} - {_VENDOR}):
         yield f"claims are for {_VENDOR} GPUs only, not for {', '.join(foreign)}"
     if sum(request.count for request in requests.values()) > MAX_RESULTS:
-        yield f"a claim has at most {MAX_RESULTS} GPUs"
+        yield TOO_MANY
     if policy.topology_aware:
         yield "kube-scheduler cannot compare the links between GPUs (policy topology-aware)"
     if policy.mutex and any(request.cores < WHOLE for request in requests.values()):

@@ -21,12 +21,14 @@ from hami.vendors.spec import FitContext, PartitionRule, Rule
 
 Array = NDArray[Any]
 
-FIELDS = ("vendor", "model", "mode", "healthy", "cordoned", "in_parts", "slots", "slots_used", "memory_mib",
-          "memory_used_mib", "cores", "cores_used")
+FIELDS = ("vendor", "model", "mode", "by_claims", "healthy", "cordoned", "in_parts", "slots", "slots_used",
+          "memory_mib", "memory_used_mib", "cores", "cores_used")
 """The columns. *vendor*, *model*, *mode* are numbers that the owner of the columns gives out; vendor 0 is no device.
 *in_parts*: the device is partitioned, or pods hold partitions of it."""
-(_VENDOR, _MODEL, _MODE, _HEALTHY, _CORDONED, _IN_PARTS, _SLOTS, _SLOTS_USED, _MEMORY, _MEMORY_USED, _CORES,
+(_VENDOR, _MODEL, _MODE, _BY_CLAIMS, _HEALTHY, _CORDONED, _IN_PARTS, _SLOTS, _SLOTS_USED, _MEMORY, _MEMORY_USED, _CORES,
  _CORES_USED) = range(len(FIELDS))
+AMOUNTS_FROM = _SLOTS
+"""The first of the columns with amounts: slots, memory and cores, each with its use."""
 
 _REASONS = tuple(Reason)
 _SERVES, _OTHER = 0, len(_REASONS) + 1  # codes of a device that passes, and of one of another vendor
@@ -210,6 +212,7 @@ def _is_full(columns: DeviceColumns, request: Request, context: FitContext) -> A
 _ColumnRule = Callable[[DeviceColumns, Request, FitContext], "Array | bool | None"]
 
 _COLUMN_RULES: dict[Rule, tuple[Reason, _ColumnRule]] = {
+    Rule.DOOR: (Reason.DOOR, lambda columns, request, context: columns.facts[_BY_CLAIMS] != context.by_claims),
     Rule.HEALTH: (Reason.UNHEALTHY, lambda columns, request, context: columns.facts[_HEALTHY] == 0),
     Rule.CORDON: (Reason.CORDONED, lambda columns, request, context: columns.facts[_CORDONED] != 0),
     Rule.TYPE: (Reason.TYPE_MISMATCH, _other_type),

@@ -219,6 +219,8 @@ def _is_another(candidate: Candidate) -> bool:
 _Fails = Callable[[Candidate], bool]
 
 _RULES: dict[Rule, tuple[Reason, _Fails]] = {
+    Rule.DOOR: (Reason.DOOR, lambda candidate: (
+        candidate.usage.device.by_claims is not candidate.context.by_claims)),
     Rule.HEALTH: (Reason.UNHEALTHY, lambda candidate: not candidate.device.healthy),
     Rule.CORDON: (Reason.CORDONED, lambda candidate: candidate.device.cordoned),
     Rule.TYPE: (Reason.TYPE_MISMATCH, _is_other_type),

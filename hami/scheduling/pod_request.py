@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hami.codec.keys import GPU_POLICY, NUMA_BIND, WEIGHTS
+from hami.codec.claim_templates import VENDOR
+from hami.codec.claims import MAX_RESULTS, TOO_MANY
+from hami.codec.keys import CLAIM_AMOUNTS, GPU_POLICY, NUMA_BIND, WEIGHTS
 from hami.codec.policies import parse_device_policy, parse_weights
 from hami.codec.register import parse_bool
 from hami.errors import MalformedInput
 from hami.model import Budget, ContainerKind, DevicePolicy, DeviceUsage, Pod, Request, Selector, Share, Weights
+from hami.vendors.claims import unclaimable
 from hami.vendors.request import MAX_CONTAINERS, device_requests
 from hami.vendors.spec import Catalog, FitContext, Rule, Vendor
 
@@ -34,12 +37,13 @@ class VendorRequest:
 @dataclass(frozen=True, slots=True)
 class PodRequest:
     """Everything about a pod that decides whether and how it fits a node. Equal requests get equal results on the same
-    usage. What a quota has left is no part of it."""
+    usage. What a quota has left is no part of it. *by_claims*: it gets its devices by a claim of its own."""
 
     containers: tuple[ContainerRequest, ...]
     vendor_requests: tuple[VendorRequest, ...]
     policy: DevicePolicy
     weights: Weights
+    by_claims: bool = False
 
     def vendor_request(self, vendor: str) -> VendorRequest:
         """The vendor request for the vendor with the key *vendor*."""
@@ -52,7 +56,8 @@ class PodRequest:
         shared = self.vendor_request(vendor)
         return FitContext(
             vendor=shared.vendor, policy=self.policy, weights=self.weights, selector=shared.selector,
-            budget=budget or Budget(), annotations=shared.annotations, usages=usages, kind=kind, placed=placed)
+            budget=budget or Budget(), annotations=shared.annotations, usages=usages, kind=kind, placed=placed,
+            by_claims=self.by_claims)
 
     @property
     def needs_devices_alone(self) -> bool:
@@ -82,12 +87,14 @@ def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str) -> PodReque
     """Returns the request of *pod*; ``None`` if it requests no device.
 
     *device_policy*: the default if the pod's annotation does not set one.
-    Raises: MalformedInput if the weights annotation cannot be read, or *pod* has too many containers or too long lists
-    of devices.
+    Raises: MalformedInput if the weights annotation cannot be read, *pod* has too many containers or too long lists
+    of devices, or it has a claim that cannot give it what it requests.
     """
     containers = tuple(
         ContainerRequest(container.kind, device_requests(vendors, container)) for container in pod.containers)
     requested = {request.vendor for container in containers for request in container.requests}
+    if pod.claim:
+        _check_claim(pod, containers, vendors)
     if not requested:
         return None
     if len(containers) > MAX_CONTAINERS:
@@ -100,7 +107,22 @@ def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str) -> PodReque
         policy=parse_device_policy(annotations.get(GPU_POLICY, device_policy),
                                    numa_bind=parse_bool(annotations.get(NUMA_BIND, "")) is True),
         weights=Weights() if weights is None else parse_weights(weights),
+        by_claims=bool(pod.claim),
     )
+
+
+def _check_claim(pod: Pod, containers: Sequence[ContainerRequest], vendors: Catalog) -> None:
+    """Raises: MalformedInput if no claim can give *pod* what its *containers* request."""
+    requests = [request for container in containers for request in container.requests]
+    problem = pod.claim_problem
+    if not problem and not any(request.vendor == VENDOR for request in requests):
+        problem = f"the pod has a claim, but requests no {VENDOR} GPU"
+    problem = problem or next(unclaimable(pod, vendors), "")
+    if not problem and sum(request.count for request in requests) > MAX_RESULTS:
+        problem = TOO_MANY
+    if problem:
+        text = pod.annotations.get(CLAIM_AMOUNTS, "")
+        raise MalformedInput(CLAIM_AMOUNTS, text, problem, message=f"claim {pod.claim}: {problem}")
 
 
 def _vendor_request(vendor: Vendor, annotations: Mapping[str, str]) -> VendorRequest:

@@ -16,7 +16,7 @@ import numpy
 from numpy.typing import NDArray
 
 from hami.model import Device, DeviceUsage, PodScope
-from hami.scheduling.columns import FIELDS, DeviceColumns
+from hami.scheduling.columns import AMOUNTS_FROM, FIELDS, DeviceColumns
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.quota import DeviceSizes, ScopedUsage
 from hami.scheduling.score import score_of_sums
@@ -341,15 +341,15 @@ class Table:
         in_parts = {(vendor, charge.uuid) for charges in self._detailed.get(entry.name, {}).values()
                     for vendor, charge in charges if charge.partitions}
         vendors, models, modes = self._vendors.by_text, self._models.by_text, self._modes.by_text
-        facts = [(vendors[device.vendor], models[device.model], modes[device.mode], device.healthy, device.cordoned,
-                  device.is_partitioned or (vendor, device.uuid) in in_parts, device.slots, slots, device.memory_mib,
-                  memory, device.cores, cores)
+        facts = [(vendors[device.vendor], models[device.model], modes[device.mode], device.by_claims, device.healthy,
+                  device.cordoned, device.is_partitioned or (vendor, device.uuid) in in_parts, device.slots, slots,
+                  device.memory_mib, memory, device.cores, cores)
                  for vendor in sorted(entry.devices) for device in entry.devices[vendor]
                  for slots, memory, cores in (used.get((vendor, device.uuid), _NOTHING),)]
         start = self._place(entry.row, len(facts))
         columns = numpy.array(facts, dtype=numpy.int64).T
         self._facts[:, start:start + len(facts)] = columns
-        self.scores[entry.row] = score_of_sums(*columns[6:].sum(axis=1).tolist())
+        self.scores[entry.row] = score_of_sums(*columns[AMOUNTS_FROM:].sum(axis=1).tolist())
         on_node = self._on_node.get(entry.name, {}).values()
         self.priorities[entry.row] = min([booking.priority for booking in on_node], default=NO_POD)
         self._bump_version(entry.row)

@@ -88,8 +88,8 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
             refuses_ephemeral=config.strict),
         decision=Decision(
             inventory=inventory.registered,
-            rules=(Rule.HEALTH, PartitionRule(mig.unaccounted), Rule.CORDON, Rule.TYPE, Rule.UUID, Rule.SLOTS,
-                   Rule.MUTEX, Rule.QUOTA, Rule.MEMORY, *_CORES, PartitionRule(mig.no_placement)),
+            rules=(Rule.DOOR, Rule.HEALTH, PartitionRule(mig.unaccounted), Rule.CORDON, Rule.TYPE, Rule.UUID,
+                   Rule.SLOTS, Rule.MUTEX, Rule.QUOTA, Rule.MEMORY, *_CORES, PartitionRule(mig.no_placement)),
             binds_numa=True,
             allows_repeats=mig.in_mig_mode,
             make_share=mig.make_share),

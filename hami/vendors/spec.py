@@ -38,6 +38,7 @@ MAX_SELECTED = 1024  # items of a list of types or UUIDs; each device is compare
 class Rule(enum.StrEnum):  # its hash is that of a string, which is remembered
     """A check that a device must pass. Vendors list theirs in the order in which users see the reasons."""
 
+    DOOR = "door"
     HEALTH = "health"
     CORDON = "cordon"
     TYPE = "type"
@@ -99,7 +100,8 @@ class FitContext:
 
     *annotations*: those pod annotations that the vendor's *pod_keys* name. *usages*: all devices of the vendor on the
     node, in the order of registration. *kind*: the kind of the container that is being placed. *placed*: the shares of
-    the pod's containers placed so far, for all vendors (``Share.type`` is the vendor's key).
+    the pod's containers placed so far, for all vendors (``Share.type`` is the vendor's key). *by_claims*: the pod gets
+    its devices by a claim.
     """
 
     vendor: Vendor
@@ -111,6 +113,7 @@ class FitContext:
     usages: Sequence[DeviceUsage] = ()
     kind: ContainerKind = ContainerKind.APP
     placed: tuple[tuple[ContainerKind, tuple[Share, ...]], ...] = ()
+    by_claims: bool = False
 
     def annotation(self, key: str) -> str | None:
         """Returns the pod annotation *key*, which must be one of the vendor's *pod_keys*."""

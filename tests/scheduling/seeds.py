@@ -1,5 +1,7 @@
 """Devices, requests and pods by the roll of a seeded die: small, so that they collide, with all kinds of state."""
 
+from dataclasses import replace
+
 from hami.model import Budget, NodePreference, NodeRequirement, PodScope, ScopeRequirement
 from tests.builders import APP, INIT, SIDECAR, container, gpus, pod_request, usage
 
@@ -22,7 +24,7 @@ def some_device(rng, uuids=()):
     """Fields of a device."""
     return {"slots": rng.choice((1, 2, 3, 10)), "memory_mib": rng.choice((500, 1000, 1001, 2000, 2000, 3000)),
             "cores": rng.choice((100, 100, 100, 150, 0)), "numa": rng.randrange(3), "model": rng.choice(MODELS),
-            "healthy": rng.random() < 0.9, "cordoned": rng.random() < 0.05,
+            "by_claims": rng.random() < 0.05, "healthy": rng.random() < 0.9, "cordoned": rng.random() < 0.05,
             "mode": "mig" if rng.random() < 0.05 else "hami-core",
             "pair_scores": {uuid: rng.choice((0, 10, 50, 100)) for uuid in uuids}}
 
@@ -59,7 +61,8 @@ def some_pod_request(rng, containers=4):
         kinds = rng.choices((APP, INIT, SIDECAR), (2, 1, 1), k=rng.randint(1, containers))
         asking = [some_request(rng, kind, most=2) for kind in kinds] + [CPU] * rng.randrange(2)
     rng.shuffle(asking)
-    return pod_request(*asking, annotations=some_annotations(rng), policy=rng.choice(POLICIES))
+    made = pod_request(*asking, annotations=some_annotations(rng), policy=rng.choice(POLICIES))
+    return replace(made, by_claims=rng.random() < 0.1)
 
 
 def some_scope(rng):

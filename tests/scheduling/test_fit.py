@@ -30,6 +30,7 @@ def outcome(usages, asked, **options):
 
 ASKED = request(1, 3000, cores=30)
 RULES = [  # a device that breaks several rules: the reason is that of the first
+    param(usage(healthy=False, by_claims=True), ASKED, {}, Reason.DOOR, id="given by claims"),
     param(usage(healthy=False, cordoned=True), ASKED, {}, Reason.UNHEALTHY, id="unhealthy"),
     param(usage(cordoned=True, mode="mig"), ASKED, {"nvidia.com/nouse-gputype": "A40"}, Reason.CORDONED, id="cordoned"),
     param(usage(slots_used=10), ASKED, {"nvidia.com/nouse-gputype": "a40"}, Reason.TYPE_MISMATCH, id="type not wanted"),
@@ -68,6 +69,14 @@ RULES = [  # a device that breaks several rules: the reason is that of the first
 @pytest.mark.parametrize("device, asked, annotations, reason", RULES)
 def test_rules_in_the_order_users_see(device, asked, annotations, reason):
     assert objection(Candidate(device, asked, context([device], annotations=annotations))) is reason
+
+
+@pytest.mark.parametrize("by_claims", [True, False])
+@pytest.mark.parametrize("claims", [True, False])
+def test_a_device_has_one_door(by_claims, claims):
+    device, asked = usage(by_claims=by_claims), replace(pod_request(MODEST), by_claims=claims)
+    reason = objection(Candidate(device, ASKED, asked.fit_context("NVIDIA", [device])))
+    assert reason is (None if by_claims is claims else Reason.DOOR)
 
 
 @pytest.mark.parametrize("selector, accepted", [
@@ -209,6 +218,7 @@ def test_fit_takes_only_what_is_free_and_nothing_twice(rng):
     assert len({s.uuid for s in found}) == len(found) == wanted.count
     by_uuid = {v.device.uuid: v for v in usages}
     assert all(by_uuid[s.uuid].device.healthy and not by_uuid[s.uuid].device.cordoned for s in found)
+    assert {by_uuid[s.uuid].device.by_claims for s in found} == {asked.by_claims}
     assert not any(v.is_overcommitted for v in charge_shares(usages, found) if v.device.uuid in {s.uuid for s in found})
 
 
@@ -235,7 +245,7 @@ def serves(asked, wanted, choice, budget):
     if not budget.covers(memory, cores * len(choice)):
         return False
     return all(
-        v.device.healthy and not v.device.cordoned and v.device.mode != "mig"
+        v.device.healthy and not v.device.cordoned and v.device.mode != "mig" and v.device.by_claims is asked.by_claims
         and wanted_by(vendor_request.selector, v.device)
         and v.slots_used < v.device.slots and not (policy.mutex and v.slots_used)
         and v.memory_used_mib + need(wanted, v) <= v.device.memory_mib and v.cores_used + cores <= v.device.cores

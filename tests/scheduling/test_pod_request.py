@@ -1,11 +1,16 @@
 """PreFilter: a pod's request."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
+from hami.codec.device_config import chart_config
 from hami.errors import MalformedInput
 from hami.model import DevicePolicy, NodePolicy, OrderKey, Selector, Weights
 from hami.scheduling.node_order import node_order_of
 from hami.scheduling.pod_request import make_pod_request
+from hami.vendors.catalog import vendors
 from tests.builders import APP, INIT, ONLY_NVIDIA, SIDECAR, container, gpus, pod, pod_request, request
 
 CPU = container({"cpu": "1"})
@@ -60,6 +65,29 @@ def test_unreadable_weights():
 def test_equal_pods_ask_the_same_so_that_verdicts_can_be_remembered():
     first, second = (make_pod_request(pod(gpus(1, 1000), name=name), ONLY_NVIDIA, "spread") for name in ("a", "b"))
     assert first == second and hash(first) == hash(second)
+
+
+def claiming(*containers, **fields):
+    return pod(*containers, claim="hami-0", **fields)
+
+
+def test_a_pod_with_a_claim_asks_at_another_door():
+    plain, claimed = (make_pod_request(make(gpus(1, 1000)), ONLY_NVIDIA, "spread") for make in (pod, claiming))
+    assert claimed.by_claims and not plain.by_claims and replace(plain, by_claims=True) == claimed != plain
+    assert claimed.fit_context("NVIDIA").by_claims and not plain.fit_context("NVIDIA").by_claims
+
+
+@pytest.mark.parametrize("made, problem", [
+    (claiming(claim_problem="cannot be read"), "claim hami-0: cannot be read"),
+    (claiming(CPU), "claim hami-0: the pod has a claim, but requests no NVIDIA GPU"),
+    (claiming(container({"amd.com/gpu": 1})), "the pod has a claim, but requests no NVIDIA GPU"),
+    (claiming(gpus(), container({"amd.com/gpu": 1})), "container c: amd.com/gpu=1: claims are for shares of NVIDIA"),
+    (claiming(gpus(), container({"nvidia.com/mig-1g.5gb": 1})), "nvidia.com/mig-1g.5gb=1: claims are for shares"),
+    (claiming(gpus(), annotations={"nvidia.com/vgpu-mode": "mig"}), "annotation nvidia.com/vgpu-mode=mig: claims are"),
+    (claiming(gpus(20), gpus(13)), "a claim has at most 32 GPUs")])
+def test_a_claim_that_cannot_give_what_the_pod_asks_for(made, problem):
+    with pytest.raises(MalformedInput, match=re.escape(problem)):
+        make_pod_request(made, vendors(chart_config()), "spread")
 
 
 @pytest.mark.parametrize("annotation, default, policy", [

@@ -103,8 +103,8 @@ def test_nvidia_resources():
 
 def test_nvidia_rules_in_the_order_of_the_reference():
     assert NVIDIA.decision.rules == (
-        Rule.HEALTH, PartitionRule(mig.unaccounted), Rule.CORDON, Rule.TYPE, Rule.UUID, Rule.SLOTS, Rule.MUTEX,
-        Rule.QUOTA, Rule.MEMORY,
+        Rule.DOOR, Rule.HEALTH, PartitionRule(mig.unaccounted), Rule.CORDON, Rule.TYPE, Rule.UUID, Rule.SLOTS,
+        Rule.MUTEX, Rule.QUOTA, Rule.MEMORY,
         Rule.CORES, Rule.EXCLUSIVE, Rule.FULL, PartitionRule(mig.no_placement))
 
 

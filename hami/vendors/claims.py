@@ -1,0 +1,26 @@
+"""Requests of pods that no claim can serve: for anything but shares of NVIDIA GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hami.codec.claim_templates import VENDOR
+from hami.model import Pod
+from hami.vendors.spec import Catalog
+
+_MIG_RESOURCE = "nvidia.com/mig-"
+_SHOWN = 100  # characters of a value in a reason
+
+
+def unclaimable(pod: Pod, vendors: Catalog) -> Iterator[str]:
+    """Yields why no claim can give *pod* what it requests. Each reason names a field and its value."""
+    foreign = {name for vendor in vendors if vendor.key != VENDOR for name in vendor.resources.names}
+    for container in pod.containers:
+        amounts = {**container.requests, **container.limits}
+        for name in sorted(amounts):
+            if name in foreign or name.startswith(_MIG_RESOURCE):
+                yield f"container {container.name}: {name}={amounts[name]}: claims are for shares of {VENDOR} GPUs only"
+    key = vendors[VENDOR].annotations.selectors.mode
+    mode = pod.annotations.get(key, "")
+    if "mig" in mode and "hami-core" not in mode:
+        yield f"annotation {key}={mode[:_SHOWN]}: claims are for shares of GPUs, not for MIG instances"
