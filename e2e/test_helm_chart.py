@@ -84,6 +84,7 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
     "dashboard": ("overlays/self-signed", ["dashboard"], {"dashboard": {"enabled": True}}),
     "dra": ("overlays/self-signed", ["dra"], {"dra": {"enabled": True}}),
     "dra-translate": ("overlays/self-signed", ["dra", "dra-translate"], {"dra": {"enabled": True, "translate": True}}),
+    "dra-allocate": ("overlays/self-signed", ["dra", "dra-allocate"], {"dra": {"enabled": True, "allocate": True}}),
     "no-preemption": ("overlays/self-signed", ["no-preemption"], {"scheduler": {"preemption": {"mode": "off"}}}),
     "all": ("overlays/cert-manager", [
         "hami-limiter", "region-mount", "mig", "selinux", "strict", "prometheus", "dashboard"], {
@@ -177,6 +178,8 @@ WRONG: dict[str, tuple[Object, str]] = {
     "dra of hami, reused": ({"dra": {"enabled": True}, "hami-dra": {"drivers": {}}}, "and leave out hami-dra"),
     "resource without dra": ({"dra": {"extendedResource": "example.com/gpu"}}, "belongs to dra.enabled: set it to"),
     "translation without dra": ({"dra": {"translate": True}}, "dra.translate belongs to dra.enabled"),
+    "allocation without dra": ({"dra": {"allocate": True}}, "dra.allocate belongs to dra.enabled"),
+    "two ways": ({"dra": {"enabled": True, "allocate": True, "translate": True}}, "set one of them"),
     "resource of the plugin": ({"dra": {"enabled": True, "extendedResource": "nvidia.com/gpu"}},
                                "is nvidia.com/gpu, a resource of the device plugin, .* name another one"),
     "renamed resource of the plugin": ({"resourceName": "example.com/gpu", "dra": {

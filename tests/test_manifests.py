@@ -11,7 +11,8 @@ from hami import __version__
 from hami.cli import main
 from hami.codec.device_config import chart_config
 from hami.codec.keys import (
-    CORDON, GPU_POLICY, NODE_LOCK, NODE_POLICY, NUMA_BIND, PREEMPTIBLE, ROOM, SCHEDULER_OWNED, WEIGHTS,
+    CLAIM_AMOUNTS, CLAIM_RESOURCE, CORDON, GPU_POLICY, MANAGED_TAINT, NODE_LOCK, NODE_POLICY, NUMA_BIND, PREEMPTIBLE,
+    ROOM, SCHEDULER_OWNED, WEIGHTS,
 )
 from hami.codec.slices import DRIVER, pool_name, render_slices
 from hami.node.library import install_library
@@ -21,6 +22,7 @@ from tests.builders import gpu
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "manifests" / "base"
 DRA = ROOT / "manifests" / "components" / "dra"
+ALLOCATE = ROOT / "manifests" / "components" / "dra-allocate"
 DASHBOARD = ROOT / "manifests" / "components" / "dashboard"
 CONTAINERS = {"extender": BASE / "deployment.yaml", "device-plugin": BASE / "device-plugin.yaml",
               "monitor": BASE / "monitor.yaml", "dashboard": DASHBOARD / "deployment.yaml"}
@@ -57,13 +59,13 @@ def names_in(expression):
 def test_the_conditions_name_every_resource(place):
     file, *name = place
     names = names_in(expressions(file)[tuple(name)])
-    assert set(names) == RESOURCES and len(names) == len(RESOURCES)
+    assert set(names) == RESOURCES | {CLAIM_RESOURCE} and len(names) == len(set(names))
 
 
 def test_an_extender_writes_the_status_of_and_deletes_pods_with_any_resource():
     judged = [names_in(expression) for (policy, _), expression in expressions("policies.yaml").items()
               if "r in [" in expression and policy != "hami-placement"]
-    assert len(judged) == 2 and all(set(names) == RESOURCES for names in judged)
+    assert len(judged) == 2 and all(set(names) == RESOURCES | {CLAIM_RESOURCE} for names in judged)
 
 
 def test_the_label_that_needs_a_right_is_that_which_the_scheduler_reads():
@@ -95,6 +97,28 @@ def test_kube_scheduler_passes_all_resources_that_nodes_do_not_offer_to_the_exte
     assert all(entry["ignoredByScheduler"] for entry in extender["managedResources"])
 
 
+def test_with_its_own_claims_the_scheduler_has_a_second_profile_and_nothing_else_is_different():
+    base, own = (yaml.safe_load((folder / "scheduler-config.yaml").read_text()) for folder in (BASE, ALLOCATE))
+    (profile,) = base["profiles"]
+    assert own["profiles"] == [profile, {"schedulerName": f"{profile['schedulerName']}-claims", "plugins": {
+        "multiPoint": {"disabled": [{"name": "DynamicResources"}]}}}]
+    (extender,), (own_extender,) = base["extenders"], own["extenders"]
+    assert own_extender["managedResources"] == [
+        *extender["managedResources"], {"name": CLAIM_RESOURCE, "ignoredByScheduler": True}]
+    for config in (base, own):
+        del config["profiles"], config["extenders"][0]["managedResources"]
+    assert own == base
+
+
+def test_what_makes_claims_of_the_scheduler_is_named_as_in_the_code():
+    text = str(expressions("policies.yaml", ALLOCATE))
+    assert all(f"'{name}'" in text for name in (DRIVER, CLAIM_AMOUNTS, MANAGED_TAINT))
+    component = yaml.safe_load((ALLOCATE / "kustomization.yaml").read_text())
+    flags = {operation["value"] for patch in component["patches"] for operation in yaml.safe_load(patch["patch"])
+             if operation["op"] == "add"}
+    assert flags == {"--dra=allocate", "--claim-allocator=hami"}
+
+
 def cel_pattern(expression):
     """Returns the pattern that keys are compared with."""
     return re.search(r"k\.matches\(r'(.*?)'\)", expression)[1]
@@ -122,7 +146,7 @@ def test_the_policies_protect_the_keys_of_the_scheduler_and_none_of_users():
     assert CORDON not in names_in(nodes)
 
 
-@pytest.mark.parametrize("folder", [BASE, DRA], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [BASE, DRA, ALLOCATE], ids=lambda folder: folder.name)
 def test_every_policy_denies_when_it_fails_and_is_bound(folder):
     items = list(yaml.safe_load_all((folder / "policies.yaml").read_text()))
     policies = {item["metadata"]["name"]: item["spec"] for item in items if item["kind"] == "ValidatingAdmissionPolicy"}
@@ -200,8 +224,15 @@ def test_the_scheduler_gets_rights_about_claims_only_with_the_component():
         for verb in ("list", "watch")}, set())
 
 
+def test_the_scheduler_may_write_claims_only_where_it_allocates_them():
+    found, of_kubernetes = rights("hami-scheduler-extender", "components/dra-allocate")
+    assert ({(resource, verb) for _, resource, _, verb in found}, of_kubernetes) == ({
+        ("resourceclaims", "get"), ("resourceclaims", "create"), ("resourceclaims/status", "update"),
+        ("resourceclaims/binding", "update"), ("devicetaints", "tolerate")}, set())
+
+
 def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
-    component = yaml.safe_load((ROOT / "manifests" / "components" / "dra-translate" / "kustomization.yaml").read_text())
+    component = yaml.safe_load((ROOT / "manifests" / "components" / "dra-translate" / "webhooks" / "kustomization.yaml").read_text())
     (text,) = (patch["patch"] for patch in component["patches"]
                if patch["target"]["kind"] == "MutatingWebhookConfiguration")
     conditions = {condition["expression"] for operation in yaml.safe_load(text) if operation["op"] == "add"

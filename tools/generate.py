@@ -37,11 +37,12 @@ spec:
 
 def generated_files() -> dict[Path, str]:
     """Returns the content of each generated file, without the code of the kubelet's messages."""
-    readme = compatibility.README
+    readme, base = compatibility.README, policies.generated_files(full_catalog(chart_config()))
     return {
         # a copy: kustomize reads nothing outside of its folder, and the package needs the file, too
         policies.BASE / "device-config.yaml": DEVICE_CONFIG.read_text(),
-        **policies.generated_files(full_catalog(chart_config())),
+        **base,
+        policies.CLAIMS_CONFIG: policies.render_claims_config(base[policies.BASE / "scheduler-config.yaml"]),
         ROOT / "manifests" / "components" / "prometheus" / "rules.yaml": render_rules(),
         **chart.generated_files(),
         ROOT / "docs" / "configuration.md": configuration_reference.render(),

@@ -68,6 +68,12 @@
 {{- if and $v.dra.translate (not $v.dra.enabled) -}}
 {{- fail "dra.translate belongs to dra.enabled: set it to true, or leave out dra.translate" -}}
 {{- end -}}
+{{- if and $v.dra.allocate (not $v.dra.enabled) -}}
+{{- fail "dra.allocate belongs to dra.enabled: set it to true, or leave out dra.allocate" -}}
+{{- end -}}
+{{- if and $v.dra.allocate $v.dra.translate -}}
+{{- fail "dra.allocate and dra.translate are two ways to allocate the claims of pods: set one of them" -}}
+{{- end -}}
 {{- if $v.dra.enabled -}}
 {{- if or .takeOver (hasKey .root.Values "hami-dra") -}}
 {{- fail "dra.enabled of HAMi's chart installs a driver whose claims ours does not serve: set it to false until that release has been replaced, and leave out hami-dra" -}}

@@ -167,11 +167,13 @@
 {{/* hami.schedulerConfig: the configuration of kube-scheduler, as text. */}}
 {{- define "hami.schedulerConfig" -}}
 {{- $ctx := . -}}
-{{- $text := .root.Files.Get "manifests/base/scheduler-config.yaml" -}}
+{{- $text := .root.Files.Get (ternary "manifests/components/dra-allocate/scheduler-config.yaml" "manifests/base/scheduler-config.yaml" .v.dra.allocate) -}}
 {{- $config := fromYaml $text -}}
 {{- $_ := set $config.leaderElection "resourceName" .v.schedulerName -}}
 {{- $_ := set $config.leaderElection "leaderElect" .v.scheduler.leaderElect -}}
-{{- $_ := set (first $config.profiles) "schedulerName" .v.schedulerName -}}
+{{- range $config.profiles -}}
+{{- $_ := set . "schedulerName" (replace "hami-scheduler" $ctx.v.schedulerName .schedulerName) -}}
+{{- end -}}
 {{- if semverCompare "<1.33-0" .root.Capabilities.KubeVersion.Version -}}{{- $_ := unset $config "podMaxBackoffSeconds" -}}{{- end -}}
 {{- $extender := first $config.extenders -}}
 {{- $managed := list -}}

@@ -8,7 +8,6 @@
 {{- $base := .root.Files.Get "manifests/base/kustomization.yaml" | fromYaml -}}
 {{- range $base.resources -}}{{- include "hami.load" (list $ctx (printf "base/%s" .)) -}}{{- end -}}
 {{- if eq .certificates "self-signed" -}}
-{{- include "hami.component" (list $ctx "components/self-signed") -}}
 {{- include "hami.component" (list $ctx "overlays/self-signed") -}}
 {{- else if eq .certificates "cert-manager" -}}
 {{- include "hami.load" (list $ctx "overlays/cert-manager/certificates.yaml") -}}
@@ -59,6 +58,7 @@
 {{- $resource := .v.dra.extendedResource -}}
 {{- include "hami.component" (list . "components/dra") -}}
 {{- if .v.dra.translate -}}{{- include "hami.component" (list . "components/dra-translate") -}}{{- end -}}
+{{- if .v.dra.allocate -}}{{- include "hami.component" (list . "components/dra-allocate") -}}{{- end -}}
 {{- if $resource -}}
 {{- if has $resource .resources -}}
 {{- fail (printf "dra.extendedResource is %s, a resource of the device plugin, whose pods would no longer be placed: name another one (docs/dra.md)" $resource) -}}

@@ -54,7 +54,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* hami.component: applies a kustomization: its resources and JSON patches. Argument: ctx, folder. */}}
+{{/* hami.component: applies a kustomization: its resources, components and JSON patches. Argument: ctx, folder. */}}
 {{- define "hami.component" -}}
 {{- $ctx := index . 0 -}}
 {{- $folder := index . 1 -}}
@@ -62,6 +62,7 @@
 {{- range $component.resources -}}
 {{- if hasSuffix ".yaml" . -}}{{- include "hami.load" (list $ctx (printf "%s/%s" $folder .)) -}}{{- end -}}
 {{- end -}}
+{{- range $component.components -}}{{- include "hami.component" (list $ctx (clean (printf "%s/%s" $folder .))) -}}{{- end -}}
 {{- range $component.patches -}}
 {{- $text := .patch -}}
 {{- if .path -}}{{- $text = include "hami.text" (list $ctx (printf "%s/%s" $folder .path)) -}}{{- end -}}
