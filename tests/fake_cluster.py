@@ -3,7 +3,6 @@
 It holds what a test puts in, checks uids and resource versions as the API server does, and records every call.
 """
 
-import json
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from urllib3.exceptions import ConnectTimeoutError
 
 from hami.codec.claim_templates import ClaimTemplate
@@ -287,7 +287,7 @@ class FakeCluster:
 
     def _stored_claim(self, namespace: str, name: str) -> StoredClaim | None:
         claim = self.claims.get((namespace, name))
-        return None if claim is None else parse_stored_claim(json.dumps(claim).encode())
+        return None if claim is None else parse_stored_claim(msgspec.json.encode(claim))
 
     def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         def effect():

@@ -6,7 +6,7 @@ import pytest
 
 from hami.codec.allocation import parse_shares
 from hami.codec.claims import parse_claim
-from hami.codec.keys import LOCK_FREE
+from hami.codec.keys import DOOR, LOCK_FREE
 from hami.codec.own_claims import booked_requests
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.runtime.settings import ALLOCATE
@@ -23,10 +23,10 @@ CARDS = {f"GPU-{name}": gpu(f"GPU-{name}", by_claims=True) for name in "ab"}
 WRITES = ["create_claim", "write_claim_status", "bind"]
 
 
-def ready(*others, settings=SETTINGS, asked=ASKED):
+def ready(settings=SETTINGS, asked=ASKED):
     """A replica that has filtered a pod with a claim."""
-    scheduler = replica(node("n1", *CARDS.values(), annotations={LOCK_FREE: "NVIDIA"}), pods=[asked, *others],
-                        settings=settings)
+    scheduler = replica(node("n1", *CARDS.values(), annotations={LOCK_FREE: "NVIDIA", DOOR: "dra"}),
+                        pods=[asked], settings=settings)
     assert scheduler.filter(asked) == "n1"
     scheduler.fake.calls.clear()
     scheduler.events.clear()
@@ -124,6 +124,27 @@ def test_another_attempt_of_the_same_reservation_finds_its_claim():
     bind(scheduler)
     assert methods(scheduler)[-6:] == ["create_claim", "write_claim_status", "bind", "create_claim", "stored_claim",
                                        "bind"]
+    assert agrees(scheduler)
+
+
+def test_another_reservation_of_the_same_devices_writes_the_claim_again():
+    """The deallocation by an attempt that had no answer may arrive late: it finds another version then."""
+    scheduler = ready()
+    scheduler.fake.fail("bind", ClusterError("unavailable", 429), times=3)
+    with pytest.raises(ClusterError):
+        bind(scheduler)
+    assert scheduler.filter(ASKED) == "n1"
+    scheduler.fake.fail("write_claim_status", no_answer())
+    with pytest.raises(ClusterError, match="timed out"):
+        bind(scheduler)
+    late = scheduler.fake.calls[-1]
+    assert late.method == "write_claim_status" and late.claim["status"] == {}
+    assert scheduler.filter(ASKED) == "n1"
+    bind(scheduler)
+    assert methods(scheduler)[-5:] == ["create_claim", "stored_claim", "write_claim_status", "write_claim_status",
+                                       "bind"]
+    with pytest.raises(Conflict):
+        scheduler.fake.write_claim_status(late.claim, timeout=1.0)
     assert agrees(scheduler)
 
 

@@ -25,7 +25,7 @@ from hami.state.sighting import OBSERVED_S
 from hami.state.view import Policies
 from tests.builders import INIT, NVIDIA, device_usage, gpu, gpus, node, pod
 from tests.fake_cluster import never_sent, no_answer
-from tests.world import Clock, Replica, WatchedCluster
+from tests.world import SETTINGS, Clock, Replica, WatchedCluster
 
 PLACEMENTS, STORMS = 700, 5  # of a storm; storms for each of LOCK_FREE_NODES: 10,500 Bindings
 LOCK_FREE_NODES = ("", "some", "all")  # "some" change now and then
@@ -56,10 +56,16 @@ class Request:
     options: dict[str, Any]
     delayed: bool = False
     error: Exception | None = None
+    result: Any = None
 
 
 class Client:
-    """The connection of one process: calls that fail, arrive late, are interrupted, or are its last."""
+    """The connection of one process: calls that fail, arrive late, are interrupted, or are its last.
+
+    *hangs*: how often the API server hangs at a write with a timeout.
+    """
+
+    hangs = 0.01
 
     def __init__(self, storm):
         self.storm = storm
@@ -81,11 +87,14 @@ class Client:
             raise no_answer()
         return written
 
-    def bind(self, *arguments, timeout, **options):
+    def bind(self, *arguments, timeout):
+        self._write("bind", arguments, {}, timeout)
+
+    def _write(self, name, arguments, options, timeout):
         """It arrives within *timeout*, or later if the API server hangs; another replica may lead by then."""
         storm, rng = self.storm, self.storm.rng
         self._live()
-        assert timeout > 0, "no time for the Binding"
+        assert timeout > 0, "no time for the write"
         sent = storm.clock()
         fate = rng.random() if storm.stormy else 1.0
         if fate < 0.01:
@@ -96,9 +105,9 @@ class Client:
             storm.advance(max(0.0, sent + timeout - storm.clock()))
             self._live()
             raise never_sent()
-        hung = fate < 0.04
+        hung = fate < 0.03 + self.hangs
         due = sent + (rng.uniform(timeout, 25.0) if hung else rng.choice((0.0, rng.uniform(0.0, timeout))))
-        request = storm.send(self, due, "bind", arguments, options)
+        request = storm.send(self, due, name, arguments, options)
         storm.meanwhile(moves=0.02)
         self._live()
         storm.advance(max(0.0, (sent + timeout if hung else due) - storm.clock()))
@@ -107,12 +116,13 @@ class Client:
             for replica in storm.replicas:
                 replica.election.need()
             storm.advance(5.0)
-        if hung or fate < 0.05:
+        if hung or fate < 0.04 + self.hangs:
             raise rng.choice(FAULTS[:3])
         if request.error is not None:
             raise request.error
-        self.dead = fate < 0.055
+        self.dead = fate < 0.045 + self.hangs
         self._live()
+        return request.result
 
     def _call(self, name, *arguments, **options):
         storm, rng = self.storm, self.storm.rng
@@ -151,6 +161,10 @@ class StormLeadership(Leadership):
 class Storm:
     """Two replicas, at most one of which leads; pods come and go; watches delay, lose, repeat and reorder events."""
 
+    client = Client
+    settings = SETTINGS
+    of_nodes: dict[str, str] = {}  # annotations
+
     def __init__(self, seed, lock_free):
         self.seed, self.rng = seed, random.Random(seed)
         random.seed(seed)  # of the pauses between attempts
@@ -158,7 +172,7 @@ class Storm:
         cards = {n: [gpu(f"GPU-{n}{g}", index=g, memory_mib=8000, slots=5) for g in range(3)] for n in range(4)}
         self.lock_free = lock_free
         self.fake = WatchedCluster(copies_labels=bool(seed % 2), nodes=[node(f"n{n}", *cards[n], annotations={
-            LOCK_FREE: "NVIDIA"} if self.lock_free == "all" else {}) for n in cards])
+            **self.of_nodes, **({LOCK_FREE: "NVIDIA"} if self.lock_free == "all" else {})}) for n in cards])
         self.late = []
         self.assigned = {}
         self.stormy, self.depth, self.made, self.seen = True, 0, 0, (0, 0)
@@ -168,8 +182,8 @@ class Storm:
         self.replicas = [self.start(0), self.start(1)]
 
     def start(self, number):
-        replica = Replica(self.fake, self.clock, cluster=Client(self), leadership=self.join, sleep=self.advance,
-                          policies=Policies(node=("binpack", "spread", "spread")[self.seed % 3]))
+        replica = Replica(self.fake, self.clock, cluster=self.client(self), settings=self.settings,
+                          leadership=self.join, sleep=self.advance, policies=Policies(node=("binpack", "spread", "spread")[self.seed % 3]))
         replica.number, replica.client, replica.due = number, replica.cluster, self.clock()
         return replica
 
@@ -216,7 +230,7 @@ class Storm:
             self.depth -= 1
 
     def step(self):
-        steps, weights = zip(*STEPS.items())
+        steps, weights = zip(*self.steps.items())
         (act,) = self.rng.choices(steps, weights)
         try:
             act(self)
@@ -237,16 +251,25 @@ class Storm:
     def create(self):
         if sum(not p.node_name for p in self.fake.pods.values()) >= 8:
             return
-        rng, self.made = self.rng, self.made + 1
+        self.made += 1
+        # names come again with another uid
+        name = f"p{self.rng.randrange(60)}"
+        if ("default", name) not in self.fake.pods:
+            self.fake.put_pod(pod(*self.asks(), name=name, uid=f"uid-{self.made}", phase="Pending",
+                                  scheduler_name="hami-scheduler", **self.of_pod()))
+
+    def asks(self):
+        """Returns the containers of a new pod."""
+        rng = self.rng
         asks = [gpus(rng.choice((1, 1, 1, 1, 2)), memory=rng.choice((500, 500, 1000, 2000, 3000, 8000)),
                      cores=rng.choice((0, 0, 10, 20, 30, 100))) for _ in range(rng.choice((1, 1, 1, 2)))]
         if rng.random() < 0.2:
             asks.append(gpus(1, memory=4000, cores=30, kind=INIT))
-        # names come again with another uid
-        name = f"p{rng.randrange(60)}"
-        if ("default", name) not in self.fake.pods:
-            self.fake.put_pod(pod(*asks, name=name, uid=f"uid-{self.made}", phase="Pending",
-                                  scheduler_name="hami-scheduler"))
+        return asks
+
+    def of_pod(self):
+        """Returns other fields of a new pod."""
+        return {}
 
     def schedule(self):
         self.filter()
@@ -374,7 +397,7 @@ class Storm:
     def arrive(self, request):
         self.late.remove(request)
         try:
-            getattr(self.fake, request.name)(*request.arguments, **request.options)
+            request.result = getattr(self.fake, request.name)(*request.arguments, **request.options)
         except ClusterError as error:
             request.error = error
             return
@@ -444,6 +467,11 @@ class Storm:
             for name in self.fake.nodes:
                 self.fake.allocate(name)
             self.check()
+
+    @property
+    def steps(self):
+        """What can happen, with how often it does."""
+        return STEPS
 
 
 STEPS = {Storm.create: 40, Storm.burst: 20, Storm.filter: 4, Storm.bind: 4, Storm.allocate: 8, Storm.finish: 8,
