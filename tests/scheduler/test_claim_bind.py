@@ -23,10 +23,10 @@ CARDS = {f"GPU-{name}": gpu(f"GPU-{name}", by_claims=True) for name in "ab"}
 WRITES = ["create_claim", "write_claim_status", "bind"]
 
 
-def ready(settings=SETTINGS, asked=ASKED):
-    """A replica that has filtered a pod with a claim."""
-    scheduler = replica(node("n1", *CARDS.values(), annotations={LOCK_FREE: "NVIDIA", DOOR: "dra"}),
-                        pods=[asked], settings=settings)
+def ready(settings=SETTINGS, asked=ASKED, door="dra"):
+    """A replica that has filtered a pod, by default one with a claim."""
+    scheduler = replica(node("n1", *CARDS.values(), annotations={LOCK_FREE: "NVIDIA", DOOR: door}), pods=[asked],
+                        settings=settings)
     assert scheduler.filter(asked) == "n1"
     scheduler.fake.calls.clear()
     scheduler.events.clear()
@@ -68,7 +68,7 @@ def test_a_claim_costs_two_writes_before_the_binding():
 
 def test_a_pod_without_a_claim_costs_nothing_more():
     asked = pod(gpus(1, memory=3000), phase="Pending")
-    scheduler = ready(asked=asked)
+    scheduler = ready(asked=asked, door="")
     bind(scheduler, asked)
     assert not set(methods(scheduler)) & {"create_claim", "stored_claim", "write_claim_status"}
     assert scheduler.fake.claims == {}
@@ -107,7 +107,7 @@ def test_an_attempt_that_died_is_completed(method, after):
             bind(scheduler)
         first = scheduler.cache.reservations.get("uid-pod1")
         scheduler.cache.reservations.forget("uid-pod1")
-        blocker = pod(gpus(1, cores=100), name="blocker", uid="uid-0", phase="Pending", annotations={
+        blocker = pod(gpus(1, cores=100), name="blocker", phase="Pending", claim="hami-b", annotations={
             NVIDIA.annotations.selectors.use_uuids[0]: first.placement[0][0].uuid})
         scheduler.fake.put_pod(blocker)
         scheduler.schedule(blocker)

@@ -183,7 +183,8 @@ class Storm:
 
     def start(self, number):
         replica = Replica(self.fake, self.clock, cluster=self.client(self), settings=self.settings,
-                          leadership=self.join, sleep=self.advance, policies=Policies(node=("binpack", "spread", "spread")[self.seed % 3]))
+                          leadership=self.join, sleep=self.advance,
+                          policies=Policies(node=("binpack", "spread", "spread")[self.seed % 3]))
         replica.number, replica.client, replica.due = number, replica.cluster, self.clock()
         return replica
 
