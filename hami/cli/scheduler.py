@@ -79,7 +79,7 @@ SCHEDULING = (
     Flag("--preemption-min-runtime", DURATION, "How long a pod runs before it is evicted for one of higher priority."),
     Flag("--dra", choice("mode", *DRA), "What to do about GPUs that pods get by claims (Dynamic Resource Allocation, "
          "from Kubernetes 1.36 on): show them; optional: also give claims to pods that a label of theirs or of their "
-         "namespace selects; or off."),
+         "namespace selects; allocate: give such pods claims that this scheduler allocates; or off."),
     Flag("--dra-template-ttl", DURATION, "How long a ResourceClaimTemplate stays that no pod uses."),
     Flag("--node-lock-timeout", DURATION, "How long a pod may hold a node's lock, such as 5m0s. Without the flag, the "
          "environment variable HAMI_NODELOCK_EXPIRE applies."),

@@ -8,10 +8,11 @@ they need.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hami.codec.claim_amounts import CLAIM, is_claim_name
 from hami.codec.claim_templates import (
     MAX_TEXT, VENDOR, ClaimRequest, claim_spec, is_template_name, render_claim_request, template_name,
 )
@@ -21,12 +22,10 @@ from hami.codec.policies import parse_list
 from hami.model import Container, ContainerKind, DevicePolicy, Pod, Request
 from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.vendors.admission import admit_pod
+from hami.vendors.claims import unclaimable
 from hami.vendors.draft import PodDraft
 from hami.vendors.spec import Catalog, Vendor
 
-CLAIM = "hami"
-"""The name of a pod's claim."""
-_MIG_RESOURCE = "nvidia.com/mig-"
 _ORDERS = ("spread", "numa")  # policies that order cards by their use
 _SHOWN = 100  # characters of a value in a reason
 
@@ -45,7 +44,7 @@ class Translation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shared:
+class SharedRequests:
     """The requests of a claim, and the name of that which each container uses."""
 
     requests: Mapping[str, Request]
@@ -69,7 +68,7 @@ def translate(wire: Mapping[str, Any], vendors: Catalog, device_policy: str,
         return None
     if (reason := next(_objections(pod, draft, request, vendors), None)) is not None:
         return Inexpressible(reason)
-    shared = _share(pod, request)
+    shared = share_requests(pod, request)
     if isinstance(shared, Inexpressible):
         return shared
     is_percent = any(part.memory_mib == 0 and (part.memory_percent or WHOLE) < WHOLE
@@ -82,18 +81,25 @@ def translate(wire: Mapping[str, Any], vendors: Catalog, device_policy: str,
     if len(text) > MAX_TEXT:
         return Inexpressible(f"the lists of types and UUIDs are too long, {len(text)} characters of at most {MAX_TEXT}")
     names = frozenset(vendors[VENDOR].resources.names)
-    return Translation(_with_claim(draft.render(), names, shared.users, text), text)
+    return Translation(with_claim(draft.render(), names, shared.users, {CLAIM_REQUEST: text},
+                                  resourceClaimTemplateName=template_name(text)), text)
 
 
 def has_claim(wire: Mapping[str, Any]) -> bool:
     """Reports whether the pod *wire* has a claim that admission gave it."""
-    return any(isinstance(entry, dict) and entry.get("name") == CLAIM
-               and is_template_name(str(entry.get("resourceClaimTemplateName"))) for entry in _claims(wire))
+    return any(entry.get("name") == CLAIM and (is_template_name(str(entry.get("resourceClaimTemplateName")))
+                                               or is_claim_name(str(entry.get("resourceClaimName"))))
+               for entry in claims_of(wire))
 
 
-def _claims(wire: Mapping[str, Any]) -> list[Any]:
-    claims = (wire.get("spec") or {}).get("resourceClaims") or []
-    return claims if isinstance(claims, list) else []
+def claims_of(wire: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the claims that the pod *wire* names."""
+    return entries((wire.get("spec") or {}).get("resourceClaims"))
+
+
+def entries(value: object) -> list[Mapping[str, Any]]:
+    """Returns the mappings in *value*, a list from JSON that nobody has checked."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def _objections(pod: Pod, draft: PodDraft, request: PodRequest, vendors: Catalog) -> Iterator[str]:
@@ -102,14 +108,9 @@ def _objections(pod: Pod, draft: PodDraft, request: PodRequest, vendors: Catalog
         yield f"container {privileged[0]} is privileged"
     if pod.node_name:
         yield f"spec.nodeName={pod.node_name}: nobody allocates a claim of a pod that has a node already"
-    if any(isinstance(entry, dict) and entry.get("name") == CLAIM for entry in _claims(draft.wire)):
+    if any(entry.get("name") == CLAIM for entry in claims_of(draft.wire)):
         yield f"spec.resourceClaims: the pod has a claim named {CLAIM} already"
-    foreign = {name for vendor in vendors if vendor.key != VENDOR for name in vendor.resources.names}
-    for container in pod.containers:
-        amounts = {**container.requests, **container.limits}
-        for name in sorted(amounts):
-            if name in foreign or name.startswith(_MIG_RESOURCE):
-                yield f"container {container.name}: {name}={amounts[name]}: claims are for shares of {VENDOR} GPUs only"
+    yield from unclaimable(pod, vendors)
     yield from _annotation_objections(pod.annotations, request.policy, vendors[VENDOR])
 
 
@@ -131,13 +132,10 @@ def _annotation_objections(annotations: Mapping[str, str], policy: DevicePolicy,
     for key in keys.names:
         if key != keys.mode and len(parse_list(annotations.get(key)) or ()) > MAX_SELECTED:
             yield f"{field(key)}: a claim selects GPUs by at most {MAX_SELECTED} types or UUIDs"
-    mode = annotations.get(keys.mode, "")
-    if "mig" in mode and "hami-core" not in mode:
-        yield f"{field(keys.mode)}: claims are for shares of GPUs, not for MIG instances"
 
 
-def _share(pod: Pod, request: PodRequest) -> _Shared | Inexpressible:
-    """Returns the requests of the claim, in the order of the containers that run at the same time."""
+def share_requests(pod: Pod, request: PodRequest) -> SharedRequests | Inexpressible:
+    """Returns the requests of the claim of *pod*, in the order of the containers that run at the same time."""
     asking = [(container, part.requests[0]) for container, part in zip(pod.containers, request.containers, strict=True)
               if part.requests]
     requests = {container.name: part for container, part in asking if container.kind is not ContainerKind.INIT}
@@ -153,7 +151,7 @@ def _share(pod: Pod, request: PodRequest) -> _Shared | Inexpressible:
                 "percent: use one of them")
         requests[largest] = functools.reduce(_larger, units, first)
         users |= {container.name: largest for container, _ in inits}
-    return _Shared(requests, users)
+    return SharedRequests(requests, users)
 
 
 def _largest(asking: Iterable[tuple[Container, Request]], kind: ContainerKind) -> str:
@@ -163,7 +161,12 @@ def _largest(asking: Iterable[tuple[Container, Request]], kind: ContainerKind) -
 
 
 def _size(request: Request) -> tuple[int, bool, int, int, int]:
-    return request.count, _is_whole(request), request.memory_mib, request.memory_percent or 0, request.cores
+    return request.count, *memory_size(request), request.cores
+
+
+def memory_size(request: Request) -> tuple[bool, int, int]:
+    """Returns the memory that *request* needs, in an order of those that have one unit: whole cards need most."""
+    return _is_whole(request), request.memory_mib, request.memory_percent or 0
 
 
 def _is_percent(request: Request) -> bool:
@@ -185,26 +188,37 @@ def _larger(first: Request, second: Request) -> Request:
     return replace(larger, memory_mib=max(first.memory_mib, second.memory_mib))
 
 
-def _with_claim(wire: Mapping[str, Any], names: frozenset[str], users: Mapping[str, str],
-                text: str) -> dict[str, Any]:
-    """Returns the pod with the claim; *users*: the request that each container uses. *names*: resources to remove."""
-    meta, spec = wire.get("metadata") or {}, wire["spec"]
-    lists = {key: [_converted(container, names, users) for container in spec[key]]
-             for key in ("initContainers", "containers") if spec.get(key)}
-    return {**wire, "metadata": {**meta, "annotations": {**(meta.get("annotations") or {}), CLAIM_REQUEST: text}},
-            "spec": {**spec, **lists, "resourceClaims": [
-                *_claims(wire), {"name": CLAIM, "resourceClaimTemplateName": template_name(text)}]}}
+def with_claim(wire: Mapping[str, Any], names: frozenset[str], users: Mapping[str, str],
+               annotations: Mapping[str, str], **source: str) -> dict[str, Any]:
+    """Returns the pod *wire* with a claim and *annotations*. *names*: resources to remove. *users*: the request that
+    each container uses. *source*: the field that says where the claim comes from."""
+    meta, changed = wire.get("metadata") or {}, with_containers(wire, lambda container: _claiming(
+        container, names, users))
+    return {**changed, "metadata": {**meta, "annotations": {**(meta.get("annotations") or {}), **annotations}},
+            "spec": {**changed["spec"], "resourceClaims": [*claims_of(wire), {"name": CLAIM, **source}]}}
 
 
-def _converted(container: Mapping[str, Any], names: frozenset[str], users: Mapping[str, str]) -> Mapping[str, Any]:
-    before = container.get("resources") or {}
-    resources = dict(before)
+def with_containers(wire: Mapping[str, Any],
+                    change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the pod *wire* with the result of *change* in place of each container."""
+    spec = wire["spec"]
+    return {**wire, "spec": {**spec, **{key: list(map(change, spec[key])) for key in ("initContainers", "containers")
+                                        if spec.get(key)}}}
+
+
+def without_resources(container: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Returns the resources of *container* without *names* in limits and requests."""
+    resources = dict(container.get("resources") or {})
     for part in ("limits", "requests"):
-        amounts = before.get(part) or {}
-        if kept := {name: amount for name, amount in amounts.items() if name not in names}:
+        if kept := {name: amount for name, amount in (resources.get(part) or {}).items() if name not in names}:
             resources[part] = kept
         else:
             resources.pop(part, None)
+    return resources
+
+
+def _claiming(container: Mapping[str, Any], names: frozenset[str], users: Mapping[str, str]) -> Mapping[str, Any]:
+    before, resources = container.get("resources") or {}, without_resources(container, names)
     if request := users.get(str(container.get("name"))):
         resources["claims"] = [*(before.get("claims") or ()), {"name": CLAIM, "request": request}]
     return {**container, "resources": resources} if resources != before else container

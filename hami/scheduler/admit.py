@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hami.codec.admission import Review
+from hami.codec.claims import Inexpressible
 from hami.codec.keys import is_scheduler_owned
+from hami.dra.own_claim import give_claim, take_claim
 from hami.dra.translate import has_claim
 from hami.errors import MalformedInput
 from hami.model import ContainerKind, Pod
@@ -58,10 +60,32 @@ class Admitter:
         except MalformedInput as error:
             return Denied(str(error), 400)
         try:
-            is_new = review.subresource != "ephemeralcontainers"
-            return self._admit_new(draft, review.namespace) if is_new else self._admit_ephemeral(draft)
+            if review.subresource == "ephemeralcontainers":
+                return self._admit_ephemeral(draft)
+            if draft.decoded.claim:
+                return self._admit_claimed(draft, review.namespace)
+            return self._admit_new(draft, review.namespace)
         except MalformedInput as error:
             return Denied(str(error), 500)
+
+    def _admit_claimed(self, draft: PodDraft, namespace: str) -> Admitted | Denied:
+        """Decides about a pod that has been given a claim already, or says so: as about the pod without it."""
+        claimed = take_claim(draft.wire, draft.decoded, self._cache.vendors)
+        answer = self._admit_new(PodDraft(claimed.plain), namespace)
+        if isinstance(answer, Denied):
+            return answer
+        given = self.give_claim(answer, claimed.name, claimed.users)
+        if isinstance(given, Mapping):
+            return Admitted(given)
+        return Denied(f"claim {claimed.name}: {given.reason if given is not None else 'the pod requests no GPUs'}")
+
+    def give_claim(self, answer: Admitted, name: str,
+                   users: Mapping[str, str] | None = None) -> Mapping[str, Any] | Inexpressible | None:
+        """Returns the admitted pod of *answer* with the claim *name*, as :func:`hami.dra.own_claim.give_claim`."""
+        if answer.message:
+            return Inexpressible(f"its scheduler is not HAMi's, which makes the claim: {answer.message}")
+        return give_claim(answer.pod, self._cache.vendors, self._settings.gpu_scheduler_policy, name,
+                          self._settings.claims_scheduler_name, users)
 
     def _admit_ephemeral(self, draft: PodDraft) -> Admitted | Denied:
         """Decides about an existing pod that gets an ephemeral container, which could see all devices of the node."""
@@ -105,7 +129,7 @@ class Admitter:
                 for vendor in self._cache.vendors.requested_by(container.limits, container.requests))
 
     def _is_of_another_scheduler(self, name: str) -> bool:
-        if not name or name == self._settings.scheduler_name:
+        if not name or self._settings.is_own_scheduler(name):
             return False
         return name != "default-scheduler" or not self._settings.force_overwrite_default_scheduler
 

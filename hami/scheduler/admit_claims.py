@@ -3,12 +3,14 @@ that has it. The API server evaluates the labels of namespaces, and calls a path
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from hami.codec.admission import Review
 from hami.codec.claims import Inexpressible
 from hami.codec.keys import DOOR, is_scheduler_owned
-from hami.dra.translate import Translation, translate
+from hami.dra.own_claim import make_claim_name
+from hami.dra.translate import Translation, has_claim, translate
 from hami.errors import MalformedInput
 from hami.model import Pod
 from hami.scheduler.admit import Admitted, Admitter, Denied, beyond_bounds
@@ -23,15 +25,17 @@ leaves a pod with it whatever its namespace says."""
 _SHOWN = 100  # characters of a value in a message
 
 
-class ClaimAdmitter:
-    """The admission of pods that are to get a claim. *card_sizes* returns those of the cards that claims can get."""
+Translate = Callable[[Review], "Mapping[str, Any] | Inexpressible | None"]
+"""Returns the pod of a review with a claim, or why it gets none; ``None`` if it is judged like any other. Raises:
+MalformedInput."""
 
-    def __init__(self, admitter: Admitter, cache: Store, settings: Settings,
-                 card_sizes: Callable[[], Collection[int]]) -> None:
+
+class ClaimAdmitter:
+    """The admission of pods that are to get a claim from *translate*; *admitter* is that of the others."""
+
+    def __init__(self, admitter: Admitter, translate: Translate) -> None:
         self._admitter = admitter
-        self._cache = cache
-        self._policy = settings.gpu_scheduler_policy
-        self._card_sizes = card_sizes
+        self._translate = translate
 
     def admit(self, review: Review, door: str) -> Admitted | Denied:
         """Decides about the pod in *review*. *door*: the label of its namespace; that of the pod takes precedence.
@@ -49,24 +53,51 @@ class ClaimAdmitter:
             return self._admitter.admit(review)
         if value not in DOORS:
             return Denied(f"label {DOOR}={value[:_SHOWN]}: expected {', '.join((*DOORS, PLUGIN))}")
-        if isinstance(translated, Translation):
-            return Admitted(translated.pod)
+        if isinstance(translated, Mapping):
+            return Admitted(translated)
         if value == PREFERRED:
             return self._admitter.admit(review)
         return Denied(
             f"{DOOR}={value} requires a claim for the pod's devices, and none can be made: {translated.reason}")
 
-    def _translate(self, review: Review) -> Translation | Inexpressible | None:
-        """Raises: MalformedInput."""
+
+class OwnClaims:
+    """Gives pods claims of their own, which the scheduler allocates. *admitter* judges the pods before. *make_name*
+    returns the name of the next claim."""
+
+    def __init__(self, admitter: Admitter, make_name: Callable[[], str] = make_claim_name) -> None:
+        self._admitter = admitter
+        self._make_name = make_name
+
+    def __call__(self, review: Review) -> Mapping[str, Any] | Inexpressible | None:
+        """Returns the pod as `Translate` says. Raises: MalformedInput."""
+        answer = self._admitter.admit(review)
+        if isinstance(answer, Denied) or has_claim(answer.pod):
+            return None
+        return self._admitter.give_claim(answer, self._make_name())
+
+
+class ClaimsOfTemplates:
+    """Gives pods claims that are made of templates, and that kube-scheduler allocates. *card_sizes* returns those of
+    the cards that claims can get."""
+
+    def __init__(self, cache: Store, settings: Settings, card_sizes: Callable[[], Collection[int]]) -> None:
+        self._cache = cache
+        self._policy = settings.gpu_scheduler_policy
+        self._card_sizes = card_sizes
+
+    def __call__(self, review: Review) -> Mapping[str, Any] | Inexpressible | None:
+        """Returns the pod as `Translate` says. Raises: MalformedInput."""
         if not review.pod:
             return None
         pod = PodDraft(review.pod).decoded
         if any(map(is_scheduler_owned, (*pod.annotations, *pod.labels))) or beyond_bounds(pod) is not None:
             return None  # judged like any other
         translated = translate(review.pod, self._cache.vendors, self._policy, self._card_sizes())
-        if isinstance(translated, Translation) and (quota := self._quota(review.namespace or pod.ref.namespace, pod)):
-            return Inexpressible(quota)
-        return translated
+        if not isinstance(translated, Translation):
+            return translated
+        quota = self._quota(review.namespace or pod.ref.namespace, pod)
+        return Inexpressible(quota) if quota else translated.pod
 
     def _quota(self, namespace: str, pod: Pod) -> str:
         """Returns why claims would evade a ResourceQuota of *namespace*; empty if there is none."""

@@ -11,18 +11,18 @@ from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.kube.reflector import Sink
 from hami.model import Pod
-from hami.runtime.settings import OPTIONAL
+from hami.runtime.settings import ALLOCATE, OPTIONAL
 from hami.runtime.tasks import Task
 from hami.scheduler.admit import Admitter
-from hami.scheduler.admit_claims import ClaimAdmitter
+from hami.scheduler.admit_claims import ClaimAdmitter, ClaimsOfTemplates, OwnClaims
 from hami.scheduler.settings import Settings
 from hami.state.claims import ClaimCache
 from hami.state.store import Store
 
 
 class ClaimParts:
-    """The watches of slices and claims; and if pods are given claims, their admission, the templates, and the watch of
-    these."""
+    """The watches of slices and claims; if pods are given claims, their admission; if these are made of templates, the
+    templates and the watch of these."""
 
     def __init__(self, api: Api, cluster: Cluster, events: EventRecorder, leads: Callable[[], bool],
                  settings: Settings, *, clock: Callable[[], float]) -> None:
@@ -44,6 +44,8 @@ class ClaimParts:
     def admitter(self, admitter: Admitter, cache: Store) -> ClaimAdmitter | None:
         """Returns the admission of pods that are to get claims; *admitter* is that of the others. ``None`` if none do.
         """
+        if self._settings.dra == ALLOCATE:
+            return ClaimAdmitter(admitter, OwnClaims(admitter))
         if self._templates is None:
             return None
-        return ClaimAdmitter(admitter, cache, self._settings, self.cache.card_sizes)
+        return ClaimAdmitter(admitter, ClaimsOfTemplates(cache, self._settings, self.cache.card_sizes))

@@ -51,7 +51,7 @@ def pod_moves(record: PodRecord, vendors: Catalog, settings: Settings, clock: fl
 
 def _unbound_moves(record: PodRecord, vendors: Catalog, settings: Settings, clock: float) -> Iterator[Move]:
     scheduler = record.scheduler_name
-    if scheduler == settings.scheduler_name:
+    if settings.is_own_scheduler(scheduler):
         if record.assigned_node and record.assigned.proven_age(record.assigned_at, clock) > 2 * FOREIGN_TTL_S:
             keys = {*SCHEDULER_OWNED - {PREEMPTING},
                     *(key for keys in (vendor.annotations for vendor in vendors)

@@ -14,7 +14,7 @@ from hami.codec.device_config import Fallback
 from hami.errors import HamiError, MalformedInput
 from hami.runtime.logs import DEBUG_VERBOSITY
 from hami.runtime.options import Address, parse_named, parse_seconds
-from hami.runtime.settings import ClusterSettings, check_key_pair, cluster_values
+from hami.runtime.settings import ALLOCATE, ClusterSettings, check_key_pair, cluster_values
 
 SELF_SIGNED_FILE = "tls.pem"
 """File in ``--self-signed-cert-dir`` that holds certificate and key, so that both are replaced at once."""
@@ -86,6 +86,17 @@ class Settings(ClusterSettings):
             raise HamiError("--node-lock-timeout: expected more than 0s")
         if self.dra_template_ttl <= 0:
             raise HamiError("--dra-template-ttl: expected more than 0s")
+        if self.dra == ALLOCATE and not self.scheduler_name:
+            raise HamiError(f"--dra={ALLOCATE} without --scheduler-name: pods with claims need a scheduler")
+
+    @property
+    def claims_scheduler_name(self) -> str:
+        """The name under which the scheduler places pods that get their devices by claims of its own."""
+        return f"{self.scheduler_name}-claims" if self.scheduler_name else ""
+
+    def is_own_scheduler(self, name: str) -> bool:
+        """Reports whether pods whose ``schedulerName`` is *name* are placed by this scheduler."""
+        return name in (self.scheduler_name, self.claims_scheduler_name)
 
     @property
     def log_verbosity(self) -> int:

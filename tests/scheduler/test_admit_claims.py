@@ -11,7 +11,7 @@ from hami.codec.keys import ASSIGNED_NODE, CLAIM_REQUEST
 from hami.codec.objects import parse_quota
 from hami.dra.translate import has_claim
 from hami.scheduler.admit import Admitted, Admitter, Denied
-from hami.scheduler.admit_claims import ClaimAdmitter
+from hami.scheduler.admit_claims import ClaimAdmitter, ClaimsOfTemplates
 from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
@@ -38,7 +38,7 @@ def admitters(*quotas, settings=Settings(), sizes=(), **config):
     for item in quotas:
         replica.cache.quotas.upsert(item)
     plain = Admitter(replica.cache, settings)
-    return plain, ClaimAdmitter(plain, replica.cache, settings, lambda: frozenset(sizes))
+    return plain, ClaimAdmitter(plain, ClaimsOfTemplates(replica.cache, settings, lambda: frozenset(sizes)))
 
 
 def review(pod):

@@ -1,0 +1,198 @@
+"""Admission with --dra=allocate: pods that get claims of their own, and pods that have one already."""
+
+import itertools
+import json
+
+import pytest
+from pytest import param
+
+from hami.codec.admission import Review, render_allowed
+from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
+from hami.codec.keys import ASSIGNED_NODE, CLAIM_AMOUNTS, CLAIM_RESOURCE
+from hami.codec.pods import convert_pod
+from hami.errors import HamiError
+from hami.runtime.settings import ALLOCATE
+from hami.scheduler.admit import Admitted, Admitter, Denied
+from hami.scheduler.admit_claims import ClaimAdmitter, OwnClaims
+from hami.scheduler.settings import Settings
+from hami.vendors.catalog import vendors
+from tests.builders import quota
+from tests.scheduler.test_admit_claims import TOPOLOGY, review, wire
+from tests.world import Clock, Replica, WatchedCluster
+
+CLAIMS, NAME = "hami-scheduler-claims", "hami-" + f"{1:032x}"
+ALLOCATING = Settings(dra=ALLOCATE)
+
+
+def admitters(*quotas, settings=ALLOCATING, catalog=None, **config):
+    """The admission of every pod, and of those with the label."""
+    catalog = catalog or vendors(DeviceConfig(nvidia=NvidiaConfig(**config)))
+    replica, numbers = Replica(WatchedCluster(), Clock(), vendors=catalog), itertools.count(1)
+    for item in quotas:
+        replica.cache.quotas.upsert(item)
+    plain = Admitter(replica.cache, settings)
+    return plain, ClaimAdmitter(plain, OwnClaims(plain, lambda: f"hami-{next(numbers):032x}"))
+
+
+def admit(pod, door="dra", **options):
+    return admitters(**options)[1].admit(review(pod), door)
+
+
+def by_the_extender(pod, **options):
+    return admitters(**options)[0].admit(review(pod))
+
+
+def given(pod, **options):
+    answer = admit(pod, **options)
+    assert isinstance(answer, Admitted), answer
+    return answer.pod
+
+
+@pytest.mark.parametrize("door", ["dra", "dra-preferred"])
+@pytest.mark.parametrize("scheduler", ["default-scheduler", "hami-scheduler", CLAIMS])
+def test_the_profile_for_claims_places_the_pod(door, scheduler):
+    claimed = given(wire(spec={"schedulerName": scheduler}), door=door)
+    assert claimed["spec"]["schedulerName"] == CLAIMS and convert_pod(claimed).claim == NAME
+    assert claimed["spec"]["containers"][0]["resources"] == {
+        "limits": {CLAIM_RESOURCE: "1"}, "requests": {CLAIM_RESOURCE: "1"},
+        "claims": [{"name": "hami", "request": "c"}]}
+    assert json.loads(claimed["metadata"]["annotations"][CLAIM_AMOUNTS]) == {
+        "c": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}}
+
+
+def test_each_pod_has_a_claim_of_its_own():
+    claims = admitters()[1]
+    assert [convert_pod(claims.admit(review(wire()), "dra").pod).claim[-1] for _ in range(3)] == ["1", "2", "3"]
+
+
+def test_the_scheduler_says_what_templates_cannot():
+    assert convert_pod(given(wire(annotations=TOPOLOGY))).claim == NAME
+
+
+OTHER = {"resourceClaims": [{"name": "nic", "resourceClaimName": "nic"}]}
+
+
+@pytest.mark.parametrize("pod, reason", [
+    (wire(spec=OTHER), "spec.resourceClaims"), (wire(gpu=33), "at most 32 GPUs"),
+    (wire(annotations={"nvidia.com/vgpu-mode": "mig"}), "annotation nvidia.com/vgpu-mode=mig"),
+    (wire(spec={"schedulerName": "volcano"}), "its scheduler is not HAMi's")])
+def test_what_no_claim_says(pod, reason):
+    denied = admit(pod)
+    assert isinstance(denied, Denied) and denied.message.startswith("hami.io/door=dra requires a claim")
+    assert reason in denied.message
+    assert admit(pod, "dra-preferred") == by_the_extender(pod)
+
+
+def test_other_vendors_in_the_pod():
+    pod = wire()
+    pod["spec"]["containers"].append({"name": "d", "resources": {"limits": {"amd.com/gpu": "1"}}})
+    assert "container d: amd.com/gpu=1" in admit(pod, catalog=vendors(chart_config())).message
+
+
+@pytest.mark.parametrize("label", ["plugin", "DRA"])
+def test_other_labels(label):
+    answer = admit(wire(door=label))
+    assert answer == by_the_extender(wire(door=label)) if label == "plugin" else "expected dra" in answer.message
+
+
+LIFTED = [{"name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "0"}]
+
+
+@pytest.mark.parametrize("door", ["dra", "dra-preferred"])
+@pytest.mark.parametrize("pod, config", [
+    ({}, {}), (None, {}), ({"spec": {"containers": "x"}}, {}), (wire(gpu=0), {}),
+    (wire(annotations={ASSIGNED_NODE: "n1"}), {}), (wire(gpumem="16Gi"), {}), (wire(spec={"nodeName": "n1"}), {}),
+    (wire(securityContext={"privileged": True}), {}), (wire(env=LIFTED), {}),
+    (wire(env=[{"name": "LD_PRELOAD", "value": "x"}]), {"strict": True})])
+def test_what_holds_for_every_pod_holds_here(pod, config, door):
+    assert admit(pod, door, **config) == by_the_extender(pod, **config)
+
+
+def test_what_admission_adds_stays():
+    pod = wire()
+    pod["spec"]["containers"].append({"name": "log"})
+    containers = given(pod, strict=True, runtime_class_name="nvidia")["spec"]
+    assert containers["runtimeClassName"] == "nvidia"
+    assert containers["containers"][1]["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}]
+
+
+@pytest.mark.parametrize("memory, is_admitted", [(3000, True), (2999, False)])
+def test_quotas_hold(memory, is_admitted):
+    plain, claims = admitters(quota("budget", "team", gpumem=memory))
+    assert isinstance(claims.admit(review(wire()), "dra"), Admitted) is is_admitted
+    claimed = given(wire())
+    assert isinstance(plain.admit(review(claimed)), Admitted) is is_admitted
+
+
+def test_both_profiles_are_this_scheduler():
+    assert [ALLOCATING.is_own_scheduler(name) for name in ("hami-scheduler", CLAIMS, "default-scheduler", "")] == [
+        True, True, False, False]
+    with pytest.raises(HamiError, match="--dra=allocate without --scheduler-name"):
+        Settings(dra=ALLOCATE, scheduler_name="")
+
+
+# Pods that have a claim already
+
+WITH_INIT = wire(spec={"initContainers": [{"name": "i", "resources": {"limits": {"nvidia.com/gpu": 2}}}]})
+
+
+@pytest.mark.parametrize("config", [{}, {"strict": True, "overwrite_env": True, "runtime_class_name": "nvidia"}])
+@pytest.mark.parametrize("pod", [wire(), WITH_INIT])
+def test_admission_again_changes_nothing(pod, config):
+    claimed = given(pod, **config)
+    for answer in (by_the_extender(claimed, **config), admit(claimed, **config), admit(claimed, "dra-preferred",
+                                                                                       **config)):
+        assert isinstance(answer, Admitted) and answer.pod == claimed
+        rendered = json.loads(render_allowed(review(claimed), answer.pod))
+        assert "patch" not in rendered["response"]
+
+
+def changed(change):
+    """A pod with a claim that its author has written: *change* changes its specification."""
+    claimed = json.loads(json.dumps(given(wire())))
+    change(claimed["spec"], claimed["spec"]["containers"][0])
+    return claimed
+
+
+@pytest.mark.parametrize("change, config, problem", [
+    param(lambda spec, container: container.update(securityContext={"privileged": True}), {}, "is privileged",
+          id="privileged"),
+    param(lambda spec, container: spec.update(nodeName="n1"), {}, "pod has node assigned", id="a node"),
+    param(lambda spec, container: container.update(env=LIFTED), {}, "CUDA_DEVICE_MEMORY_LIMIT", id="a limit"),
+    param(lambda spec, container: container.update(env=[{"name": "LD_PRELOAD", "value": "x"}]), {"strict": True},
+          "LD_PRELOAD", id="strict mode"),
+    param(lambda spec, container: spec.update(schedulerName="volcano"), {}, "its scheduler is not HAMi's",
+          id="another scheduler"),
+    param(lambda spec, container: spec["resourceClaims"].append({"name": "nic", "resourceClaimName": "nic"}), {},
+          "spec.resourceClaims", id="another claim"),
+    param(lambda spec, container: container["resources"].pop("claims"), {}, "container c uses nothing",
+          id="no request"),
+    param(lambda spec, container: container["resources"].update(claims=5), {}, "container c uses nothing",
+          id="requests that are no list")])
+def test_a_pod_whose_author_wrote_the_claim_is_judged_like_any_other(change, config, problem):
+    pod = changed(change)
+    for answer in (by_the_extender(pod, **config), admit(pod, **config)):
+        assert isinstance(answer, Denied) and problem in answer.message
+
+
+def test_a_pod_with_a_claim_leaves_no_other_scheduler():
+    pod = changed(lambda spec, container: spec.update(schedulerName="hami-scheduler"))
+    assert by_the_extender(pod).pod == given(wire())
+
+
+def test_amounts_that_cannot_be_read_are_denied():
+    pod = given(wire())
+    pod = {**pod, "metadata": {**pod["metadata"], "annotations": {CLAIM_AMOUNTS: "{}"}}}
+    answer = by_the_extender(pod)
+    assert isinstance(answer, Denied) and answer.message.startswith(CLAIM_AMOUNTS)
+
+
+def test_strict_mode_refuses_ephemeral_containers_of_pods_with_claims():
+    def ephemeral(pod, **config):
+        return admitters(**config)[0].admit(
+            Review("u", "team", pod, "v1", "AdmissionReview", subresource="ephemeralcontainers"))
+
+    claimed = given(wire())
+    broken = {**claimed, "metadata": {"name": "p"}}
+    assert isinstance(ephemeral(claimed, strict=True), Denied) and isinstance(ephemeral(broken, strict=True), Denied)
+    assert isinstance(ephemeral(claimed), Admitted)
