@@ -232,7 +232,8 @@ def test_the_scheduler_may_write_claims_only_where_it_allocates_them():
 
 
 def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
-    component = yaml.safe_load((ROOT / "manifests" / "components" / "dra-translate" / "webhooks" / "kustomization.yaml").read_text())
+    folder = ROOT / "manifests" / "components" / "dra-translate" / "webhooks"
+    component = yaml.safe_load((folder / "kustomization.yaml").read_text())
     (text,) = (patch["patch"] for patch in component["patches"]
                if patch["target"]["kind"] == "MutatingWebhookConfiguration")
     conditions = {condition["expression"] for operation in yaml.safe_load(text) if operation["op"] == "add"

@@ -1,8 +1,9 @@
 """Parts of ``manifests/base`` that follow from the scheduler's keys and the catalog of vendors.
 
 ``python -m tools.policies`` writes the policies of the API server, the ``matchConditions`` of the webhook and the
-``managedResources`` of kube-scheduler; and, from the latter, the configuration of the component `dra-allocate`. With ``--device-config`` they have the resource names of that device
-configuration. ``python -m tools.generate`` writes all generated files.
+``managedResources`` of kube-scheduler, and from its configuration that of the component ``dra-allocate``. With
+``--device-config`` they have the resource names of that device configuration. ``python -m tools.generate`` writes all
+generated files.
 """
 
 from __future__ import annotations

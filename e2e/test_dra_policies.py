@@ -1,0 +1,193 @@
+"""What the API server enforces about claims that HAMi's scheduler makes. No program of HAMi runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from e2e.accounts import account, wait_permitted
+from e2e.claims import FIRST, allocation, component, missing
+from e2e.cluster import MANIFESTS, LocalCluster
+from e2e.eventually import eventually
+from e2e.kube import ApiError, Kube, path_of
+from e2e.pods import pod
+from e2e.sandbox import Sandbox
+from hami.codec.keys import CLAIM_AMOUNTS, CLAIM_RESOURCE, MANAGED_TAINT
+from hami.codec.slices import DRIVER
+
+Object = dict[str, Any]
+pytestmark = pytest.mark.since(*FIRST)
+FILES = [MANIFESTS / f"{name}.yaml" for name in ("rbac", "policy-roles", "policies")]
+NAME = f"hami-{'0a' * 16}"
+AMOUNTS = '{"main":{"nvidia.com/gpu":"1"}}'
+TOLERATION = {"key": MANAGED_TAINT, "operator": "Exists", "effect": "NoSchedule"}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """A control plane without HAMi, with the objects of the components."""
+    if reason := missing():
+        pytest.skip(reason)
+    with LocalCluster.started(extender=False, durable=False) as started:
+        for file in FILES:
+            started.kube.apply_yaml(file.read_text())
+        for item in (*component(), *allocation()):
+            started.kube.apply(item)
+        yield started
+        started.kube.close()
+
+
+@pytest.fixture
+def sandbox(cluster: LocalCluster) -> Iterator[Sandbox]:
+    with Sandbox.opened(cluster.kube, keeps_namespace=True) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def audited() -> None:
+    """No device is given out here."""
+
+
+@pytest.fixture
+def owner(sandbox: Sandbox) -> Object:
+    """A pod with a claim that the scheduler is to make, once the API server applies the policies."""
+    made = pod("owner")
+    made["metadata"]["annotations"] = {CLAIM_AMOUNTS: AMOUNTS}
+    made["spec"] |= {"schedulerName": "nobody", "resourceClaims": [{"name": "hami", "resourceClaimName": NAME}]}
+    sandbox.create(made)
+    owner: Object = sandbox.kube.get("Pod", "owner", sandbox.namespace)
+    direct = pod_with_mark("direct", nodeName="n")
+    changed = {**owner, "metadata": {**owner["metadata"], "annotations": {CLAIM_AMOUNTS: "{}"}}}
+    for method, kind, name, item in (("POST", "ResourceClaim", None, claim(owner)), ("POST", "Pod", None, direct),
+                                     ("PUT", "Pod", "owner", changed)):
+        path = path_of(kind, sandbox.namespace, name)
+        eventually(lambda method=method, path=path, item=item: is_refused(
+            lambda: sandbox.kube.call(method, path, item, query={"dryRun": "All"})), f"the policy of {kind} applies")
+    return owner
+
+
+@pytest.fixture
+def tenant(sandbox: Sandbox) -> Iterator[Kube]:
+    client = account(sandbox, "tenant", "edit")
+    wait_permitted(sandbox, client, "create", "resourceclaims", "resource.k8s.io")
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def extender(sandbox: Sandbox) -> Iterator[Kube]:
+    """A client with the token of the scheduler's extender."""
+    client = sandbox.kube.with_token(sandbox.kube.token("hami-scheduler-extender", "kube-system"))
+    wait_permitted(sandbox, client, "update", "resourceclaims/binding", "resource.k8s.io")
+    wait_permitted(sandbox, client, "tolerate", "devicetaints", "hami.io")
+    yield client
+    client.close()
+
+
+def claim(owner: Object, name: str = NAME, *, toleration: Object | None = None, **fields: Any) -> Object:
+    """The claim of the pod *owner*. *fields*: of the request."""
+    request = {"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "1000Mi"}},
+               "tolerations": [TOLERATION if toleration is None else toleration]} | fields
+    reference = {"apiVersion": "v1", "kind": "Pod", "name": "owner", "uid": owner["metadata"]["uid"]}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+            "metadata": {"name": name, "ownerReferences": [reference]},
+            "spec": {"devices": {"requests": [{"name": "main", "exactly": request}]}}}
+
+
+def allocated(made: Object, **fields: Any) -> Object:
+    """The claim *made* with a device for its pod. *fields*: of the result."""
+    result = {"request": "main", "driver": DRIVER, "pool": "hami/n", "device": "gpu-0"} | fields
+    (reference,) = made["metadata"]["ownerReferences"]
+    return {**made, "status": {
+        "allocation": {"devices": {"results": [result]}, "allocationTimestamp": "2026-01-01T00:00:00Z"},
+        "reservedFor": [{"resource": "pods", "name": reference["name"], "uid": reference["uid"]}]}}
+
+
+def annotate(client: Kube, item: Object, key: str, text: str | None, subresource: str | None = None) -> Object:
+    meta = item["metadata"]
+    return client.merge_patch("Pod", meta["name"], {"metadata": {"annotations": {key: text}}}, meta["namespace"],
+                              subresource=subresource)
+
+
+def pod_with_mark(name: str, **spec: Any) -> Object:
+    """A pod with the resource by which kube-scheduler calls the extender for pods with claims."""
+    made = pod(name)
+    made["spec"]["containers"][0]["resources"] = {"limits": {CLAIM_RESOURCE: "1"}}
+    return {**made, "spec": {**made["spec"], **spec}}
+
+
+def put_status(client: Kube, item: Object) -> Object:
+    meta = item["metadata"]
+    return client.call("PUT", path_of("ResourceClaim", meta["namespace"], meta["name"]) + "/status", item)
+
+
+def is_refused(write: Callable[[], object]) -> bool:
+    try:
+        write()
+    except ApiError as error:
+        return error.status == 403 and "ValidatingAdmissionPolicy" in error.message
+    return False
+
+
+def test_the_scheduler_writes_the_claim_of_a_pod(sandbox: Sandbox, owner: Object, extender: Kube) -> None:
+    made = extender.create(claim(owner), sandbox.namespace)
+    done = put_status(extender, allocated(made))
+    assert done["status"]["reservedFor"][0]["uid"] == owner["metadata"]["uid"]
+    assert put_status(extender, {**done, "status": {}}).get("status", {}) == {}
+
+
+@pytest.mark.parametrize("change", [
+    pytest.param({"name": "mine"}, id="another name"),
+    pytest.param({"toleration": {"operator": "Exists"}}, id="all taints"),
+    pytest.param({"toleration": {"key": "hami.io/cordoned", "operator": "Exists"}}, id="a cordoned card"),
+    pytest.param({"deviceClassName": "gpu.nvidia.com"}, id="another class"),
+])
+def test_the_scheduler_writes_no_other_claims(sandbox: Sandbox, owner: Object, extender: Kube, change: Object) -> None:
+    assert is_refused(lambda: extender.create(claim(owner, **change), sandbox.namespace))
+
+
+def test_the_scheduler_gives_claims_of_others_nothing(sandbox: Sandbox, owner: Object, extender: Kube) -> None:
+    others = sandbox.kube.create(claim(owner, "other"), sandbox.namespace)
+    assert is_refused(lambda: put_status(extender, allocated(others)))
+    own = extender.create(claim(owner), sandbox.namespace)
+    for result in ({"driver": "gpu.nvidia.com"}, {"pool": "n"}):
+        assert is_refused(lambda result=result: put_status(extender, allocated(own, **result)))
+    stolen = allocated(own)
+    stolen["status"]["reservedFor"][0]["uid"] = "another"
+    assert is_refused(lambda: put_status(extender, stolen))
+
+
+def test_nobody_else_creates_a_claim_of_such_a_name(sandbox: Sandbox, owner: Object, tenant: Kube) -> None:
+    untainted = {**claim(owner, toleration={"key": "example.com/slow", "operator": "Exists"})}
+    for client in (tenant, sandbox.kube):
+        assert is_refused(lambda client=client: client.create(untainted, sandbox.namespace))
+    tenant.create({**untainted, "metadata": {"name": "hami-mine"}}, sandbox.namespace)
+    assert is_refused(lambda: tenant.create(claim(owner, "other"), sandbox.namespace))  # tolerates the taint
+
+
+@pytest.mark.parametrize("subresource", [None, "status"])
+def test_what_a_pod_requests_by_its_claim_never_changes(sandbox: Sandbox, owner: Object, tenant: Kube,
+                                                        subresource: str | None) -> None:
+    for client in (sandbox.kube,) if subresource else (tenant, sandbox.kube):
+        for text in ('{"main":{"nvidia.com/gpu":"2"}}', None):
+            assert is_refused(lambda client=client, text=text: annotate(
+                client, owner, CLAIM_AMOUNTS, text, subresource))
+    annotate(tenant, owner, "example.com/note", "x")
+    sandbox.create(pod("plain"))
+    plain = sandbox.kube.get("Pod", "plain", sandbox.namespace)
+    assert is_refused(lambda: annotate(tenant, plain, CLAIM_AMOUNTS, AMOUNTS))
+
+
+def test_a_binding_changes_nothing_of_it(sandbox: Sandbox, owner: Object) -> None:
+    binding = {"apiVersion": "v1", "kind": "Binding", "target": {"apiVersion": "v1", "kind": "Node", "name": "n"},
+               "metadata": {"name": "owner", "annotations": {CLAIM_AMOUNTS: "{}"}}}
+    path = path_of("Pod", sandbox.namespace, "owner") + "/binding"
+    assert is_refused(lambda: sandbox.kube.call("POST", path, binding))
+
+
+def test_a_pod_with_the_mark_of_such_claims_names_no_node(sandbox: Sandbox, owner: Object, tenant: Kube) -> None:
+    """It is placed by a scheduler, as any pod that requests devices."""
+    assert is_refused(lambda: tenant.create(pod_with_mark("direct", nodeName="n"), sandbox.namespace))
+    tenant.create(pod_with_mark("placed", schedulerName="nobody"), sandbox.namespace)
