@@ -15,8 +15,8 @@ from hami.codec.claims import render_claim_spec
 from hami.codec.slices import DRIVER
 from hami.model import DevicePolicy, Request, Selector
 
-__all__ = ["FIRST", "allocation", "claiming", "class_and_rights", "component", "missing", "share", "spec_of",
-           "template", "wait_published"]
+__all__ = ["FIRST", "claiming", "class_and_rights", "component", "missing", "share", "spec_of", "template",
+           "wait_published"]
 
 Object = dict[str, Any]
 COMPONENT = MANIFESTS.parent / "components" / "dra"
@@ -33,12 +33,6 @@ def component() -> list[Object]:
     """Returns what the component installs: the class of cards, rights, policies."""
     return [item for name in ("device-class", "rbac", "policies")
             for item in yaml.safe_load_all((COMPONENT / f"{name}.yaml").read_text())]
-
-
-def allocation() -> list[Object]:
-    """Returns what the component installs with which HAMi's scheduler allocates claims: rights and policies."""
-    return [item for name in ("rbac", "policies")
-            for item in yaml.safe_load_all((COMPONENT.parent / "dra-allocate" / f"{name}.yaml").read_text())]
 
 
 def class_and_rights(kube: Kube) -> None:

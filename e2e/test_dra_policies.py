@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from e2e.accounts import account, wait_permitted
-from e2e.claims import FIRST, allocation, component, missing
+from e2e.claims import FIRST, component, missing
 from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError, Kube, path_of
@@ -19,7 +19,8 @@ from hami.codec.slices import DRIVER
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)
-FILES = [MANIFESTS / f"{name}.yaml" for name in ("rbac", "policy-roles", "policies")]
+FILES = [*(MANIFESTS / f"{name}.yaml" for name in ("rbac", "policy-roles", "policies")),
+         *(MANIFESTS.parent / "components" / "dra-allocate" / f"{name}.yaml" for name in ("rbac", "policies"))]
 NAME = f"hami-{'0a' * 16}"
 AMOUNTS = '{"main":{"nvidia.com/gpu":"1"}}'
 TOLERATION = {"key": MANAGED_TAINT, "operator": "Exists", "effect": "NoSchedule"}
@@ -33,7 +34,7 @@ def cluster() -> Iterator[LocalCluster]:
     with LocalCluster.started(extender=False, durable=False) as started:
         for file in FILES:
             started.kube.apply_yaml(file.read_text())
-        for item in (*component(), *allocation()):
+        for item in component():
             started.kube.apply(item)
         yield started
         started.kube.close()
