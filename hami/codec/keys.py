@@ -8,6 +8,7 @@ ASSIGNED_NODE = "hami.io/vgpu-node"  # annotation and label
 ASSIGNED_TIME = "hami.io/vgpu-time"
 BIND_PHASE = "hami.io/bind-phase"
 BIND_TIME = "hami.io/bind-time"
+GPU_ALLOCATED = "hami.io/vgpu-devices-allocated"  # the allocation of a pod, of NVIDIA's
 MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
 PREEMPTING = "hami.io/preempting-on"  # on a pod that waits: the node on which others are evicted for it
 

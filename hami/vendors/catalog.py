@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hami.codec.device_config import AscendChip, DeviceConfig, Names, NvidiaConfig
-from hami.codec.keys import CORDON, DOOR, MIG_ALLOCATIONS
+from hami.codec.keys import CORDON, DOOR, GPU_ALLOCATED, MIG_ALLOCATIONS
 from hami.codec.metax import parse_cards
 from hami.vendors import admission, ascend, aws, enflame, inventory, kunlun, metax, mig, nvidia, shares, vastai
 from hami.vendors.spec import (
@@ -74,7 +74,7 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
             default_memory=config.default_memory, default_cores=config.default_cores, defaults_to_all_cores=True),
         annotations=Annotations(
             register="hami.io/node-nvidia-register", handshake="hami.io/node-handshake",
-            to_allocate="hami.io/vgpu-devices-to-allocate", allocated="hami.io/vgpu-devices-allocated",
+            to_allocate="hami.io/vgpu-devices-to-allocate", allocated=GPU_ALLOCATED,
             node_keys=(CORDON, inventory.PAIR_SCORES), door=DOOR, extra_keys=(MIG_ALLOCATIONS,),
             selectors=SelectorKeys(
                 use_types="nvidia.com/use-gputype", nouse_types="nvidia.com/nouse-gputype",

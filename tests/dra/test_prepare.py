@@ -73,6 +73,53 @@ def test_variables_that_a_container_may_choose_are_not_replaced(tmp_path):
     assert (env["GPU_CORE_UTILIZATION_POLICY"], env["CUDA_DEVICE_MEMORY_LIMIT_0"]) == ("disable", "1000m")
 
 
+# ---- claims that the scheduler makes
+
+
+def put_own(stage, *results, text):
+    """Creates a pod that is bound with the allocation *text*, and a claim with *results* that is its own."""
+    return stage.put("p", *results, containers=("init", "main"), claim="p-hami",
+                     annotations={"hami.io/vgpu-devices-allocated": text})
+
+
+@pytest.mark.parametrize("results", [
+    [result(uuid=B, memory=9999)], [result(memory=2000)], [result(pool="hami/n2")], [result("init")],
+    [result(), result("init", B)]],
+    ids=["another card", "another amount", "another node", "another container", "one more"])
+def test_the_annotations_of_a_pod_decide_what_its_own_claim_gives(stage, caplog, results):
+    """An attempt to bind the pod has written the claim, but another one has bound it."""
+    claim = put_own(stage, *results, text=f";{A},NVIDIA,1000,20:;")
+    (device,) = stage.claims.prepare(*claim)
+    assert (device.request, device.pool, device.device) == ("main", "hami/n1", "gpu-aaaa")
+    assert stage.env("claim-p")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1000m"
+    assert f"device {A} memory={1000 << 20} cores=20" in stage.limits("uid-p")
+    assert "claim differs from the annotations of its pod" in caplog.text
+    assert stage.claims.prepare(*claim) == [device]
+
+
+def test_an_own_claim_that_agrees_with_its_pod_is_prepared_as_it_is(stage, caplog):
+    """Also if a card had another number of slots when it was allocated."""
+    claim = put_own(stage, result(cores=20, share=25), text=f";{A},NVIDIA,1000,20:;")
+    (device,) = stage.claims.prepare(*claim)
+    assert device.share_id == "share-main" and not caplog.text
+    assert stage.claims.prepared()[0].shares[0].share_milli == 25_000
+
+
+@pytest.mark.parametrize("text", [f";{A},NVIDIA,1000,20:;", ""], ids=["allocated", "not allocated"])
+def test_annotations_do_not_decide_about_claims_of_users(stage, text):
+    claim = stage.put("p", result(memory=500), annotations={"hami.io/vgpu-devices-allocated": text},
+                      claim="" if text else "p-hami")
+    stage.claims.prepare(*claim)
+    assert stage.env("claim-p")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "500m"
+
+
+@pytest.mark.parametrize("text, why", [(";GPU-gone,NVIDIA,1,0:;", "GPU-gone"), (";x,1:;", "format error")])
+def test_annotations_that_no_card_can_meet_are_refused(stage, text, why):
+    claim = put_own(stage, text=text)
+    with pytest.raises(MalformedInput, match=why):
+        stage.claims.prepare(*claim)
+
+
 # ---- again
 
 

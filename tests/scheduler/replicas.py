@@ -1,5 +1,7 @@
 """Replicas of the scheduler over a few nodes."""
 
+from dataclasses import replace
+
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from tests.builders import NVIDIA, gpu, gpus, node, pod
 from tests.world import Clock, Replica, WatchedCluster
@@ -18,3 +20,9 @@ def holding(name, on, text, **fields):
 def replica(*nodes, pods=(), policies=None, copies_labels=True, **options):
     fake = WatchedCluster(nodes=nodes, pods=pods, copies_labels=copies_labels)
     return Replica(fake, Clock(), policies=policies, **options)
+
+
+def without_names(requests):
+    """The requests of a claim, with shares that have no names."""
+    return tuple(replace(request, devices=tuple(replace(device, share_id="") for device in request.devices))
+                 for request in requests)

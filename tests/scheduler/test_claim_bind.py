@@ -14,7 +14,7 @@ from hami.scheduler.settings import Settings
 from hami.state.reservations import Rejected
 from tests.builders import NVIDIA, gpu, gpus, node, pod
 from tests.fake_cluster import never_sent, no_answer
-from tests.scheduler.replicas import replica
+from tests.scheduler.replicas import replica, without_names
 
 NAME = "hami-" + "a" * 32
 ASKED = pod(gpus(1, memory=3000, cores=30), phase="Pending", claim=NAME)
@@ -47,11 +47,7 @@ def agrees(scheduler):
     claim = parse_claim(json.dumps(stored(scheduler)).encode())
     text = bound.annotations.get(NVIDIA.annotations.allocated, "")
     wanted = booked_requests(bound, bound.node_name, parse_shares("", text), CARDS)
-    return wanted and claim.pods == (bound.ref,) and [
-        (request.name, [(device.pool, device.device, device.memory_mib, device.cores, device.share_milli)
-                        for device in request.devices]) for request in claim.requests] == [
-        (request.name, [(device.pool, device.device, device.memory_mib, device.cores, device.share_milli)
-                        for device in request.devices]) for request in wanted]
+    return wanted and claim.pods == (bound.ref,) and without_names(claim.requests) == wanted
 
 
 def methods(scheduler):
