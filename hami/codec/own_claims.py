@@ -27,6 +27,8 @@ from hami.quantity import render_mib, render_milli
 FINALIZER = "resource.kubernetes.io/delete-protection"
 """Keeps a claim until kube-controller-manager has removed its allocation, once no pod is left that uses it."""
 _CONSUMED = "memory", "cores", "share"
+_TOLERATION = {"key": MANAGED_TAINT, "operator": "Exists", "effect": "NoSchedule"}
+"""Kubernetes copies those of a request to what is allocated for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ def render_allocation(claim: AllocatedClaim, stored: StoredClaim, node: str, now
     The time is that of the allocation: kube-scheduler adds one where there is none, and is refused.
     """
     results = [{"request": request.name, "driver": DRIVER, "pool": device.pool, "device": device.device,
-                "shareID": device.share_id, "consumedCapacity": dict(zip(_CONSUMED, _amounts(device)))}
+                "shareID": device.share_id, "tolerations": [_TOLERATION],
+                "consumedCapacity": dict(zip(_CONSUMED, _amounts(device)))}
                for request in claim.requests for device in request.devices]
     selector = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]}
     return _update(claim, stored, {
@@ -138,7 +141,7 @@ def _exactly(devices: Sequence[ClaimedDevice]) -> dict[str, Any]:
                                                  for field in ("memory_mib", "cores", "share_milli")})
     return {"deviceClassName": DRIVER, "count": len(devices),
             "capacity": {"requests": dict(zip(_CONSUMED, _amounts(least)))},
-            "tolerations": [{"key": MANAGED_TAINT, "operator": "Exists", "effect": "NoSchedule"}]}
+            "tolerations": [_TOLERATION]}
 
 
 def _amounts(device: ClaimedDevice) -> Iterable[str]:

@@ -86,6 +86,7 @@ def test_the_allocation_names_node_devices_and_time():
                 "devices": {"results": [{
                     "request": "c0", "driver": "gpu.hami.io", "pool": "hami/n1", "device": "gpu-a",
                     "shareID": str(uuid.uuid5(TOKEN, "c0/gpu-a")),
+                    "tolerations": [{"key": "hami.io/managed", "operator": "Exists", "effect": "NoSchedule"}],
                     "consumedCapacity": {"memory": "3000Mi", "cores": "30", "share": "10"}}]},
                 "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [
                     {"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]},
