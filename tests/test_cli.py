@@ -67,6 +67,7 @@ def test_without_flags_the_defaults_hold():
     (["--foreign-reservations"], "foreign_reservations", True),
     (["--node-label-selector=gpu=on,zone!=b"], "node_selector", "gpu=on,zone!=b"),
     (["--node-lock-timeout=90s"], "node_lock_timeout", 90.0),
+    (["--dra=allocate"], "dra", "allocate"),
     (["--dra=optional"], "dra", "optional"), ([], "dra", "off"), (["--dra-template-ttl=2m"], "dra_template_ttl", 120.0),
     (["--leader-elect"], "leader_elect", True),
     (["--leader-elect=T"], "leader_elect", True),

@@ -122,7 +122,7 @@ def explain_pod(cluster: InspectedCluster, pod: Pod, events: Sequence[Scheduling
 
     Raises: HamiError if it requests no devices or has finished.
     """
-    if not requests_devices(cluster.vendors, pod.containers) and not cluster.claims_of(pod):
+    if not requests_devices(cluster.vendors, pod.containers) and not pod.claim and not cluster.claims_of(pod):
         raise HamiError(f"pod {pod.ref} requests no devices that HAMi manages; hami vendors lists their resources")
     if pod.is_terminated:
         raise HamiError(f"pod {pod.ref} has finished ({pod.phase}) and holds no devices")

@@ -103,7 +103,8 @@ class RecordFilter:
         """Returns *pod* without foreign annotations; ``None`` if it neither requests nor carries devices, nor is one of
         *holders* (uids)."""
         owned = [key for key in pod.annotations if is_scheduler_owned(key)]
-        if not owned and pod.ref.uid not in holders and not requests_devices(self._vendors, pod.containers):
+        if not owned and pod.ref.uid not in holders and not pod.claim and not requests_devices(
+                self._vendors, pod.containers):
             return None
         return replace(pod, annotations={
             key: text for key, text in pod.annotations.items() if key in self._pod_keys or key in owned})

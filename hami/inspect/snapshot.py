@@ -134,6 +134,7 @@ class _Anonymizer:
             *(name for quota in record.quotas for scope in quota.scopes for name in scope.values)))
         self._schedulers = _numbered("scheduler", (
             pod.scheduler_name for pod in record.pods if pod.scheduler_name not in ("", *SCHEDULERS)))
+        self._claims = {"": ""} | _numbered("claim", (pod.claim for pod in record.pods if pod.claim))
         self._groups = {"": ""} | _numbered("group", (pod.group for pod in record.pods if pod.group))
         self._controllers = {"": ""} | _numbered("controller", (
             pod.controller for pod in record.pods if pod.controller))
@@ -194,6 +195,7 @@ class _Anonymizer:
         return replace(pod, ref=ref, labels=labels, containers=containers, node_name=self._place(pod.node_name),
                        scope=scope, group=self._groups[pod.group], nominated_node=self._place(pod.nominated_node),
                        scheduling_failure="", preferences=(), controller=self._controllers[pod.controller],
+                       claim=self._claims[pod.claim], claim_problem="redacted" if pod.claim_problem else "",
                        preemptor=self._uids.get(pod.preemptor, "uid-gone") if pod.preemptor else "",
                        claim="claim" if pod.claim else "",
                        scheduler_name=self._schedulers.get(pod.scheduler_name, pod.scheduler_name),

@@ -103,4 +103,4 @@ class Binder:
         pod = self._cluster.pod(ref.namespace, ref.name)
         if pod is None or (ref.uid and pod.ref.uid != ref.uid):
             raise NotFound(f'pod "{ref.name}" not found', 404)
-        return requests_devices(self._cache.vendors, pod.containers)
+        return bool(pod.claim) or requests_devices(self._cache.vendors, pod.containers)

@@ -77,7 +77,7 @@ class Store:
         An earlier reservation of the pod is replaced, and a bind of it that still waits fails.
         Raises: Rejected when the pod is gone, bound, or being bound; MalformedInput for an unreadable annotation.
         """
-        if not requests_devices(self.vendors, pod.containers):
+        if not pod.claim and not requests_devices(self.vendors, pod.containers):
             return None
         self._verdicts.weigh(pod.preferences)  # before others wait for the lock: it may take some 30 ms
         with self._lock:

@@ -71,6 +71,27 @@ def test_a_pod_that_waits():
         "  or pod default/x ends → n1"]
 
 
+def test_a_pod_that_waits_for_a_claim():
+    claimed = replace(waiting(gpus(1, 100, 10)), claim="hami-0", scheduler_name="hami-scheduler-claims")
+    assert lines(report(pods=[claimed]))[:11] == [
+        "pod default/waits has been waiting for 60s (scheduler hami-scheduler-claims)",
+        "  c asks for 1 × NVIDIA with 100 MiB, 10 cores",
+        "",
+        "It fits none of 2 nodes with devices:",
+        "  2 nodes  CardOtherDoor",
+        "",
+        "Nearest first:",
+        "  n1  2/2 CardOtherDoor (container c)",
+        "    card 0  9000/16000 MiB, 70/100 cores, 8/10 slots free; NVIDIA T4 (CardOtherDoor)",
+        "    card 1  7000/16000 MiB, 100/100 cores, 9/10 slots free; NVIDIA T4 (CardOtherDoor)",
+        "  n2  1/1 CardOtherDoor (container c)"]
+
+
+def test_a_pod_whose_claim_cannot_be_read():
+    with pytest.raises(HamiError, match="claim hami-0: broken"):
+        report(pods=[replace(waiting(), claim="hami-0", claim_problem="broken")])
+
+
 def test_a_pod_that_fits_waits_for_others():
     waits = report(pods=[waiting(gpus(1, 100))])
     assert waits.fits == "n1" and waits.nodes == () and waits.suggestions == ()

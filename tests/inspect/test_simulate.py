@@ -1,5 +1,6 @@
 """``hami simulate`` and ``hami capacity``: pods that are not there yet."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
 from hami.cli.people import make_admit
+from hami.codec.keys import CLAIM_AMOUNTS
 from hami.codec.pods import convert_pod
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, store_of
@@ -43,6 +45,20 @@ def run(*sources, nodes=NODES, pods=(HELD,), quotas=(), **scenario):
 
 def placed(report):
     return {placed_pod.pod: (placed_pod.node, *placed_pod.cards) for placed_pod in report.pods}
+
+
+def test_a_pod_with_a_claim_goes_where_claims_are_given():
+    """The manifest is that of a pod as the API server has it, after admission."""
+    text = json.dumps({"c": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "9000"}})
+    claim = {"name": "hami", "resourceClaimName": "hami-" + "0" * 32}
+    mark = {"hami.io/claim": "1"}
+    (outcome,) = run(PodSource("Pod", "web", "", 1, {
+        "metadata": {"annotations": {CLAIM_AMOUNTS: text}}, "spec": {
+            "schedulerName": "hami-scheduler-claims", "resourceClaims": [claim], "containers": [
+                {"name": "c", "resources": {"limits": mark, "requests": mark,
+                                            "claims": [{"name": "hami", "request": "c"}]}}]}})).outcomes
+    assert outcome.requests[0].requests == ("1 × NVIDIA with 9000 MiB, 0 cores",)
+    assert (outcome.placed, outcome.stopped) == (0, "2 nodes CardOtherDoor")
 
 
 def test_where_each_pod_would_go():

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import from_regex, randoms, sampled_from
 
+from hami.codec.keys import CLAIM_AMOUNTS
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, UnreadableObject, store_of
 from hami.inspect.explain import explain_pod
@@ -74,14 +75,16 @@ def test_an_anonymous_snapshot_contains_no_name():
     """Neither of objects nor of devices, wherever they stand: in annotations, locks, labels or lists."""
     secrets = ["secretnode", "secretteam", "secretpod", "secretcontainer", "secretlabel", "secretuuid", "secretgone",
                "secretevent", "secretquota", "secretproblem", "secretclass", "secretother", "secretgroup", "secretzone",
-               "secretowner", "secretpreemptor"]
+               "secretowner", "secretpreemptor", "secretclaim", "secretamount"]
     secret_node = node("secretnode", gpu("GPU-secretuuid", **T4), labels={"secretlabel": "secretlabel"}, annotations={
         "hami.io/device-cordon": "GPU-secretuuid", "hami.io/mutex.lock": "2026-01-01T00:00:00Z,secretteam,secretpod"})
     holder = held("secretpod", "secretnode", ("GPU-secretuuid", 1, 1), ("GPU-secretgone", 1, 1), namespace="secretteam",
                   controller="secretowner", preemptor="secretpreemptor", labels={
                       "hami.io/vgpu-node": "secretnode", "app": "secretlabel", "hami.io/preemptible": "false"})
     waiting = pod(replace(gpus(), name="secretcontainer"), name=PENDING, uid="secretpod-uid", annotations={
-        "nvidia.com/use-gpuuuid": "GPU-secretuuid,GPU-secretgone", "hami.io/preempting-on": "secretnode"},
+        "nvidia.com/use-gpuuuid": "GPU-secretuuid,GPU-secretgone", "hami.io/preempting-on": "secretnode",
+        CLAIM_AMOUNTS: '{"secretcontainer": {"nvidia.com/gpu": "secretamount"}}'},
+        claim="secretclaim", claim_problem="secretamount",
         scope=PodScope("secretclass"), group="secretgroup", nominated_node="secretnode",
         scheduling_failure="0/1 nodes are available: secretnode", preferences=(
             NodePreference(1, (NodeRequirement("secretzone", "In", frozenset({"secretzone"})),)),))
@@ -96,6 +99,7 @@ def test_an_anonymous_snapshot_contains_no_name():
     assert "node-1" in text and '"2026-01-01T00:00:00Z,namespace-2,pod-1"' in text
     assert hidden.pods[0].labels["hami.io/preemptible"] == "false", "else it could be preempted"
     assert hidden.pods[1].annotations["hami.io/preempting-on"] == hidden.nodes[0].name
+    assert hidden.pods[1].claim and hidden.pods[1].claim_problem, "else it would get other devices"
     assert hidden.pods[1].nominated_node == hidden.nodes[0].name and hidden.pods[1].group == "group-1"
     assert [quota.matches(pod.scope) for quota in hidden.quotas for pod in hidden.pods] == [False, True]
 

@@ -66,6 +66,22 @@ def test_too_few_devices_are_a_reason_of_the_node(count, taken, text):
     assert scheduler.node_filter.filter(pod(gpus(count, memory=3000, cores=0)), ["n1"]).unresolvable == {"n1": text}
 
 
+def test_a_pod_with_a_claim_fits_no_device_that_the_kubelet_gives():
+    scheduler = two_nodes()
+    found = scheduler.node_filter.filter(pod(gpus(1, memory=3000), claim="hami-0"), ["n1", "n2"])
+    assert found.names is None and found.unresolvable == dict.fromkeys(("n1", "n2"), "2/2 CardOtherDoor")
+    assert scheduler.events[0] == ("FilteringFailed", "2 nodes CardOtherDoor(n1,n2)")
+    assert "GPU-a0 46068/46068 MiB, 100/100 cores, 10/10 slots free (CardOtherDoor)" in scheduler.events[2][1]
+
+
+def test_a_pod_whose_claim_cannot_be_read_is_refused_and_no_other_one():
+    scheduler = two_nodes()
+    with pytest.raises(MalformedInput, match="calcScore failed claim hami-0: broken for pod pod1"):
+        scheduler.node_filter.filter(pod(claim="hami-0", claim_problem="broken"), ["n1", "n2"])
+    assert scheduler.events == [("FilteringFailed", "calcScore failed claim hami-0: broken for pod pod1")]
+    assert scheduler.node_filter.filter(pod(gpus(), name="other"), ["n1", "n2"]).chosen
+
+
 def test_unknown_nodes_are_named():
     scheduler = replica()
     assert scheduler.node_filter.filter(pod(gpus()), ["n9"]).unresolvable == {"n9": "node unregistered"}

@@ -57,6 +57,7 @@ SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
     (UNBOUND | {"assigned_at": 0}, {}, ["AssignmentCleared"]),
     (UNBOUND | {"assigned_node": ""}, {}, []),
     (UNBOUND | {"scheduler_name": "volcano"}, {}, []),
+    (UNBOUND | {"scheduler_name": "hami-scheduler-claims"}, {}, ["AssignmentCleared"]),
     (SLIPPED, {}, ["NotAdmitted"]),
     (SLIPPED | {"scheduler_name": ""}, {}, ["NotAdmitted"]),
     (SLIPPED | {"scheduler_name": "volcano"}, {}, []),
@@ -69,7 +70,8 @@ SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
          "runs though allocating", "no label", "stale label", "no label value", "stale label and no label value",
          "foreign", "bound to another node than was assigned", "stuck without label", "unreadable",
          "terminated", "stale assignment", "fresh assignment", "assignment without time", "waits",
-         "of another scheduler", "not admitted", "not admitted, without scheduler",
+         "of another scheduler", "stale assignment of a pod with a claim", "not admitted",
+         "not admitted, without scheduler",
          "not admitted, of another scheduler", "requests no device", "no overwriting", "not admitted, but bound"])
 def test_moves_for_a_pod(fields, settings, reasons):
     found = pod_moves(record(**fields), ONLY_NVIDIA, replace(SETTINGS, **settings), NOW)

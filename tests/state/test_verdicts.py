@@ -1,6 +1,7 @@
 """Which node a pod gets: what is remembered and skipped never changes the answer."""
 
 import random
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -191,6 +192,19 @@ def test_columns_exclude_only_nodes_that_do_not_fit(rng):
             possible &= columns.may_serve(device_columns, request, asked.fit_context(request.vendor))
         for place, row in zip(of, rows):
             assert possible[place] or isinstance(place_pod(table.usages(table.names[row]), asked), Unfit)
+
+
+@pytest.mark.parametrize("by_claims, chosen", [(True, "claims"), (False, "plugin")])
+def test_a_pod_gets_devices_of_its_door(by_claims, chosen):
+    """Also when both kinds of pods ask for the same, and when a node changes its door."""
+    table = cluster(claims=[usage("a", by_claims=True)], plugin=[usage("b")])
+    verdicts, asked = Verdicts(table), pod_request(gpus(1, 1000))
+    decide(verdicts, replace(asked, by_claims=not by_claims), ["claims", "plugin"], BINPACK)
+    asked = replace(asked, by_claims=by_claims)
+    assert decide(verdicts, asked, ["claims", "plugin"], BINPACK).node == chosen
+    table.set_devices(chosen, "NVIDIA", (gpu("c", by_claims=not by_claims),))
+    refusal = decide(verdicts, asked, ["claims", "plugin"], BINPACK)
+    assert refusal.texts == dict.fromkeys(("claims", "plugin"), "1/1 CardOtherDoor")
 
 
 def test_columns_exclude_nodes_that_cannot_fit():
