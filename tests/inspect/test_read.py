@@ -36,6 +36,15 @@ def test_only_pods_with_devices_are_kept_and_only_what_is_read_of_them():
     assert kept.annotations["hami.io/vgpu-devices-allocated"] == "GPU-n-0,NVIDIA,100,10:;"
 
 
+def test_a_pod_whose_claim_cannot_be_read_is_kept():
+    """Its report says why."""
+    claimed = pending("web")
+    claimed["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimName": "hami-" + "0" * 32}]
+    record, _, _ = read(FakeApi([node("n")], [claimed]))
+    (kept,) = record.pods
+    assert kept.claim and kept.claim_problem.startswith("hami.io/claim-amounts: missing")
+
+
 SLICES, CLAIMS = "/apis/resource.k8s.io/v1/resourceslices", "/apis/resource.k8s.io/v1/resourceclaims"
 
 

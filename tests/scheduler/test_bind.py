@@ -197,6 +197,18 @@ def test_a_pod_that_requests_no_device_is_bound_without_annotations(seen):
     assert (dict(call.annotations), dict(call.labels)) == ({}, {}) and scheduler.fake.lock_of("n1") is None
 
 
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_pod_whose_claim_cannot_be_read_is_not_bound(seen):
+    """Without devices it would never start."""
+    unreadable = pod(claim="hami-0", claim_problem="broken")
+    scheduler = replica(cards("n1", {}), pods=[unreadable] if seen else [])
+    if not seen:
+        scheduler.fake.put_pod(unreadable)
+    with pytest.raises(Rejected):
+        bind(scheduler, unreadable)
+    assert scheduler.fake.calls_of("bind") == []
+
+
 def test_a_binding_takes_no_longer_than_the_leadership_lasts():
     scheduler = ready(waits_for_locks=True)
     scheduler.leadership.leads_until = lambda: scheduler.clock() + 5
