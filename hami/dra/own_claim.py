@@ -97,7 +97,7 @@ def take_claim(wire: Mapping[str, Any], pod: Pod, vendors: Catalog) -> ClaimedPo
         named = {name for part in ("limits", "requests") for name in resources.get(part, ())}
         if beside := sorted(named & names):
             raise PodRefused(f"container {container.get('name')} requests {beside[0]} beside its claim")
-        if (used := users.get(str(container.get("name")))) is not None:
+        if (used := users.get(container.get("name") or "")) is not None:
             resources["limits"] = {**resources.get("limits", {}), **amounts[used]}
             del resources["claims"]
         return {**container, "resources": resources} if resources or "resources" in container else container
@@ -115,8 +115,8 @@ def _users(wire: Mapping[str, Any], pod: Pod, amounts: Amounts) -> dict[str, str
     spec, users = wire["spec"], dict[str, str]()
     kinds = {container.name: container.kind for container in pod.containers}
     shared = ContainerKind.APP if ContainerKind.APP in map(kinds.get, amounts) else ContainerKind.INIT
-    for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
-        name = str(container.get("name"))
+    for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+        name = container.get("name") or ""
         used = [str(entry.get("request")) for entry in entries((container.get("resources") or {}).get("claims"))
                 if entry.get("name") == CLAIM]
         if not used and name not in amounts:
@@ -131,11 +131,16 @@ def _users(wire: Mapping[str, Any], pod: Pod, amounts: Amounts) -> dict[str, str
 
 
 def _amounts(pod: Pod, vendor: Vendor, name: str, users: Mapping[str, str]) -> dict[str, str]:
-    """Returns the amounts of the container *name*, raised to those of the init containers that use its request."""
+    """Returns the amounts of the container *name*, raised to those of the init containers that use its request.
+
+    Raises: PodRefused if it requests no GPU.
+    """
     resources = vendor.resources
     asking = [(resources.amounts(container.limits, container.requests), request)
               for container in sorted(pod.containers, key=lambda container: container.name != name)
               if users.get(container.name) == name and (request := device_request(vendor, container)) is not None]
+    if not asking:
+        raise PodRefused(f"container {name} requests no GPU by its claim")
     amounts: dict[str, str] = {}
     for of_size, size in ((resources.count,), _count), ((resources.memory, resources.memory_percent), memory_size), (
             (resources.cores,), _cores):

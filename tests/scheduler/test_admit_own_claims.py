@@ -4,6 +4,7 @@ import itertools
 import json
 
 import pytest
+from hypothesis import given, settings
 from pytest import param
 
 from hami.codec.admission import Review, render_allowed
@@ -17,6 +18,7 @@ from hami.scheduler.admit_claims import ClaimAdmitter, OwnClaims
 from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
 from tests.builders import quota
+from tests.codec.fuzz import mutated
 from tests.scheduler.test_admit_claims import TOPOLOGY, review, wire
 from tests.world import Clock, Replica, WatchedCluster
 
@@ -42,7 +44,7 @@ def by_the_extender(pod, **options):
     return admitters(**options)[0].admit(review(pod))
 
 
-def given(pod, **options):
+def claimed_by(pod, **options):
     answer = admit(pod, **options)
     assert isinstance(answer, Admitted), answer
     return answer.pod
@@ -51,7 +53,7 @@ def given(pod, **options):
 @pytest.mark.parametrize("door", ["dra", "dra-preferred"])
 @pytest.mark.parametrize("scheduler", ["default-scheduler", "hami-scheduler", CLAIMS])
 def test_the_profile_for_claims_places_the_pod(door, scheduler):
-    claimed = given(wire(spec={"schedulerName": scheduler}), door=door)
+    claimed = claimed_by(wire(spec={"schedulerName": scheduler}), door=door)
     assert claimed["spec"]["schedulerName"] == CLAIMS and convert_pod(claimed).claim == NAME
     assert claimed["spec"]["containers"][0]["resources"] == {
         "limits": {CLAIM_RESOURCE: "1"}, "requests": {CLAIM_RESOURCE: "1"},
@@ -66,7 +68,7 @@ def test_each_pod_has_a_claim_of_its_own():
 
 
 def test_the_scheduler_says_what_templates_cannot():
-    assert convert_pod(given(wire(annotations=TOPOLOGY))).claim == NAME
+    assert convert_pod(claimed_by(wire(annotations=TOPOLOGY))).claim == NAME
 
 
 OTHER = {"resourceClaims": [{"name": "nic", "resourceClaimName": "nic"}]}
@@ -111,7 +113,7 @@ def test_what_holds_for_every_pod_holds_here(pod, config, door):
 def test_what_admission_adds_stays():
     pod = wire()
     pod["spec"]["containers"].append({"name": "log"})
-    containers = given(pod, strict=True, runtime_class_name="nvidia")["spec"]
+    containers = claimed_by(pod, strict=True, runtime_class_name="nvidia")["spec"]
     assert containers["runtimeClassName"] == "nvidia"
     assert containers["containers"][1]["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}]
 
@@ -120,7 +122,7 @@ def test_what_admission_adds_stays():
 def test_quotas_hold(memory, is_admitted):
     plain, claims = admitters(quota("budget", "team", gpumem=memory))
     assert isinstance(claims.admit(review(wire()), "dra"), Admitted) is is_admitted
-    claimed = given(wire())
+    claimed = claimed_by(wire())
     assert isinstance(plain.admit(review(claimed)), Admitted) is is_admitted
 
 
@@ -139,7 +141,7 @@ WITH_INIT = wire(spec={"initContainers": [{"name": "i", "resources": {"limits": 
 @pytest.mark.parametrize("config", [{}, {"strict": True, "overwrite_env": True, "runtime_class_name": "nvidia"}])
 @pytest.mark.parametrize("pod", [wire(), WITH_INIT])
 def test_admission_again_changes_nothing(pod, config):
-    claimed = given(pod, **config)
+    claimed = claimed_by(pod, **config)
     for answer in (by_the_extender(claimed, **config), admit(claimed, **config), admit(claimed, "dra-preferred",
                                                                                        **config)):
         assert isinstance(answer, Admitted) and answer.pod == claimed
@@ -149,7 +151,7 @@ def test_admission_again_changes_nothing(pod, config):
 
 def changed(change):
     """A pod with a claim that its author has written: *change* changes its specification."""
-    claimed = json.loads(json.dumps(given(wire())))
+    claimed = json.loads(json.dumps(claimed_by(wire())))
     change(claimed["spec"], claimed["spec"]["containers"][0])
     return claimed
 
@@ -175,13 +177,29 @@ def test_a_pod_whose_author_wrote_the_claim_is_judged_like_any_other(change, con
         assert isinstance(answer, Denied) and problem in answer.message
 
 
+def test_amounts_without_a_gpu():
+    resources = {"claims": [{"name": "hami", "request": "d"}]}
+    pod = changed(lambda spec, container: spec["containers"].append({"name": "d", "resources": resources}))
+    pod["metadata"]["annotations"][CLAIM_AMOUNTS] = json.dumps({
+        "c": {"nvidia.com/gpu": "1"}, "d": {"nvidia.com/gpu": "0"}})
+    assert by_the_extender(pod).message == "container d requests no GPU by its claim"
+
+
+@settings(max_examples=200)
+@given(body=mutated(claimed_by(WITH_INIT)))
+def test_any_pod_with_a_claim_gets_an_answer(body):
+    pod = json.loads(body)
+    if isinstance(pod, dict):
+        assert isinstance(by_the_extender(pod, strict=True), Admitted | Denied)
+
+
 def test_a_pod_with_a_claim_leaves_no_other_scheduler():
     pod = changed(lambda spec, container: spec.update(schedulerName="hami-scheduler"))
-    assert by_the_extender(pod).pod == given(wire())
+    assert by_the_extender(pod).pod == claimed_by(wire())
 
 
 def test_amounts_that_cannot_be_read_are_denied():
-    pod = given(wire())
+    pod = claimed_by(wire())
     pod = {**pod, "metadata": {**pod["metadata"], "annotations": {CLAIM_AMOUNTS: "{}"}}}
     answer = by_the_extender(pod)
     assert isinstance(answer, Denied) and answer.message.startswith(CLAIM_AMOUNTS)
@@ -192,7 +210,7 @@ def test_strict_mode_refuses_ephemeral_containers_of_pods_with_claims():
         return admitters(**config)[0].admit(
             Review("u", "team", pod, "v1", "AdmissionReview", subresource="ephemeralcontainers"))
 
-    claimed = given(wire())
+    claimed = claimed_by(wire())
     broken = {**claimed, "metadata": {"name": "p"}}
     assert isinstance(ephemeral(claimed, strict=True), Denied) and isinstance(ephemeral(broken, strict=True), Denied)
     assert isinstance(ephemeral(claimed), Admitted)
