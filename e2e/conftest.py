@@ -61,6 +61,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
                 kind.build_images()
         if any("helm" in getattr(item, "fixturenames", ()) for item in session.items):
             binaries.find_helm()
+        if any("judge" in getattr(item, "fixturenames", ()) for item in session.items):
+            binaries.find_oracle()
         if not os.environ.get("HAMI_E2E_KIND") and not os.environ.get("HAMI_E2E_KUBECONFIG"):
             binaries.find(kubelet=any("real_node" in getattr(item, "fixturenames", ()) for item in session.items)
                           and not missing())

@@ -14,16 +14,16 @@ import pytest
 
 from e2e.oracle import Oracle, oracle
 from hami.codec.claims import AllocatedClaim, parse_claim
-from hami.codec.keys import CORDON, DOOR, GPU_POLICY, MANAGED_TAINT, NUMA_BIND
-from hami.codec.slices import DRIVER, SHARE, device_name, pool_name, render_slices
+from hami.codec.keys import CORDON, DOOR, GPU_POLICY, NUMA_BIND
+from hami.codec.own_claims import StoredClaim, booked_claim, render_allocation, render_claim
+from hami.codec.slices import device_name, render_slices
 from hami.dra.guard import PreparedRequest, PreparedShare, excess
 from hami.model import Device, Pod, Share
-from hami.quantity import render_mib, render_milli
 from hami.scheduling.refusal import Choice
 from hami.state.store import Store
 from hami.state.view import Policies
 from tests.builders import ONLY_NVIDIA, container, gpu, node, pod
-from tests.world import Clock
+from tests.world import NOON, Clock
 
 Object = dict[str, Any]
 CASES = 60
@@ -64,44 +64,12 @@ def some_pod(rng: random.Random, name: str) -> Pod:
     return pod(*containers, name=name, claim=f"hami-{rng.getrandbits(128):032x}", annotations=annotations)
 
 
-def slices_of(name: str, cards: Sequence[Device]) -> list[Object]:
-    """What the node publishes."""
-    slices = json.loads(json.dumps(render_slices(name, cards)))
-    for card in (card for item in slices for card in item["spec"]["devices"]):
-        card["taints"] = [*card.get("taints", ()), {"key": MANAGED_TAINT, "effect": "NoSchedule"}]
-    return slices
-
-
 def allocated(asked: Pod, choice: Choice, cards: Sequence[Device]) -> Object:
-    """The claim of a pod that was placed."""
-    by_uuid = {card.uuid: card for card in cards}
-    toleration = {"key": MANAGED_TAINT, "operator": "Exists", "effect": "NoSchedule"}
-    requests, results = [], []
-    for one, shares in zip(asked.containers, choice.placement, strict=True):
-        if not shares:
-            continue
-        first = shares[0]
-        amounts = {"memory": render_mib(first.memory_mib), "cores": str(first.cores)}
-        requests.append({"name": one.name, "exactly": {
-            "deviceClassName": DRIVER, "count": len(shares), "tolerations": [toleration],
-            "capacity": {"requests": amounts}}})
-        for share in shares:
-            card = by_uuid[share.uuid]
-            is_alone = share.cores >= 100 and card.cores == 100
-            part = SHARE * 1000 if is_alone else SHARE * 1000 // card.slots
-            results.append({
-                "request": one.name, "driver": DRIVER, "pool": pool_name(choice.node),
-                "device": device_name(share.uuid), "tolerations": [toleration], "shareID": str(uuid.uuid4()),
-                "consumedCapacity": {"memory": render_mib(share.memory_mib), "cores": str(share.cores),
-                                     "share": render_milli(part)}})
-            if is_alone:
-                amounts["share"] = str(SHARE)
-    selector = {"nodeSelectorTerms": [{"matchFields": [
-        {"key": "metadata.name", "operator": "In", "values": [choice.node]}]}]}
-    return {"metadata": {"namespace": "default", "name": asked.claim, "uid": f"claim-{asked.ref.uid}"},
-            "spec": {"devices": {"requests": requests}},
-            "status": {"allocation": {"devices": {"results": results}, "nodeSelector": selector,
-                                      "allocationTimestamp": "2026-11-26T12:00:00Z"}}}
+    """The claim that the scheduler writes for a pod that was placed, as it is stored."""
+    claim = booked_claim(asked, choice.node, choice.placement, {card.uuid: card for card in cards}, uuid.uuid4())
+    stored = StoredClaim(f"claim-{asked.ref.uid}", "1", frozenset(), None, is_allocated=False)
+    update = render_allocation(claim, stored, choice.node, NOON)
+    return json.loads(json.dumps({**update, "spec": render_claim(claim)["spec"]}))
 
 
 def forced(rng: random.Random, asked: Pod, cards: Sequence[Device]) -> Choice:
@@ -185,7 +153,7 @@ def test_the_judge_objects_to_each_fault(judge: Oracle, change: Callable[[Object
     other = placed("q", "GPU-0", 50)
     change_result(shareID="taken")(other)
     change(claim)
-    found = judge.objection("n0", slices_of("n0", cards), [full, other], claim)
+    found = judge.objection("n0", render_slices("n0", cards), [full, other], claim)
     assert objection in found and bool(objection) is bool(found)
 
 
@@ -193,7 +161,7 @@ def test_the_judge_objects_to_each_fault(judge: Oracle, change: Callable[[Object
 def test_the_allocator_could_have_made_each_allocation_of_the_scheduler(judge: Oracle, seed: int) -> None:
     rng = random.Random(seed)
     cards = {name: some_cards(rng, name, alike=name == "alike") for name in NODES}
-    slices = {name: slices_of(name, own) for name, own in cards.items()}
+    slices = {name: render_slices(name, own) for name, own in cards.items()}
     clock = Clock()
     store = Store(ONLY_NVIDIA, Policies(), clock=clock, now=clock.now)
     for name, own in cards.items():
@@ -223,7 +191,7 @@ def test_what_the_allocator_would_not_do_the_node_refuses(judge: Oracle, seed: i
     """Somebody who may write claims' status chooses cards at random."""
     rng = random.Random(seed)
     cards = tuple(replace(card, cordoned=False) for card in some_cards(rng, "n0"))
-    slices = slices_of("n0", cards)
+    slices = render_slices("n0", cards)
     claims: list[Object] = []
     refused = 0
     for number in range(PODS):
