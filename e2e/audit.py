@@ -32,6 +32,7 @@ TIMEOUT_S = 20.0
 """The scheduler keeps the lock of a pod that was deleted between its Binding and Allocate for ten seconds, since the
 kubelet may still call (DELETED_S in hami/scheduler/node_lock.py). The rest is for a slow machine."""
 ASSIGNED = "hami.io/vgpu-node"
+AMOUNTS = "hami.io/claim-amounts"
 PLACES = "hami.io/vgpu-mig-allocations"
 QUALITY = "metax-tech.com/sgpu-qos-policy"
 
@@ -108,7 +109,7 @@ def inventory(nodes: Iterable[Object], pods: Iterable[Object]) -> Inventory:
 def book(found: Inventory, pod: Object) -> None:
     """Adds the holds of *pod*, and inconsistencies of its allocations."""
     who, node, notes = name_of(pod), pod["spec"]["nodeName"], annotations(pod)
-    containers = [*inits(pod), *apps(pod)]
+    containers = with_amounts([*inits(pod), *apps(pod)], notes)
     if any(vendor.allocated in notes for vendor in VENDORS) and (assigned := notes.get(ASSIGNED)) != node:
         found.wrong.append(f"pod {who} is bound to {node}, its allocation names {assigned}")
     for vendor in VENDORS:
@@ -117,6 +118,14 @@ def book(found: Inventory, pod: Object) -> None:
             book_vendor(found, pod, vendor, requests, text)
         elif any(requests):
             found.wrong.append(f"pod {who} requests {vendor.count} and is bound to {node} without an allocation")
+
+
+def with_amounts(containers: list[Object], notes: Mapping[str, str]) -> list[Object]:
+    """Returns *containers* with what those of a pod with a claim of its own request: admission has moved it to an
+    annotation."""
+    amounts: dict[str, Object] = json.loads(notes.get(AMOUNTS, "{}"))
+    return [{**one, "resources": {"limits": amounts[one["name"]]}} if one["name"] in amounts else one
+            for one in containers]
 
 
 def book_vendor(found: Inventory, pod: Object, vendor: Vendor, requests: list[DeviceRequest | None], text: str) -> None:

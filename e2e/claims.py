@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+import jsonpatch
 import yaml
 
 from e2e import binaries
 from e2e.cluster import MANIFESTS
 from e2e.device_plugin import DevicePlugin
 from e2e.eventually import eventually
-from e2e.kube import Kube
+from e2e.kube import ApiError, Kube, path_of
+from e2e.pods import pod
+from e2e.scheduler import Certificates, webhook_configuration
 from hami.codec.claims import render_claim_spec
 from hami.codec.slices import DRIVER
 from hami.model import DevicePolicy, Request, Selector
 
-__all__ = ["FIRST", "claiming", "class_and_rights", "component", "missing", "share", "spec_of", "template",
-           "wait_published"]
+__all__ = ["ALLOCATE", "FIRST", "TIMEOUT_S", "TRANSLATE", "call_webhooks", "claiming", "class_and_rights", "component",
+           "dry_run", "missing", "share", "spec_of", "template", "wait_called", "wait_published"]
 
 Object = dict[str, Any]
 COMPONENT = MANIFESTS.parent / "components" / "dra"
+TRANSLATE = MANIFESTS.parent / "components" / "dra-translate"
+ALLOCATE = MANIFESTS.parent / "components" / "dra-allocate"
+TIMEOUT_S = 90  # of a wait on a busy machine, such as until another replica leads
 FIRST = (1, 36)  # the version of Kubernetes that has all of it without feature gates
 
 
@@ -79,3 +86,29 @@ def wait_published(plugin: DevicePlugin) -> None:
 
     plugin.node.kube.wait("ResourceSlice", is_published, what="the slice of the node")
     eventually(lambda: plugin.readiness()[0] == 200, lambda: f"ready:\n{plugin.log()[-3000:]}", timeout=30)
+
+
+def call_webhooks(kube: Kube, certificates: Certificates, port: int) -> None:
+    """Applies the webhooks for claims with the address of a process on this machine."""
+    base = yaml.safe_load((MANIFESTS / "webhook.yaml").read_text())
+    patches = yaml.safe_load((TRANSLATE / "webhooks" / "kustomization.yaml").read_text())["patches"]
+    (operations,) = (patch["patch"] for patch in patches if patch["target"]["kind"] == "MutatingWebhookConfiguration")
+    patched = jsonpatch.apply_patch(base, yaml.safe_load(operations))
+    kube.apply(webhook_configuration(certificates, port, configuration=patched))
+
+
+def wait_called(kube: Kube) -> None:
+    """Waits until the API server calls the webhooks for claims. It applies a new configuration with a delay."""
+    probe = pod("probe", gpu=1, gpumem=1, labels={"hami.io/door": "dra"})
+
+    def is_called() -> bool:
+        with contextlib.suppress(ApiError):
+            return "resourceClaims" in dry_run(kube, "default", probe)["spec"]
+        return False
+
+    eventually(is_called, "the API server calls the webhooks", timeout=TIMEOUT_S)
+
+
+def dry_run(kube: Kube, namespace: str, item: Object) -> Object:
+    """Returns *item* as it would be created. Raises: ApiError."""
+    return kube.call("POST", path_of(item["kind"], namespace), item, query={"dryRun": "All"})

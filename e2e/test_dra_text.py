@@ -10,19 +10,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonpatch
 import pytest
-import yaml
 
-from e2e.claims import FIRST, component, missing
-from e2e.cluster import MANIFESTS, LocalCluster
+from e2e.claims import FIRST, TIMEOUT_S, TRANSLATE, call_webhooks, component, dry_run, missing, wait_called
+from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
-from e2e.kube import ApiError, Kube, path_of
+from e2e.kube import ApiError
 from e2e.nodes import LOCK_FREE, gpu
 from e2e.pods import container, init, pod, sidecar
 from e2e.processes import free_port
 from e2e.sandbox import Sandbox
-from e2e.scheduler import EXTENDER, NAMESPACE, Certificates, Scheduler, install, webhook_configuration
+from e2e.scheduler import EXTENDER, NAMESPACE, Certificates, Scheduler, install
 from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.keys import CLAIM_REQUEST, CLAIM_TEMPLATE
 from hami.codec.slices import render_slices
@@ -30,11 +28,8 @@ from hami.model import Device
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)
-TRANSLATE = MANIFESTS.parent / "components" / "dra-translate"
-TRANSLATION = yaml.safe_load((TRANSLATE / "kustomization.yaml").read_text())
 DOOR = "hami.io/door"
 TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
-TIMEOUT_S = 90  # of a wait on a busy machine, such as until another replica leads
 
 
 @pytest.fixture(scope="module")
@@ -83,32 +78,6 @@ def scheduler(replica: Scheduler, cluster: LocalCluster, certificates: Certifica
     replica.run_with()
     call_webhooks(cluster.kube, certificates, replica.port)
     wait_called(cluster.kube)
-
-
-def call_webhooks(kube: Kube, certificates: Certificates, port: int) -> None:
-    """Applies the webhooks of the component with the address of a process on this machine."""
-    base = yaml.safe_load((MANIFESTS / "webhook.yaml").read_text())
-    (operations,) = (patch["patch"] for patch in TRANSLATION["patches"]
-                     if patch["target"]["kind"] == "MutatingWebhookConfiguration")
-    patched = jsonpatch.apply_patch(base, yaml.safe_load(operations))
-    kube.apply(webhook_configuration(certificates, port, configuration=patched))
-
-
-def wait_called(kube: Kube) -> None:
-    """Waits until the API server calls the webhooks for claims. It applies a new configuration with a delay."""
-    probe = pod("probe", gpu=1, gpumem=1, labels={DOOR: "dra"})
-
-    def is_called() -> bool:
-        with contextlib.suppress(ApiError):
-            return "resourceClaims" in dry_run(kube, "default", probe)["spec"]
-        return False
-
-    eventually(is_called, "the API server calls the webhooks", timeout=TIMEOUT_S)
-
-
-def dry_run(kube: Kube, namespace: str, item: Object) -> Object:
-    """Returns *item* as it would be created. Raises: ApiError."""
-    return kube.call("POST", path_of(item["kind"], namespace), item, query={"dryRun": "All"})
 
 
 @contextlib.contextmanager

@@ -1,0 +1,424 @@
+"""Pods with claims of their own: HAMi's scheduler decides, makes the claim and allocates it, then binds the pod.
+
+Nodes and slices are written by the tests, as a device plugin with ``--claim-allocator=hami`` publishes them. After each
+test, Kubernetes' own allocator has judged each claim."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+import yaml
+
+from e2e import audit, binaries
+from e2e.claims import (
+    ALLOCATE, FIRST, TIMEOUT_S, call_webhooks, claiming, component, missing, share, spec_of, template, wait_called,
+)
+from e2e.cluster import LocalCluster
+from e2e.eventually import eventually
+from e2e.kube import ApiError, path_of
+from e2e.nodes import LOCK_FREE, Gpu, gpu, gpus, registered
+from e2e.oracle import Oracle, oracle
+from e2e.people import DEVICE_CONFIG, hami
+from e2e.pods import container, init, pod, sidecar
+from e2e.sandbox import Sandbox
+from e2e.scheduler import Certificates, Scheduler, install
+from hami.codec.claims import AllocatedClaim, parse_claim
+from hami.codec.slices import pool_name, render_slices
+from hami.model import Device
+
+Object = dict[str, Any]
+pytestmark = pytest.mark.since(*FIRST)
+DOOR = "hami.io/door"
+MANAGED = {**LOCK_FREE, DOOR: "dra"}
+GPU_POLICY, NODE_POLICY = "hami.io/gpu-scheduler-policy", "hami.io/node-scheduler-policy"
+OWN = re.compile(r"hami-[0-9a-f]{32}")
+CLAIMS_PROFILE = "hami-scheduler-claims"
+GANGS = (1, 37)  # the version of Kubernetes with this API
+GATES = {"kubeFeatureGates": "GenericWorkload=true", "kubeRuntimeConfig": "scheduling.k8s.io/v1beta1=true"}
+HELD = "held-bindings"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """A control plane whose kube-scheduler has the profile for these pods, and its own one."""
+    if reason := missing():
+        pytest.skip(reason)
+    options = GATES if binaries.find().minor >= GANGS else None
+    with LocalCluster.started(adjust=with_profiles, durable=False, options=options) as started:
+        yield started
+        started.kube.close()
+
+
+def with_profiles(config: Object) -> None:
+    """Makes *config* that of the component, with the profile of Kubernetes' own scheduler."""
+    shipped = yaml.safe_load((ALLOCATE / "scheduler-config.yaml").read_text())
+    shipped["extenders"][0]["urlPrefix"] = config["extenders"][0]["urlPrefix"]
+    shipped["profiles"].append({"schedulerName": "default-scheduler"})
+    config.update(shipped)
+
+
+@pytest.fixture(scope="module")
+def certificates(cluster: LocalCluster) -> Certificates:
+    return Certificates(cluster.folder / "tls")
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(cluster: LocalCluster, certificates: Certificates) -> Path:
+    """That of the extender's account, with the objects of the components."""
+    kubeconfig = install(cluster, certificates)
+    for item in component():
+        cluster.kube.apply(item)
+    for name in ("policies", "rbac"):
+        cluster.kube.apply_yaml((ALLOCATE / f"{name}.yaml").read_text())
+    for name, value in (("low", 100), ("high", 1000)):
+        cluster.kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name},
+                            "value": value})
+    return kubeconfig
+
+
+@pytest.fixture(scope="module")
+def replica(cluster: LocalCluster, certificates: Certificates, kubeconfig: Path) -> Iterator[Scheduler]:
+    scheduler = Scheduler(cluster, certificates, kubeconfig, dra="allocate")
+    call_webhooks(cluster.kube, certificates, scheduler.port)
+    scheduler.start()
+    wait_called(cluster.kube)
+    yield scheduler
+    scheduler.close()
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Oracle]:
+    with oracle() as started:
+        yield started
+
+
+@pytest.fixture
+def sandbox(cluster: LocalCluster, replica: Scheduler) -> Iterator[Sandbox]:
+    """A namespace whose pods need claims."""
+    replica.run_with()
+    with Sandbox.opened(cluster.kube, labels={DOOR: "dra"}, keeps_namespace=True) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def audited(sandbox: Sandbox, judge: Oracle) -> Iterator[None]:
+    """Checks after each test: no card is overcommitted, and claims say what pods hold; no claim outlives its pod."""
+    yield
+    found = audit.audit(sandbox.kube)
+    assert not found, "the auditor found:\n" + "\n".join(found)
+    check_claims(sandbox, judge)
+    sandbox.empty()
+    wait_claims(sandbox, lambda claims: not claims, "no claim is left")
+
+
+def check_claims(sandbox: Sandbox, judge: Oracle) -> None:
+    """Compares the claims with the annotations of their pods, and lets Kubernetes' allocator judge them."""
+    pods = {item["metadata"]["uid"]: item for item in sandbox.kube.list("Pod", sandbox.namespace)}
+    slices = sandbox.kube.list("ResourceSlice")
+    claims = [item for item in sandbox.kube.list("ResourceClaim", sandbox.namespace) if OWN.fullmatch(name_of(item))]
+    for item in claims:
+        (consumer,) = item["status"]["reservedFor"]
+        owner = pods[consumer["uid"]]
+        node = owner["spec"]["nodeName"]
+        own = [one for one in slices if one["spec"]["nodeName"] == node]
+        others = [other for other in claims if other is not item and pool_name(node) in pools(other)]
+        assert judge.objection(node, own, others, item) == ""
+        held = {one["name"]: [(share.memory_mib, share.cores) for share in shares] for one, shares in zip(
+            [*owner["spec"].get("initContainers", ()), *owner["spec"]["containers"]],
+            sandbox.shares(name_of(owner))) if shares}
+        assert held == {request.name: [(device.memory_mib, device.cores) for device in request.devices]
+                        for request in parsed(item).requests}
+    assert {item["metadata"]["ownerReferences"][0]["uid"] for item in claims} == {
+        uid for uid, item in pods.items() if item["spec"].get("nodeName") and claim_name(item)}
+
+
+def name_of(item: Object) -> str:
+    return str(item["metadata"]["name"])
+
+
+def parsed(claim: Object) -> AllocatedClaim:
+    return parse_claim(json.dumps(claim).encode())
+
+
+def amounts(claim: Object) -> dict[str, list[tuple[int, int, int]]]:
+    """What each request got: memory, cores and share of each card."""
+    return {request.name: [(device.memory_mib, device.cores, device.share_milli // 1000) for device in request.devices]
+            for request in parsed(claim).requests}
+
+
+def pools(claim: Object) -> set[str]:
+    return {device.pool for request in parsed(claim).requests for device in request.devices}
+
+
+def claim_name(item: Object) -> str:
+    """The name of the claim of its own that the pod has; empty if it has none."""
+    names = [entry.get("resourceClaimName", "") for entry in item["spec"].get("resourceClaims", ())]
+    return next((name for name in names if OWN.fullmatch(name)), "")
+
+
+def claim_of(sandbox: Sandbox, name: str) -> Object:
+    return sandbox.kube.get("ResourceClaim", claim_name(sandbox.pod(name)), sandbox.namespace)
+
+
+def wait_claims(sandbox: Sandbox, done: Callable[[dict[str, Object]], Any], what: str) -> Any:
+    return sandbox.kube.wait("ResourceClaim", done, sandbox.namespace, what=what, timeout=TIMEOUT_S)
+
+
+def manage(sandbox: Sandbox, annotations: Object | None = None, **nodes: tuple[Gpu, ...]) -> None:
+    """Adds nodes whose claims HAMi's scheduler allocates."""
+    sandbox.add_gpu_nodes(nodes, annotations={**MANAGED, **(annotations or {})})
+    for name, own in nodes.items():
+        found = sandbox.node(name)["metadata"]
+        cards = [Device(uuid=card.uuid, vendor="NVIDIA", model=card.model, slots=card.slots, index=card.index,
+                        memory_mib=card.memory_mib, cores=card.cores, numa=card.numa, by_claims=True)
+                 for card in registered(found["name"], own)]
+        for item in render_slices(found["name"], cards, node_uid=found["uid"]):
+            assert all(card["taints"] for card in item["spec"]["devices"])
+            sandbox.kube.create(item)
+
+
+def place(sandbox: Sandbox, name: str, annotations: Object | None = None, **asked: int) -> set[str]:
+    """Creates a pod, by default for 1000 MiB, waits until it is bound, and returns its cards as ``node/index``."""
+    sandbox.create(pod(name, annotations=annotations, **{"gpu": 1, "gpumem": 1000} | asked))
+    wait_bound(sandbox, name)
+    return sandbox.cards(name)
+
+
+def wait_bound(sandbox: Sandbox, *names: str) -> None:
+    sandbox.kube.wait("Pod", lambda pods: all(name in pods and pods[name]["spec"].get("nodeName") for name in names),
+                      sandbox.namespace, what=f"{names} are bound", timeout=TIMEOUT_S)
+
+
+def refusal(sandbox: Sandbox, name: str, containing: str) -> None:
+    sandbox.refusal(name, containing, timeout=TIMEOUT_S)
+
+
+def explained(cluster: LocalCluster, sandbox: Sandbox, name: str) -> str:
+    """What ``hami explain pod`` says."""
+    return hami(cluster.kubeconfig, "explain", "pod", name, "-n", sandbox.namespace,
+                "--device-config-file", DEVICE_CONFIG).text
+
+
+# -- one pod
+
+
+def test_a_pod_gets_a_claim_of_its_own(sandbox: Sandbox) -> None:
+    manage(sandbox, n0=gpus(2))
+    assert len(place(sandbox, "p", gpumem=3000, gpucores=30)) == 1
+    found = sandbox.pod("p")
+    assert found["spec"]["schedulerName"] == CLAIMS_PROFILE
+    (main,) = found["spec"]["containers"]
+    assert main["resources"]["claims"] == [{"name": "hami", "request": "main"}]
+    assert main["resources"]["limits"] == {"hami.io/claim": "1"}
+    claim = claim_of(sandbox, "p")
+    assert [owner["uid"] for owner in claim["metadata"]["ownerReferences"]] == [found["metadata"]["uid"]]
+    (request,) = parsed(claim).requests
+    (device,) = request.devices
+    assert (request.name, device.memory_mib, device.cores, device.share_milli) == ("main", 3000, 30, 10_000)
+    assert device.pool == pool_name(found["spec"]["nodeName"])
+    assert sandbox.kube.list("ResourceClaimTemplate", sandbox.namespace) == []
+
+
+def test_what_pods_get_by_claims(sandbox: Sandbox) -> None:
+    """Percent, whole cards, several containers, those of the beginning, several cards."""
+    manage(sandbox, n0=gpus(4))
+    sandbox.create(
+        pod("percent", percent=50, gpucores=30), pod("whole", gpu=1), pod("two", gpu=2, gpumem=1000),
+        pod("several", containers=[container("a", gpu=1, gpumem=100), container("b", gpu=1, gpumem=200)],
+            inits=[sidecar(gpu=1, gpumem=300), init(gpu=1, gpumem=5000)]))
+    sandbox.bound(4, timeout=TIMEOUT_S)
+    assert {name: amounts(claim_of(sandbox, name)) for name in ("percent", "whole", "two", "several")} == {
+        "percent": {"main": [(40_960, 30, 10)]}, "whole": {"main": [(81_920, 100, 100)]},
+        "two": {"main": [(1000, 0, 10)] * 2}, "several": {
+            "sidecar": [(300, 0, 10)], "a": [(100, 0, 10)], "b": [(5000, 0, 10)]}}
+
+
+def test_a_claim_goes_with_its_pod(sandbox: Sandbox) -> None:
+    manage(sandbox, n0=gpus(1))
+    for name in ("first", "second"):  # the second one needs what the first one has left
+        assert place(sandbox, name, gpucores=100) == {"n0/0"}
+        sandbox.delete(name)
+    wait_claims(sandbox, lambda claims: not claims, "the claims are gone")
+
+
+# -- policies
+
+
+@pytest.mark.parametrize(("policies", "cards", "nodes"), [
+    pytest.param({GPU_POLICY: "binpack", NODE_POLICY: "binpack"}, 1, 1, id="binpack"),
+    pytest.param({GPU_POLICY: "spread", NODE_POLICY: "binpack"}, 2, 1, id="spread-cards"),
+    pytest.param({GPU_POLICY: "binpack", NODE_POLICY: "spread"}, 2, 2, id="spread-nodes"),
+])
+def test_cards_and_nodes_are_chosen_by_policy(sandbox: Sandbox, policies: Object, cards: int, nodes: int) -> None:
+    manage(sandbox, n0=gpus(2), n1=gpus(2))
+    used = set().union(*(place(sandbox, f"p{number}", policies) for number in range(2)))
+    assert (len(used), len({card.partition("/")[0] for card in used})) == (cards, nodes)
+
+
+def test_selectors_mutex_and_numa_hold(sandbox: Sandbox) -> None:
+    manage(sandbox, n0=gpus(4))  # two on NUMA node 0, two on 1
+    wish = {"nvidia.com/use-gpuuuid": sandbox.uuid("n0", 3)}
+    assert place(sandbox, "busy", wish, gpumem=70_000) == {"n0/3"}
+    assert place(sandbox, "numa", {"nvidia.com/numa-bind": "true"}, gpu=2, gpumem=20_000) == {"n0/0", "n0/1"}
+    assert place(sandbox, "mutex", {GPU_POLICY: "mutex"}) == {"n0/2"}
+    sandbox.create(pod("waits", gpu=1, gpumem=1000, annotations={GPU_POLICY: "mutex"}))
+    refusal(sandbox, "waits", "ExclusiveDeviceAllocateConflict")
+    sandbox.create(pod("unknown", gpu=1, gpumem=1000, annotations={"nvidia.com/use-gpuuuid": "GPU-elsewhere"}))
+    refusal(sandbox, "unknown", "CardUuidMismatch")
+
+
+def test_the_best_links_are_chosen(sandbox: Sandbox) -> None:
+    sandbox.add_gpu_nodes({"probe": ()})  # for its prefix
+    prefix = name_of(sandbox.node("probe")).removesuffix("probe")
+    uuids = [f"GPU-{prefix}n0-{index}" for index in range(4)]
+    scores = [{"uuid": one, "score": {other: 90 if {first, second} == {1, 3} else 10
+                                      for second, other in enumerate(uuids) if other != one}}
+              for first, one in enumerate(uuids)]
+    manage(sandbox, {"hami.io/node-nvidia-score": json.dumps(scores)}, n0=gpus(4))
+    assert place(sandbox, "p", {GPU_POLICY: "topology-aware"}, gpu=2) == {"n0/1", "n0/3"}
+
+
+def test_a_quota_refuses_with_its_reason(sandbox: Sandbox) -> None:
+    manage(sandbox, n0=gpus(1))
+    sandbox.kube.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "budget"},
+                         "spec": {"hard": {"limits.nvidia.com/gpumem": "50000"}}}, sandbox.namespace)
+    half = pod("half", gpu=1, percent=50), pod("more", gpu=1, percent=50)  # only the filter knows of how much
+    sandbox.create(half[0])
+    wait_bound(sandbox, "half")
+    sandbox.create(half[1])
+    refusal(sandbox, "more", "ResourceQuotaNotFit")
+
+
+# -- doors
+
+
+def test_no_pod_passes_through_the_other_door(cluster: LocalCluster, sandbox: Sandbox) -> None:
+    manage(sandbox, claims=gpus(1))
+    sandbox.add_gpu_node("plugin", gpu(), annotations=LOCK_FREE)
+    assert place(sandbox, "claim") == {"claims/0"}
+    plain = {DOOR: "plugin"}
+    sandbox.create(pod("device", gpu=1, gpumem=1000, labels=plain))
+    wait_bound(sandbox, "device")
+    assert sandbox.cards("device") == {"plugin/0"} and not claim_name(sandbox.pod("device"))
+    sandbox.create(pod("claim-waits", gpu=1, gpumem=81_000), pod("device-waits", gpu=1, gpumem=81_000, labels=plain))
+    for name, other in (("claim-waits", "plugin"), ("device-waits", "claims")):
+        refusal(sandbox, name, "CardOtherDoor")
+        text = explained(cluster, sandbox, name)
+        assert re.search(rf"{sandbox.namespace}-{other}\b.*CardOtherDoor", text), text
+        assert "CardInsufficientMemory" in text
+
+
+def test_claims_of_users_never_get_such_cards(sandbox: Sandbox) -> None:
+    manage(sandbox, n0=gpus(1))
+    sandbox.kube.create(template("c", spec_of(main=share(1000))), sandbox.namespace)
+    plain = pod("user", scheduler="default-scheduler", containers=[container()], labels={DOOR: "plugin"})
+    sandbox.create(claiming(plain, "c"))
+    sandbox.event("user", "FailedScheduling", "cannot allocate all claims", timeout=TIMEOUT_S)
+    assert place(sandbox, "p") == {"n0/0"}
+    assert not sandbox.pod("user")["spec"].get("nodeName")
+
+
+# -- preemption and groups
+
+
+def test_pods_of_lower_priority_let_one_with_a_claim_go_first(sandbox: Sandbox) -> None:
+    manage(sandbox, n0=gpus(1))
+    for name in ("low", "high"):
+        item = pod(name, gpu=1, gpucores=100)
+        item["spec"]["priorityClassName"] = name
+        sandbox.create(item)
+        wait_bound(sandbox, name)
+    sandbox.kube.wait("Pod", lambda pods: pods.keys() == {"high"}, sandbox.namespace, what="the other is gone")
+    assert sandbox.cards("high") == {"n0/0"}
+    name = claim_name(sandbox.pod("high"))
+    wait_claims(sandbox, lambda claims: claims.keys() == {name}, "only its claim is left")
+
+
+@pytest.mark.since(*GANGS)
+def test_a_gang_is_placed_together(sandbox: Sandbox) -> None:
+    groups = f"/apis/scheduling.k8s.io/v1beta1/namespaces/{sandbox.namespace}/podgroups"
+    manage(sandbox, n0=gpus(2))
+    sandbox.kube.call("POST", groups, {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "metadata": {
+        "name": "g"}, "spec": {"schedulingPolicy": {"gang": {"minCount": 3}}}})
+    for number in range(3):
+        item = pod(f"g-{number}", gpu=1, gpucores=100)
+        item["spec"]["schedulingGroup"] = {"podGroupName": "g"}
+        sandbox.create(item)
+    sandbox.kube.wait("Event", lambda events: any(event["reason"] == "FilteringFailed" for event in events.values()),
+                      sandbox.namespace, what="the third one fits no card", timeout=TIMEOUT_S)
+    assert not any(item["spec"].get("nodeName") for item in sandbox.kube.list("Pod", sandbox.namespace))
+    manage(sandbox, n1=gpus(1))
+    assert sorted(sandbox.bound(3, timeout=TIMEOUT_S).values()) == ["n0", "n0", "n1"]
+    sandbox.empty()
+    sandbox.kube.call("DELETE", f"{groups}/g")
+
+
+# -- faults
+
+
+@contextlib.contextmanager
+def held_bindings(sandbox: Sandbox) -> Iterator[None]:
+    """Lets no Binding of the namespace be written: the API server calls a webhook for them that does not answer."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        sandbox.kube.create({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration",
+            "metadata": {"name": HELD}, "webhooks": [{
+                "name": "bindings.example.com", "admissionReviewVersions": ["v1"], "sideEffects": "None",
+                "failurePolicy": "Fail", "timeoutSeconds": 30,
+                "clientConfig": {"url": f"https://127.0.0.1:{silent.getsockname()[1]}/"},
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": sandbox.namespace}},
+                "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"],
+                           "resources": ["pods/binding"]}]}]})
+        try:
+            silent.setblocking(False)
+            eventually(lambda: is_called(silent, sandbox), "the API server calls the webhook", timeout=TIMEOUT_S)
+            yield
+        finally:
+            sandbox.kube.delete("MutatingWebhookConfiguration", HELD)
+
+
+def is_called(silent: socket.socket, sandbox: Sandbox) -> bool:
+    """Reports whether the API server calls the webhook *silent* for a Binding, here one of no pod."""
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "none"}, "target": {"name": "none"}}
+    with contextlib.suppress(ApiError, urllib3.exceptions.TimeoutError):
+        sandbox.kube.call("POST", path_of("Pod", sandbox.namespace, "none", "binding"), binding,
+                          query={"dryRun": "All"}, timeout=1)
+    with contextlib.suppress(BlockingIOError):
+        silent.accept()[0].close()
+        return True
+    return False
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["same-node", "other-node"])
+def test_the_scheduler_is_killed_between_claim_and_binding(sandbox: Sandbox, replica: Scheduler,
+                                                           elsewhere: bool) -> None:
+    manage(sandbox, n0=gpus(1))
+    with held_bindings(sandbox):
+        sandbox.create(pod("p", gpu=1, gpumem=3000))
+        wait_claims(sandbox, lambda claims: any(item.get("status", {}).get("allocation") for item in claims.values()),
+                    "the claim is allocated")
+        replica.kill()
+    assert not sandbox.pod("p")["spec"].get("nodeName")
+    if elsewhere:
+        manage(sandbox, n1=gpus(1))
+        sandbox.kube.merge_patch("Node", name_of(sandbox.node("n0")), {"spec": {"unschedulable": True}})
+    replica.start()
+    assert sandbox.bound(1, timeout=TIMEOUT_S) == {"p": "n1" if elsewhere else "n0"}
+    assert len(sandbox.kube.list("ResourceClaim", sandbox.namespace)) == 1
+
+
+def test_the_scheduler_is_killed_while_pods_are_placed(sandbox: Sandbox, replica: Scheduler) -> None:
+    manage(sandbox, **{f"n{number}": gpus(4) for number in range(4)})
+    sandbox.create_all(pod(f"p{number}", gpu=1, gpumem=8000, gpucores=10) for number in range(60))
+    sandbox.bound(10, timeout=TIMEOUT_S)
+    replica.kill()
+    replica.start()
+    sandbox.bound(60, timeout=TIMEOUT_S)
