@@ -1,7 +1,8 @@
-"""Rows about pods with claims (Dynamic Resource Allocation), which kube-scheduler allocates without an extender.
+"""Rows about pods with claims (Dynamic Resource Allocation), which kube-scheduler allocates without an extender, or
+HAMi's scheduler.
 
-On fake nodes: pods with a claim and pods without devices, in turns. On a real node: pods with a claim and pods of the
-device plugin, in turns; each asks for another amount of memory, and prints its limit.
+On fake nodes: pods with a claim of each kind and pods without devices, in turns. On a real node: pods with a claim and
+pods of the device plugin, in turns; each asks for another amount of memory, and prints its limit.
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ GROUP = "dra"
 DOORS = ("plugin", "dra")
 NO_DEVICES = Case("without devices", 200, 300, extender=False, asks=Asks.NOTHING, client=CLIENT_LIFTED)
 CLAIMS = replace(NO_DEVICES, name="with a claim", asks=Asks.CLAIM)
+OWN_CLAIMS = replace(NO_DEVICES, name="with a claim of its own", asks=Asks.OWN_CLAIM, extender=True, lock_free=True)
 LARGE = 1000
 LARGE_PODS = 100
+BESIDE_KUBE_SCHEDULER = {CLAIMS.nodes: 2, LARGE: 5}
+"""How many times as fast as kube-scheduler HAMi's own must be, by the number of nodes."""
 WRITERS = 8  # of slices
 IN_TURN = 20
 REST_SECONDS = 20
@@ -58,25 +62,37 @@ def dra_rows(run: Run, rounds: int) -> Iterator[Row]:
     with LocalCluster.started(say=run.say) as cluster:
         cluster.components["kube-scheduler"].kill()
         stage = ClaimStage(run, cluster)
-        claims.class_and_rights(cluster.kube)
+        for item in claims.component():
+            cluster.kube.apply(item)
+        for name in ("rbac", "policies"):
+            cluster.kube.apply_yaml((claims.ALLOCATE / f"{name}.yaml").read_text())
         cluster.kube.create(claims.template(Asks.CLAIM, claims.spec_of(main=claims.share(3000, 10))), NAMESPACE)
         for nodes, pods, turns in ((CLAIMS.nodes, CLAIMS.pods, rounds), (LARGE, LARGE_PODS, 1)):
-            cases = [replace(case, nodes=nodes, pods=pods) for case in (NO_DEVICES, CLAIMS)]
-            with stage.nodes(nodes), stage.published():
-                outcomes = [[stage.play(case) for case in cases] for _ in range(turns)]
-            yield placed_row(cases[1], *map(list, zip(*outcomes, strict=True)))
+            with stage.nodes(nodes):
+                outcomes = [stage.play_all(nodes, pods) for _ in range(turns)]
+            bare, claiming, own = map(list, zip(*outcomes, strict=True))
+            yield placed_row(replace(CLAIMS, nodes=nodes, pods=pods), bare, claiming)
+            yield own_row(replace(OWN_CLAIMS, nodes=nodes, pods=pods), bare, claiming, own)
     yield from real_node_rows(run, rounds)
 
 
 class ClaimStage(Stage):
     """A control plane without HAMi."""
 
+    def play_all(self, nodes: int, pods: int) -> list[Outcome]:
+        """Runs each case once: without devices, with claims of kube-scheduler, and of HAMi's scheduler."""
+        bare, claiming, own = (replace(case, nodes=nodes, pods=pods) for case in (NO_DEVICES, CLAIMS, OWN_CLAIMS))
+        with self.published():
+            outcomes = [self.play(bare), self.play(claiming)]
+        with self.published(by_claims=True):
+            return [*outcomes, self.play(own)]
+
     @contextlib.contextmanager
-    def published(self) -> Iterator[None]:
-        """Publishes the cards of all nodes as claims need them."""
+    def published(self, *, by_claims: bool = False) -> Iterator[None]:
+        """Publishes the cards of all nodes as claims need them. *by_claims*: HAMi's scheduler allocates them."""
         slices = [item for name in self.names for item in render_slices(name, [
             Device(uuid=f"GPU-{name}-{index}", vendor="NVIDIA", model="NVIDIA A100-SXM4-80GB", slots=10,
-                   memory_mib=81_920, index=index) for index in range(fleet.GPUS)])]
+                   memory_mib=81_920, index=index, by_claims=by_claims) for index in range(fleet.GPUS)])]
         with ThreadPoolExecutor(WRITERS) as pool:
             list(pool.map(self.kube.create, slices))
             yield
@@ -94,6 +110,18 @@ def placed_row(case: Case, bare: list[Outcome], claiming: list[Outcome]) -> Row:
                compared=remarks(ratio(rate, usual, f"pods without devices ({usual:.1f} pods/s; {cost(bare)})"),
                                 disturbance(claiming)),
                figures={"claims": figures(claiming), "without_devices": figures(bare)})
+
+
+def own_row(case: Case, bare: list[Outcome], claiming: list[Outcome], own: list[Outcome]) -> Row:
+    rate, usual, other = (mean(outcomes, "rate") for outcomes in (own, bare, claiming))
+    least = BESIDE_KUBE_SCHEDULER[case.nodes]
+    return Row(group=GROUP, what=f"{case.pods} pods with a claim of their own, {case.nodes:,} × {fleet.GPUS}, HAMi's "
+               "scheduler", measured=remarks(f"{rate:.1f} pods/s {each(own)}".strip(), cost(own), trouble(own)),
+               target=f"≥ 0.5 × without devices; ≥ {least} × kube-scheduler alone",
+               met=rate >= 0.5 * usual and rate >= least * other and not any(outcome.missing for outcome in own),
+               compared=remarks(ratio(rate, usual, f"pods without devices ({usual:.1f} pods/s)"),
+                                ratio(rate, other, f"claims of kube-scheduler ({other:.1f} pods/s)"), disturbance(own)),
+               figures={"own_claims": figures(own)})
 
 
 def cost(outcomes: list[Outcome]) -> str:

@@ -24,8 +24,8 @@ import yaml
 from benchmarks import arrivals, cycles, fleet
 from benchmarks.processes import Cpu, Run, disturbed
 from benchmarks.rows import Latency, Row, ratio, remarks
-from e2e.claims import claiming
-from e2e.cluster import LocalCluster, scheduler_config
+from e2e.claims import ALLOCATE, call_webhooks, claiming
+from e2e.cluster import MANIFESTS, LocalCluster, scheduler_config
 from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, fake_node, gpus
 from e2e.pods import pod as any_pod
@@ -40,6 +40,7 @@ GROUPS = ("e2e", "large", "burst", "queue", "unplaceable", "refused")
 NAMESPACE = "bench"
 CROWD, OTHERS = "crowd", "others"
 """The namespaces of pods that no node fits, and of pods without devices that hold the nodes."""
+DOOR = "hami.io/door"
 HOLD = 2  # of them on each node
 URGENT = "urgent"
 """The priority class of refused pods: kube-scheduler looks for victims among pods of lower priority only."""
@@ -49,11 +50,12 @@ DELETING = 4  # pods at once
 
 class Asks(StrEnum):
     """What a pod asks for where there is no extender: a whole GPU by its plain name, nothing, or a claim, whose
-    template is called so."""
+    template is called so. With the extender, part of a GPU: from a device plugin, or by a claim of its own."""
 
     GPU = "gpu"
     NOTHING = "nothing"
     CLAIM = "claim"
+    OWN_CLAIM = "own claim"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -296,11 +298,17 @@ class Stage:
             pids = {name: program.pid for name, program in self.cluster.components.items() if program.running()}
             for name in self.names:
                 texts = {key: text if case.lock_free else None for key, text in LOCK_FREE.items()}
+                texts[DOOR] = "dra" if case.asks == Asks.OWN_CLAIM else None
                 self.kube.merge_patch("Node", name, {"metadata": {"annotations": texts}})
             if case.extender:
-                self.kube.apply(webhook_configuration(self.certificates, self.cluster.webhook_port))
+                flags = {}
+                if case.asks == Asks.OWN_CLAIM:
+                    call_webhooks(self.kube, self.certificates, self.cluster.webhook_port)
+                    flags["dra"] = "allocate"
+                else:
+                    self.kube.apply(webhook_configuration(self.certificates, self.cluster.webhook_port))
                 replica = Scheduler(self.cluster, self.certificates, self.kubeconfig)
-                replica.start(node_scheduler_policy=case.policy)
+                replica.start(node_scheduler_policy=case.policy, **flags)
                 stack.callback(replica.stop)
                 pids["hami"] = replica.program.pid
                 if not case.lock_free:
@@ -357,7 +365,8 @@ class Stage:
         """Runs kube-scheduler with the shipped configuration and the extender at *port*, or with the defaults of
         Kubernetes."""
         if case.extender:
-            config = scheduler_config(port)
+            folder = ALLOCATE if case.asks == Asks.OWN_CLAIM else MANIFESTS
+            config = scheduler_config(port, folder=folder)
         else:
             config = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration",
                       "profiles": [{"schedulerName": "hami-scheduler"}], "clientConnection": {}}
@@ -386,6 +395,8 @@ def pod_of(case: Case) -> Object:
     pod["metadata"]["namespace"] = NAMESPACE
     if case.extender:
         del pod["spec"]["schedulerName"]
+        if case.asks == Asks.OWN_CLAIM:
+            pod["metadata"]["labels"] |= {DOOR: "dra"}
         if case.wishes:
             pod["metadata"]["labels"] = {"app": "bench"}
             pod["spec"]["affinity"] = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [

@@ -43,9 +43,11 @@ class ClusterUnavailable(RuntimeError):
     """The cluster cannot be used; the message contains the reason."""
 
 
-def scheduler_config(extender_port: int | None, *, kubeconfig: Path | None = None) -> Object:
-    """Returns the shipped KubeSchedulerConfiguration with its extender at *extender_port* (``None``: no extender)."""
-    config: Object = yaml.safe_load((MANIFESTS / "scheduler-config.yaml").read_text())
+def scheduler_config(extender_port: int | None, *, kubeconfig: Path | None = None, folder: Path = MANIFESTS) -> Object:
+    """Returns the shipped KubeSchedulerConfiguration with its extender at *extender_port* (``None``: no extender).
+
+    *folder*: that of the base, or of a component."""
+    config: Object = yaml.safe_load((folder / "scheduler-config.yaml").read_text())
     if extender_port is None:
         del config["extenders"]
     else:
