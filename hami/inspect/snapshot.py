@@ -197,7 +197,6 @@ class _Anonymizer:
                        scheduling_failure="", preferences=(), controller=self._controllers[pod.controller],
                        claim=self._claims[pod.claim], claim_problem="redacted" if pod.claim_problem else "",
                        preemptor=self._uids.get(pod.preemptor, "uid-gone") if pod.preemptor else "",
-                       claim="claim" if pod.claim else "",
                        scheduler_name=self._schedulers.get(pod.scheduler_name, pod.scheduler_name),
                        annotations={key: self._place(text) if key in (ASSIGNED_NODE, PREEMPTING) else self._text(text)
                                     for key, text in pod.annotations.items()})
