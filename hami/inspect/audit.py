@@ -139,8 +139,8 @@ def _own_claims(cluster: InspectedCluster) -> Iterator[Finding]:
         elif cluster.record.slices and _age(cluster, bound_at(pod)) > CLAIM_LATE_S and (
                 problem := _claim_problem(cluster, pod, claim)):
             yield Finding("ClaimDiffers", f"pod {pod.ref}", f"its claim {pod.claim} {problem}",
-                          "recreate the pod, and see who may write the status of claims: the node gives what a claim "
-                          "says, and HAMi's scheduler counts what the annotations say")
+                          "see who may write the status of claims: HAMi's scheduler counts, and the node gives, what "
+                          "the annotations say")
     managed = sorted({name for name, usage in cluster.usages() if usage.device.by_claims})
     schedulers = [scheduler for scheduler in cluster.record.installation.schedulers if not scheduler.is_hamis]
     if managed and schedulers and not any(scheduler.allocates for scheduler in schedulers):

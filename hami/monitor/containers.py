@@ -78,7 +78,7 @@ def find_containers(pods: Iterable[NodePod], vendors: Catalog, vendor: Vendor, c
 
     Pods that have finished have none. *card_indexes*: the driver's order, by UUID: devices have the same order in the
     container. Unknown cards come last. *limits*: returns those of a container, by uid of the pod and its own name:
-    the node gives what claims say, whatever the annotations of their pods say.
+    those of a pod with claims say what it was really given.
     """
     containers: list[MonitoredContainer] = []
     by_id: dict[ContainerId, Key] = {}

@@ -151,7 +151,7 @@ def test_who_gives_out_devices_is_no_secret():
     hidden = anonymize(record([managed], [replace(held("p", "n", ("a", 1, 1)), claim="hami-secret")]))
     ((_, usage),) = InspectedCluster(hidden).usages()
     assert usage.device.by_claims and usage.memory_used_mib == 1
-    assert [pod.claim for pod in hidden.pods] == ["claim"]
+    assert [pod.claim for pod in hidden.pods] == ["claim-1"]
 
 
 def placed_record(count=6):
