@@ -27,7 +27,7 @@ from hami.codec.slices import device_name
 from hami.errors import ClusterError, Conflict
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
-from hami.kube.dynamic_resources import OwnClaims
+from hami.kube.dynamic_resources import ClaimWriter
 from hami.model import Device, DeviceUsage, Share
 from hami.scheduler.claim_bind import ClaimBinder
 from hami.state.reservations import Reservation
@@ -110,7 +110,7 @@ def share(card: int = 0, memory_mib: int = 3000, cores: int = 10) -> Share:
 
 
 def write(api: Api, reservation: Reservation) -> None:
-    ClaimBinder(OwnClaims(api), now=now).write(reservation, lambda: 10.0)
+    ClaimBinder(ClaimWriter(api), now=now).write(reservation, lambda: 10.0)
 
 
 def booked(reservation: Reservation) -> AllocatedClaim:
@@ -137,8 +137,8 @@ def test_a_claim_is_accepted_as_it_is(sandbox: Sandbox, api: Api) -> None:
 
 def test_what_an_attempt_has_left_behind_is_written_again(sandbox: Sandbox, api: Api) -> None:
     first = reserved(sandbox, "p", (share(0),))
-    OwnClaims(api).create_claim(render_claim(booked(first)), timeout=10)  # and then it died
-    created = OwnClaims(api).stored_claim(sandbox.namespace, NAME, timeout=10)
+    ClaimWriter(api).create_claim(render_claim(booked(first)), timeout=10)  # and then it died
+    created = ClaimWriter(api).stored_claim(sandbox.namespace, NAME, timeout=10)
     assert created is not None and not created.is_allocated
     write(api, first)
     version = sandbox.kube.get("ResourceClaim", NAME, sandbox.namespace)["metadata"]["resourceVersion"]
@@ -148,7 +148,7 @@ def test_what_an_attempt_has_left_behind_is_written_again(sandbox: Sandbox, api:
     write(api, second)
     assert stored(sandbox) == booked(second)
     with pytest.raises(Conflict):  # it arrives late
-        OwnClaims(api).write_claim_status(render_allocation(booked(first), created, first.node, now()), timeout=10)
+        ClaimWriter(api).write_claim_status(render_allocation(booked(first), created, first.node, now()), timeout=10)
     assert stored(sandbox).requests[0].devices[0].device == device_name("GPU-1")
 
 
@@ -174,9 +174,9 @@ def test_the_account_writes_no_other_claims(sandbox: Sandbox, api: Api) -> None:
     claim = booked(reservation)
     document = render_claim(claim)
     with pytest.raises(ClusterError, match="writes only claims of its own"):
-        OwnClaims(api).create_claim({**document, "metadata": {**document["metadata"], "name": "mine"}}, timeout=10)
-    created = OwnClaims(api).create_claim(document, timeout=10)
+        ClaimWriter(api).create_claim({**document, "metadata": {**document["metadata"], "name": "mine"}}, timeout=10)
+    created = ClaimWriter(api).create_claim(document, timeout=10)
     written = render_allocation(claim, created, reservation.node, now())
     written["status"]["allocation"]["devices"]["results"][0]["driver"] = "nic.example.com"
     with pytest.raises(ClusterError, match="allocates only cards of HAMi"):
-        OwnClaims(api).write_claim_status(written, timeout=10)
+        ClaimWriter(api).write_claim_status(written, timeout=10)

@@ -1,4 +1,4 @@
-"""A cluster in memory with the methods of `hami.kube.cluster.Cluster` and `OwnClaims`, and faults on demand.
+"""A cluster in memory with the methods of `hami.kube.cluster.Cluster` and `ClaimWriter`, and faults on demand.
 
 It holds what a test puts in, checks uids and resource versions as the API server does, and records every call.
 """
@@ -238,7 +238,7 @@ class FakeCluster:
 
         self._do("delete_claim_template", effect, template=template)
 
-    # ---- the methods of OwnClaims, with the rules of the API server about status
+    # ---- the methods of ClaimWriter, with the rules of the API server about status
 
     def create_claim(self, claim: Mapping[str, Any], *, timeout: float) -> StoredClaim:
         def effect():

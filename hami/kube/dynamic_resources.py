@@ -70,7 +70,7 @@ class DynamicResources:
             key=lambda meta: meta.key, query=self._query), sink, resumes=True)
 
 
-class OwnClaims:
+class ClaimWriter:
     """Claims that the scheduler makes; threads may share it.
 
     Every call is one attempt, which waits for the server for *timeout* seconds at most. It raises a ClusterError if the

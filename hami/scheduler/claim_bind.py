@@ -18,7 +18,7 @@ from datetime import datetime
 from hami.codec.claims import AllocatedClaim
 from hami.codec.own_claims import StoredClaim, booked_claim, render_allocation, render_claim, render_deallocation
 from hami.errors import Conflict
-from hami.kube.dynamic_resources import OwnClaims
+from hami.kube.dynamic_resources import ClaimWriter
 from hami.kube.retry import CONFLICT_S, brief_retry
 from hami.state.reservations import Reservation
 
@@ -30,7 +30,7 @@ class _Foreign(Conflict):
 class ClaimBinder:
     """Creates and allocates claims. Threads may share it."""
 
-    def __init__(self, claims: OwnClaims, *, now: Callable[[], datetime],
+    def __init__(self, claims: ClaimWriter, *, now: Callable[[], datetime],
                  sleep: Callable[[float], None] = time.sleep) -> None:
         """*sleep* waits between attempts."""
         self._claims = claims

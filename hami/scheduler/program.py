@@ -13,7 +13,7 @@ from hami.codec.selector import Matches, parse_selector
 from hami.errors import MalformedInput
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
-from hami.kube.dynamic_resources import OwnClaims
+from hami.kube.dynamic_resources import ClaimWriter
 from hami.kube.events import EventLimits, EventRecorder
 from hami.kube.identity import has_ended, make_identity
 from hami.kube.lease import AlwaysLeader, Election, Participant
@@ -88,7 +88,7 @@ class SchedulerProgram:
         locks = NodeLocks(
             self._cluster, self._cache, self._lock_states, self._events, settings.node_lock_timeout,
             leading_since=self._leadership.since, clock=clock, now=utc_now)
-        claim_binder = ClaimBinder(OwnClaims(api), now=utc_now) if settings.dra == ALLOCATE else None
+        claim_binder = ClaimBinder(ClaimWriter(api), now=utc_now) if settings.dra == ALLOCATE else None
         writer = BindingWriter(self._cluster, self._cache, claim_binder, self._leadership,
                                is_watching=self._watches.is_watching_pods, clock=clock)
         self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership, writer, clock=clock)

@@ -3,7 +3,7 @@
 import pytest
 
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
-from hami.kube.dynamic_resources import DynamicResources, OwnClaims
+from hami.kube.dynamic_resources import ClaimWriter, DynamicResources
 from tests.fake_cluster import FakeCluster
 from tests.kube.test_cluster import BROKEN, LATE, REFUSED, ScriptedApi, calls
 
@@ -86,7 +86,7 @@ PATH = f"{GROUP}/namespaces/team/resourceclaims"
 
 def own(*answers):
     api = ScriptedApi(*answers)
-    return api, OwnClaims(api)
+    return api, ClaimWriter(api)
 
 
 def test_a_claim_is_created_read_and_allocated_in_one_attempt_each():
@@ -111,6 +111,6 @@ def test_no_call_about_own_claims_is_repeated(call, error):
     assert len(api.calls) == 1
 
 
-@pytest.mark.parametrize("name", sorted(calls(OwnClaims)))
+@pytest.mark.parametrize("name", sorted(calls(ClaimWriter)))
 def test_the_fake_takes_the_same_calls(name):
-    assert calls(FakeCluster)[name] == calls(OwnClaims)[name]
+    assert calls(FakeCluster)[name] == calls(ClaimWriter)[name]
