@@ -1,0 +1,190 @@
+"""Claims of HAMi's scheduler on a real kubelet and runtime: from the text of a pod to the limits of its containers, by
+the rights, policies and webhooks of the components."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.claims import ALLOCATE, FIRST, call_webhooks, component, wait_called
+from e2e.cluster import LocalCluster
+from e2e.device_plugin import HOOK, RESOURCE, DevicePlugin, cards
+from e2e.eventually import WaitTimeout, eventually
+from e2e.nodes import REGISTER
+from e2e.pods import pod
+from e2e.realnode import RealNode, missing
+from e2e.sandbox import Sandbox
+from e2e.scheduler import Certificates, Scheduler, install
+from e2e.shown import seen, shower, showing
+from hami.codec.keys import DOOR, LOCK_FREE, MANAGED_TAINT
+from hami.codec.slices import DRIVER, device_name, pool_name
+
+pytestmark = [pytest.mark.since(*FIRST), pytest.mark.timeout(300)]
+Object = dict[str, Any]
+FIRST_CARD, SECOND_CARD = cards(2)
+CDI = "/run/cdi"
+ATTEMPTS = 10
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """A control plane with the configuration of kube-scheduler that the component installs."""
+    def with_profile(config: Object) -> None:
+        shipped = yaml.safe_load((ALLOCATE / "scheduler-config.yaml").read_text())
+        config["profiles"] = shipped["profiles"]
+        config["extenders"][0]["managedResources"] = shipped["extenders"][0]["managedResources"]
+
+    if reason := missing():
+        pytest.skip(reason)
+    with LocalCluster.started(adjust=with_profile, durable=False) as started:
+        yield started
+        started.kube.close()
+
+
+@pytest.fixture(scope="module")
+def replica(cluster: LocalCluster) -> Iterator[Scheduler]:
+    """The scheduler, which allocates claims."""
+    certificates = Certificates(cluster.folder / "tls")
+    kubeconfig = install(cluster, certificates)
+    for item in component():
+        cluster.kube.apply(item)
+    for name in ("policies", "rbac"):
+        cluster.kube.apply_yaml((ALLOCATE / f"{name}.yaml").read_text())
+    scheduler = Scheduler(cluster, certificates, kubeconfig, dra="allocate")
+    try:
+        call_webhooks(cluster.kube, certificates, scheduler.port)
+        scheduler.start()
+        wait_called(cluster.kube)
+        yield scheduler
+    finally:
+        scheduler.close()
+
+
+@pytest.fixture(scope="module")
+def real_node(cluster: LocalCluster) -> Iterator[RealNode]:
+    with RealNode.joined(cluster) as node:
+        yield node
+
+
+@pytest.fixture
+def sandbox(cluster: LocalCluster, replica: Scheduler) -> Iterator[Sandbox]:
+    """A namespace whose pods need claims."""
+    with Sandbox.opened(cluster.kube, labels={DOOR: "dra"}, keeps_namespace=True) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def audited() -> None:
+    """The node does it: see the fixture `real`."""
+
+
+@pytest.fixture
+def driver(sandbox: Sandbox, real: RealNode) -> Iterator[DevicePlugin]:
+    """The device plugin of a managed node with two cards, which HAMi's scheduler gives out."""
+    made = DevicePlugin(real, door="dra", claim_allocator="hami")
+    made.insert(FIRST_CARD, SECOND_CARD)
+    made.install_limiter(b"the limiter\n")
+    try:
+        yield managed(made)
+        sandbox.kube.delete_all("Pod", sandbox.namespace)
+        eventually(lambda: not specifications(real), lambda: f"nothing is prepared: {specifications(real)}", timeout=60)
+    finally:
+        made.close()
+
+
+def managed(plugin: DevicePlugin) -> DevicePlugin:
+    """Starts it, and waits until the scheduler may give out its devices."""
+    plugin.start().wait_registered()
+    plugin.node.wait_node(lambda node: node["metadata"]["annotations"].get(LOCK_FREE) == "NVIDIA",
+                          what="the kubelet calls the driver")
+    return plugin
+
+
+def specifications(real: RealNode) -> list[str]:
+    return sorted(path.name for path in real.path(CDI).glob("hami.io-claim-*.json"))
+
+
+def running(sandbox: Sandbox, *names: str) -> None:
+    """Waits until pods run. Until then, their annotations change: the kubelet then tries again at once what has failed,
+    else only after a minute."""
+    for attempt in range(ATTEMPTS):
+        for name in names:
+            sandbox.kube.merge_patch("Pod", name, {"metadata": {"annotations": {"hami-e2e/attempt": str(attempt)}}},
+                                     sandbox.namespace)
+        try:
+            sandbox.running(*names, timeout=10)
+            return
+        except WaitTimeout:
+            if attempt == ATTEMPTS - 1:
+                raise
+
+
+def claim_of(sandbox: Sandbox, name: str) -> Object:
+    (entry,) = sandbox.pod(name)["spec"]["resourceClaims"]
+    return sandbox.kube.get("ResourceClaim", entry["resourceClaimName"], sandbox.namespace)
+
+
+def test_containers_get_what_the_scheduler_has_allocated(sandbox: Sandbox, real: RealNode,
+                                                         driver: DevicePlugin) -> None:
+    sandbox.create(pod("several", containers=[
+        showing(HOOK, "left", gpu=1, gpumem=1000, gpucores=10), showing(HOOK, "right", gpu=1, gpumem=2000)]))
+    sandbox.create(shower(HOOK, "whole", gpu=2, gpumem=3000, gpucores=30))
+    running(sandbox, "several", "whole")
+    views = {name: seen(sandbox, real, "several", name) for name in ("left", "right")}
+    both = seen(sandbox, real, "whole")
+    assert [views[name].limit[1:] for name in ("left", "right")] == [("1000m", "10"), ("2000m", "0")]
+    assert set(both.env["NVIDIA_VISIBLE_DEVICES"].split(",")) == {FIRST_CARD.uuid, SECOND_CARD.uuid}
+    assert [both.env[f"CUDA_DEVICE_MEMORY_LIMIT_{index}"] for index in range(2)] == ["3000m"] * 2
+    given = {device["request"]: device["device"] for device in results(claim_of(sandbox, "several"))}
+    assert given == {name: device_name(views[name].limit[0]) for name in ("left", "right")}
+    booked = sandbox.pod("several")["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"]
+    assert all(views[name].limit[0] in booked for name in ("left", "right"))
+    assert {device["pool"] for device in results(claim_of(sandbox, "whole"))} == {pool_name(real.name)}
+
+
+def results(claim: Object) -> list[Object]:
+    found: list[Object] = claim["status"]["allocation"]["devices"]["results"]
+    return found
+
+
+def test_claims_go_with_their_pods(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    sandbox.create(shower(HOOK, "p", gpu=1, gpumem=1000))
+    running(sandbox, "p")
+    name = claim_of(sandbox, "p")["metadata"]["name"]
+    assert specifications(real)
+    sandbox.kube.delete("Pod", "p", sandbox.namespace)
+    eventually(lambda: sandbox.kube.find("ResourceClaim", name, sandbox.namespace) is None, "the claim is gone",
+               timeout=60)
+
+
+def test_a_managed_node_is_registered_and_its_slices_are_for_nobody_else(sandbox: Sandbox, real: RealNode,
+                                                                         driver: DevicePlugin) -> None:
+    node = sandbox.kube.get("Node", real.name)
+    assert FIRST_CARD.uuid in node["metadata"]["annotations"][REGISTER]
+    assert (node["metadata"]["annotations"][DOOR], node["status"]["allocatable"].get(RESOURCE, "0")) == ("dra", "0")
+    own = eventually(lambda: [item for item in sandbox.kube.list("ResourceSlice") if item["spec"]["driver"] == DRIVER],
+                     "the slice is there")
+    assert {taint["key"] for item in own for device in item["spec"]["devices"] for taint in device["taints"]} == {
+        MANAGED_TAINT}
+
+
+def test_the_allocator_cannot_change_while_pods_have_claims(sandbox: Sandbox, real: RealNode,
+                                                            driver: DevicePlugin) -> None:
+    sandbox.create(shower(HOOK, "p", gpu=1, gpumem=1000))
+    running(sandbox, "p")
+    driver.stop()
+    real.wait_node(lambda node: LOCK_FREE not in node["metadata"]["annotations"], what="offers nothing more")
+    driver.start(claim_allocator="kube-scheduler")
+    real.wait_node(lambda node: REGISTER not in node["metadata"]["annotations"]
+                   and DOOR not in node["metadata"]["annotations"], what="is not registered")
+    eventually(lambda: "kube-scheduler cannot allocate the claims of the node yet" in driver.log(),
+               lambda: f"it is refused: {driver.log()[-2000:]}", timeout=30)
+    driver.stop()
+    managed(driver)
+    assert seen(sandbox, real, "p").limit[1] == "1000m"
+    sandbox.create(shower(HOOK, "q", gpu=1, gpumem=2000))
+    running(sandbox, "q")
+    assert seen(sandbox, real, "q").limit[1] == "2000m"
