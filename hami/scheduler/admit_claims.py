@@ -61,7 +61,7 @@ class ClaimAdmitter:
             f"{DOOR}={value} requires a claim for the pod's devices, and none can be made: {translated.reason}")
 
 
-class ClaimsOfPods:
+class OwnClaims:
     """Gives pods claims of their own, which the scheduler allocates. *admitter* judges the pods before. *make_name*
     returns the name of the next claim."""
 

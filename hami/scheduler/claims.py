@@ -14,7 +14,7 @@ from hami.model import Pod
 from hami.runtime.settings import ALLOCATE, OPTIONAL
 from hami.runtime.tasks import Task
 from hami.scheduler.admit import Admitter
-from hami.scheduler.admit_claims import ClaimAdmitter, ClaimsOfPods, ClaimsOfTemplates
+from hami.scheduler.admit_claims import ClaimAdmitter, OwnClaims, ClaimsOfTemplates
 from hami.scheduler.settings import Settings
 from hami.state.claims import ClaimCache
 from hami.state.store import Store
@@ -45,7 +45,7 @@ class ClaimParts:
         """Returns the admission of pods that are to get claims; *admitter* is that of the others. ``None`` if none do.
         """
         if self._settings.dra == ALLOCATE:
-            return ClaimAdmitter(admitter, ClaimsOfPods(admitter))
+            return ClaimAdmitter(admitter, OwnClaims(admitter))
         if self._templates is None:
             return None
         return ClaimAdmitter(admitter, ClaimsOfTemplates(cache, self._settings, self.cache.card_sizes))

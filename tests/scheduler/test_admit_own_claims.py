@@ -14,7 +14,7 @@ from hami.codec.pods import convert_pod
 from hami.errors import HamiError
 from hami.runtime.settings import ALLOCATE
 from hami.scheduler.admit import Admitted, Admitter, Denied
-from hami.scheduler.admit_claims import ClaimAdmitter, ClaimsOfPods
+from hami.scheduler.admit_claims import ClaimAdmitter, OwnClaims
 from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
 from tests.builders import quota
@@ -33,7 +33,7 @@ def admitters(*quotas, settings=ALLOCATING, catalog=None, **config):
     for item in quotas:
         replica.cache.quotas.upsert(item)
     plain = Admitter(replica.cache, settings)
-    return plain, ClaimAdmitter(plain, ClaimsOfPods(plain, lambda: f"hami-{next(numbers):032x}"))
+    return plain, ClaimAdmitter(plain, OwnClaims(plain, lambda: f"hami-{next(numbers):032x}"))
 
 
 def admit(pod, door="dra", **options):
