@@ -14,7 +14,7 @@ from hami.model import Pod
 from hami.runtime.settings import ALLOCATE, OPTIONAL
 from hami.runtime.tasks import Task
 from hami.scheduler.admit import Admitter
-from hami.scheduler.admit_claims import ClaimAdmitter, OwnClaims, ClaimsOfTemplates
+from hami.scheduler.admit_claims import ClaimAdmitter, ClaimsOfTemplates, OwnClaims
 from hami.scheduler.settings import Settings
 from hami.state.claims import ClaimCache
 from hami.state.store import Store
