@@ -533,3 +533,11 @@ def test_a_program_does_not_import_the_commands_of_others():
     assert "'hami.cli.scheduler'" in done.stderr
     assert not [name for name in ("cli.people", "plugin", "dashboard", "monitor", "inspect.top")
                 if f"'hami.{name}" in done.stderr]
+
+
+def test_a_scheduler_without_claims_does_not_import_what_they_need():
+    script = ("import json, sys, hami.scheduler.program\n"
+              "print(json.dumps([name for name in sys.modules\n"
+              "                  if name.startswith('hami.') and ('claim' in name or name.startswith('hami.dra'))]))")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert sorted(json.loads(done.stdout)) == ["hami.codec.claim_amounts", "hami.vendors.claims"]

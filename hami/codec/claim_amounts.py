@@ -23,8 +23,11 @@ CLAIM = "hami"
 """The name of a pod's claim among its claims."""
 MAX_TEXT = 16_384
 """Characters of the annotation."""
-MAX_CONTAINERS = 32
-"""Containers with amounts: as many as a claim has results."""
+VENDOR = "NVIDIA"
+"""The vendor whose devices claims give."""
+MAX_RESULTS = 32
+"""Requests of a claim, devices of an allocation, and containers with amounts."""
+TOO_MANY = f"a claim has at most {MAX_RESULTS} GPUs"
 
 Amounts = Mapping[str, Mapping[str, str]]
 """Amounts by container and resource, in the API server's notation."""
@@ -34,7 +37,7 @@ _Resource = Annotated[str, Meta(pattern=r"^[a-z0-9.-]{1,253}/[A-Za-z0-9._-]{1,63
 _Quantity = Annotated[str, Meta(pattern=r"^[0-9A-Za-z.+-]{1,64}\Z")]
 _OfContainer = Annotated[dict[_Resource, _Quantity], Meta(min_length=1, max_length=8)]
 _AMOUNTS = msgspec.json.Decoder(
-    Annotated[dict[_Container, _OfContainer], Meta(min_length=1, max_length=MAX_CONTAINERS)])
+    Annotated[dict[_Container, _OfContainer], Meta(min_length=1, max_length=MAX_RESULTS)])
 _NAME = re.compile(r"hami-[0-9a-f]{32}")
 
 

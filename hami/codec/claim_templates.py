@@ -15,7 +15,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from hami.codec.claims import MAX_RESULTS, MAX_SIZES, WHOLE, Inexpressible, render_claim_spec
+from hami.codec.claim_amounts import MAX_RESULTS, VENDOR
+from hami.codec.claims import MAX_SIZES, WHOLE, Inexpressible, render_claim_spec
 from hami.codec.documents import convert, decode, places_in
 from hami.codec.keys import CLAIM_REQUEST, CLAIM_TEMPLATE
 from hami.codec.objects import Metadata
@@ -27,7 +28,6 @@ MAX_TEXT = 24_576
 """Characters of the annotation: four lists of 64 types or UUIDs, each as long as it may be."""
 MAX_EXPRESSION = 10_240
 """Bytes of an expression that the API server accepts."""
-VENDOR = "NVIDIA"
 _PREFIX, _HASHED = "hami-", 20  # hexadecimal digits
 
 _Names = tuple[Annotated[str, Meta(max_length=64)], ...] | None

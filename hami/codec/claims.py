@@ -16,6 +16,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from hami.codec.claim_amounts import MAX_RESULTS, TOO_MANY, VENDOR
 from hami.codec.documents import convert, decode, places_in
 from hami.codec.register import Amount
 from hami.codec.slices import DRIVER, NUMA_NODE, SHARE
@@ -25,15 +26,12 @@ from hami.quantity import INT32_MAX, MIB, parse_quantity, render_mib
 
 T = TypeVar("T")
 
-MAX_RESULTS = 32  # requests of a claim; devices of an allocation
-TOO_MANY = f"a claim has at most {MAX_RESULTS} GPUs"
 MAX_SETTINGS = 32 * 33  # configurations: 32 of the claim, and of a class for each request
 MAX_SIZES = 8  # alternatives of a request
 MAX_SELECTED = 64  # items of a list of types or UUIDs: an expression of more would cost too much
 LONGEST_ITEM = 64  # characters: no attribute is longer
 WHOLE = 100  # percent: all memory or cores of a card
 DEFAULT_PRIORITY = 1
-_VENDOR = "NVIDIA"
 _ATTRIBUTES = f'device.attributes["{DRIVER}"]'
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -308,8 +306,8 @@ def _device(place: str, result: _Result, admin: bool) -> ClaimedDevice:
 def _objections(requests: Mapping[str, Request], selector: Selector, policy: DevicePolicy,
                 card_sizes: Collection[int]) -> Iterator[str]:
     """Yields the reasons why a claim cannot say what containers ask for."""
-    if foreign := sorted({request.vendor for request in requests.values()} - {_VENDOR}):
-        yield f"claims are for {_VENDOR} GPUs only, not for {', '.join(foreign)}"
+    if foreign := sorted({request.vendor for request in requests.values()} - {VENDOR}):
+        yield f"claims are for {VENDOR} GPUs only, not for {', '.join(foreign)}"
     if sum(request.count for request in requests.values()) > MAX_RESULTS:
         yield TOO_MANY
     if policy.topology_aware:

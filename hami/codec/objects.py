@@ -15,6 +15,7 @@ from hami.codec.documents import decode
 from hami.model import DisruptionBudget, LabelRequirement, Node, QuotaLimits, ScopeRequirement
 from hami.quantity import strict_integer
 
+RESOURCE_GROUP = "resource.k8s.io/v1"  # of slices and claims
 LONGEST_VERSION = 18  # digits; annotations may hold any text, also longer than int() accepts
 Quantities = dict[str, str | int | float | None]
 

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from hami.codec.documents import decode
 from hami.codec.keys import CORDONED_TAINT, MANAGED_TAINT, UNHEALTHY_TAINT
+from hami.codec.objects import RESOURCE_GROUP
 from hami.codec.register import Integer
 from hami.errors import MalformedInput
 from hami.model import NOTHING, Device
@@ -25,7 +26,7 @@ from hami.quantity import INT32_MAX, MIB, parse_quantity, render_mib, render_mil
 
 DRIVER = "gpu.hami.io"
 """The name of the driver, of its DeviceClass, and the domain of its attributes."""
-API_VERSION = "resource.k8s.io/v1"
+API_VERSION = RESOURCE_GROUP
 API = f"/apis/{API_VERSION}"
 """The path of the API group on the API server."""
 NUMA_NODE, PCI_BUS_ID = "resource.kubernetes.io/numaNode", "resource.kubernetes.io/pciBusID"

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hami.codec.claim_amounts import CLAIM, Amounts, parse_claim_amounts, render_claim_amounts
-from hami.codec.claim_templates import VENDOR
-from hami.codec.claims import MAX_RESULTS, TOO_MANY, Inexpressible
+from hami.codec.claim_amounts import (
+    CLAIM, MAX_RESULTS, TOO_MANY, VENDOR, Amounts, parse_claim_amounts, render_claim_amounts,
+)
+from hami.codec.claims import Inexpressible
 from hami.codec.keys import CLAIM_AMOUNTS, CLAIM_RESOURCE
 from hami.codec.pods import convert_pod
 from hami.dra.translate import (

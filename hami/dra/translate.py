@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hami.codec.claim_amounts import CLAIM, is_claim_name
+from hami.codec.claim_amounts import CLAIM, VENDOR, is_claim_name
 from hami.codec.claim_templates import (
-    MAX_TEXT, VENDOR, ClaimRequest, claim_spec, is_template_name, render_claim_request, template_name,
+    MAX_TEXT, ClaimRequest, claim_spec, is_template_name, render_claim_request, template_name,
 )
 from hami.codec.claims import MAX_SELECTED, WHOLE, Inexpressible
 from hami.codec.keys import CLAIM_REQUEST, GPU_POLICY, KUBE_POLICY, NODE_POLICY, WEIGHTS

@@ -11,15 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
-from hami.codec.claim_templates import ClaimTemplate
-from hami.codec.objects import parse_disruption_budget, parse_node
+from hami.codec.objects import RESOURCE_GROUP, parse_disruption_budget, parse_node
 from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED, parse_node_pod, parse_pod
-from hami.codec.slices import API as RESOURCE_API
 from hami.codec.times import render_time
 from hami.codec.trust import (
     SecretRecord, WebhookConfiguration, parse_secret, parse_webhook_configuration, render_bundle, render_secret,
@@ -31,6 +29,9 @@ from hami.kube.pages import parse_page
 from hami.kube.retry import brief_retry
 from hami.model import DisruptionBudget, Node, Pod, PodRef
 
+if TYPE_CHECKING:
+    from hami.codec.claim_templates import ClaimTemplate
+
 T = TypeVar("T")
 
 Edits = Mapping[str, str | None]
@@ -40,7 +41,7 @@ _NO_EDITS: Edits = {}
 _WEBHOOKS = "mutatingwebhookconfigurations"
 _GROUPS = {  # of resources that are not in the core group
     "leases": "/apis/coordination.k8s.io/v1", "poddisruptionbudgets": "/apis/policy/v1",
-    _WEBHOOKS: "/apis/admissionregistration.k8s.io/v1", "resourceclaimtemplates": RESOURCE_API,
+    _WEBHOOKS: "/apis/admissionregistration.k8s.io/v1", "resourceclaimtemplates": f"/apis/{RESOURCE_GROUP}",
 }
 
 

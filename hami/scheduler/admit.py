@@ -1,16 +1,16 @@
-"""Admission: what the mutating webhook changes in a new pod, and which pods it denies."""
+"""Admission: what the mutating webhook changes in a new pod, and which pods it denies.
+
+Modules about claims are imported for the first pod that has one: they take 50 ms, and few clusters need them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hami.codec.admission import Review
-from hami.codec.claims import Inexpressible
 from hami.codec.keys import is_scheduler_owned
-from hami.dra.own_claim import give_claim, take_claim
-from hami.dra.translate import has_claim
 from hami.errors import MalformedInput
 from hami.model import ContainerKind, Pod
 from hami.scheduler.settings import Settings
@@ -20,6 +20,9 @@ from hami.vendors.admission import admit_pod, confine_pod
 from hami.vendors.draft import PodDraft
 from hami.vendors.request import MAX_CONTAINERS
 from hami.vendors.spec import Vendor
+
+if TYPE_CHECKING:
+    from hami.codec.claims import Inexpressible
 
 MAX_RESOURCES = 128  # names in limits and requests of a container
 _FOREIGN = "pod already has different scheduler assigned"
@@ -70,6 +73,8 @@ class Admitter:
 
     def _admit_claimed(self, draft: PodDraft, namespace: str) -> Admitted | Denied:
         """Decides about a pod that has been given a claim already, or says so: as about the pod without it."""
+        from hami.dra.own_claim import take_claim
+
         claimed = take_claim(draft.wire, draft.decoded, self._cache.vendors)
         answer = self._admit_new(PodDraft(claimed.plain), namespace)
         if isinstance(answer, Denied):
@@ -82,6 +87,9 @@ class Admitter:
     def give_claim(self, answer: Admitted, name: str,
                    users: Mapping[str, str] | None = None) -> Mapping[str, Any] | Inexpressible | None:
         """Returns the admitted pod of *answer* with the claim *name*, as :func:`hami.dra.own_claim.give_claim`."""
+        from hami.codec.claims import Inexpressible
+        from hami.dra.own_claim import give_claim
+
         if answer.message:
             return Inexpressible(f"its scheduler is not HAMi's, which makes the claim: {answer.message}")
         return give_claim(answer.pod, self._cache.vendors, self._settings.gpu_scheduler_policy, name,
@@ -89,6 +97,8 @@ class Admitter:
 
     def _admit_ephemeral(self, draft: PodDraft) -> Admitted | Denied:
         """Decides about an existing pod that gets an ephemeral container, which could see all devices of the node."""
+        from hami.dra.translate import has_claim
+
         vendors = self._cache.vendors if has_claim(draft.wire) else self._requested_vendors(draft)
         if any(vendor.admission.refuses_ephemeral for vendor in vendors):
             return Denied("ephemeralContainers are not permitted in strict mode on a pod that requests devices")

@@ -8,7 +8,7 @@ from typing import Any
 
 from hami.codec.admission import Review
 from hami.codec.claims import Inexpressible
-from hami.codec.keys import DOOR, is_scheduler_owned
+from hami.codec.keys import DOOR, DOORS, PREFERRED, is_scheduler_owned
 from hami.dra.own_claim import make_claim_name
 from hami.dra.translate import Translation, has_claim, translate
 from hami.errors import MalformedInput
@@ -18,10 +18,7 @@ from hami.scheduler.settings import Settings
 from hami.state.store import Store
 from hami.vendors.draft import PodDraft
 
-REQUIRED, PREFERRED, PLUGIN = "dra", "dra-preferred", "plugin"
-DOORS = (REQUIRED, PREFERRED)
-"""Values of the label; with the second, pods that claims cannot serve stay with the scheduler extender. The third one
-leaves a pod with it whatever its namespace says."""
+PLUGIN = "plugin"  # a value of the label that leaves a pod as it is, whatever its namespace says
 _SHOWN = 100  # characters of a value in a message
 
 

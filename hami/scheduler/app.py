@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import flask
@@ -27,17 +28,20 @@ from werkzeug.wsgi import get_content_length, get_input_stream
 from hami import __version__
 from hami.codec import admission, extender
 from hami.codec.admission import Review
+from hami.codec.keys import DOORS
 from hami.errors import HamiError, MalformedInput, NodeLocked
 from hami.model import Node, Pod
 from hami.quantity import MIB
 from hami.runtime.in_flight import InFlight
 from hami.scheduler.admit import Admitted, Admitter, Denied
-from hami.scheduler.admit_claims import DOORS, ClaimAdmitter
 from hami.scheduler.bind import Binder
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.preempt import PreemptionFilter
 from hami.state.reservations import Reservation
 from hami.web.connections import client_is_trusted
+
+if TYPE_CHECKING:
+    from hami.scheduler.admit_claims import ClaimAdmitter
 
 log = logging.getLogger(__name__)
 

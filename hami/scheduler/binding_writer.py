@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
 from hami.kube.api import is_unsent
 from hami.kube.cluster import Cluster
-from hami.scheduler.claim_bind import ClaimBinder
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.node_lock import KeepsLocks
 from hami.state.binding import carries_allocation
 from hami.state.reservations import Rejected, Reservation
 from hami.state.store import Store
+
+if TYPE_CHECKING:
+    from hami.scheduler.claim_bind import ClaimBinder
 
 log = logging.getLogger(__name__)
 

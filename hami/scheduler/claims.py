@@ -8,13 +8,16 @@ from hami.dra.templates import ClaimTemplates
 from hami.dra.watches import PodsWithClaims, watch_devices, watch_templates
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
+from hami.kube.dynamic_resources import ClaimWriter
 from hami.kube.events import EventRecorder
 from hami.kube.reflector import Sink
 from hami.model import Pod
+from hami.runtime.clock import utc_now
 from hami.runtime.settings import ALLOCATE, OPTIONAL
 from hami.runtime.tasks import Task
 from hami.scheduler.admit import Admitter
 from hami.scheduler.admit_claims import ClaimAdmitter, ClaimsOfTemplates, OwnClaims
+from hami.scheduler.claim_bind import ClaimBinder
 from hami.scheduler.settings import Settings
 from hami.state.claims import ClaimCache
 from hami.state.store import Store
@@ -29,6 +32,8 @@ class ClaimParts:
         self._settings = settings
         self.cache = ClaimCache()
         self.tasks: tuple[Task, ...] = watch_devices(api, self.cache)
+        self.binder = ClaimBinder(ClaimWriter(api), now=utc_now) if settings.dra == ALLOCATE else None
+        """Writes claims of pods before they are bound; ``None`` if HAMi allocates no claims."""
         self._templates = None
         if settings.dra == OPTIONAL:
             self._templates = ClaimTemplates(

@@ -13,7 +13,6 @@ from hami.codec.selector import Matches, parse_selector
 from hami.errors import MalformedInput
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
-from hami.kube.dynamic_resources import ClaimWriter
 from hami.kube.events import EventLimits, EventRecorder
 from hami.kube.identity import has_ended, make_identity
 from hami.kube.lease import AlwaysLeader, Election, Participant
@@ -21,14 +20,12 @@ from hami.kube.watches import Watches
 from hami.runtime.clock import utc_now
 from hami.runtime.in_flight import InFlight
 from hami.runtime.interpreter import FILLING_OBJECTS, FreezeGc, collect_rarely, set_switch_interval
-from hami.runtime.settings import ALLOCATE, OFF
+from hami.runtime.settings import OFF
 from hami.runtime.tasks import Task, problems
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.bind import Binder
 from hami.scheduler.binding_writer import BindingWriter
-from hami.scheduler.claim_bind import ClaimBinder
-from hami.scheduler.claims import ClaimParts
 from hami.scheduler.cluster_cache import cluster_cache
 from hami.scheduler.cluster_metrics import families
 from hami.scheduler.controller import Controller
@@ -75,8 +72,12 @@ class SchedulerProgram:
         # Store and leadership
         self._lock_states = LockStates(self._metrics.lock_wait)
         self._cache = cluster_cache(settings)
-        claims = self._claims = None if settings.dra == OFF else ClaimParts(
-            api, self._cluster, self._events, lambda: self._leadership.leads(), settings, clock=clock)
+        claims = self._claims = None
+        if settings.dra != OFF:
+            from hami.scheduler.claims import ClaimParts  # with what it needs, 50 ms and 2 MB
+
+            claims = self._claims = ClaimParts(
+                api, self._cluster, self._events, lambda: self._leadership.leads(), settings, clock=clock)
         self._watches = Watches(api, nodes=WatchedNodes(self._cache.nodes, self._lock_states),
                                 pods=claims.pods(self._cache.pods) if claims else self._cache.pods,
                                 quotas=self._cache.quotas, node_selector=settings.node_selector)
@@ -88,8 +89,7 @@ class SchedulerProgram:
         locks = NodeLocks(
             self._cluster, self._cache, self._lock_states, self._events, settings.node_lock_timeout,
             leading_since=self._leadership.since, clock=clock, now=utc_now)
-        claim_binder = ClaimBinder(ClaimWriter(api), now=utc_now) if settings.dra == ALLOCATE else None
-        writer = BindingWriter(self._cluster, self._cache, claim_binder, self._leadership,
+        writer = BindingWriter(self._cluster, self._cache, claims.binder if claims else None, self._leadership,
                                is_watching=self._watches.is_watching_pods, clock=clock)
         self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership, writer, clock=clock)
         in_flight = InFlight()

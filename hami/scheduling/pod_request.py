@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hami.codec.claim_templates import VENDOR
-from hami.codec.claims import MAX_RESULTS, TOO_MANY
+from hami.codec.claim_amounts import MAX_RESULTS, TOO_MANY, VENDOR
 from hami.codec.keys import CLAIM_AMOUNTS, GPU_POLICY, NUMA_BIND, WEIGHTS
 from hami.codec.policies import parse_device_policy, parse_weights
 from hami.codec.register import parse_bool

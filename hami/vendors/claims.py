@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hami.codec.claim_templates import VENDOR
+from hami.codec.claim_amounts import VENDOR
 from hami.model import Pod
 from hami.vendors.spec import Catalog
 
