@@ -115,7 +115,8 @@ def test_pure_packages_do_no_io_and_import_their_own_libraries_only(path):
     tops = {name.partition(".")[0] for name in imports(path)} - {"hami"}
     foreign = {top for top in tops if top not in sys.stdlib_module_names}
     assert foreign <= LIBRARIES[package_of(path)]
-    assert not tops & IMPURE
+    guards_msgspec = {"threading"} if str(path) == "hami/codec/documents.py" else set()
+    assert not tops & IMPURE - guards_msgspec
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
@@ -123,6 +124,18 @@ def test_only_kube_imports_the_client(path):
     tops = {name.partition(".")[0] for name in imports(path)}
     assert "kubernetes" not in tops or package_of(path) == "kube"
     assert "pytest_kind" not in tops, "its license (GPL) does not allow the package to import it"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_msgspec_reads_types_before_threads_need_them(path):
+    """A module makes its decoders when it is imported, or uses `convert`: two threads that have msgspec read the fields
+    of a type at once end the process. Types of its own, such as ``dict[str, Any]``, have no fields."""
+    calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
+    made = {ast.unparse(node.func) for node in calls}
+    typed = [ast.unparse(keyword.value) for node in calls if ast.unparse(node.func) == "msgspec.json.decode"
+             for keyword in node.keywords if keyword.arg == "type"]
+    assert "msgspec.convert" not in made or str(path) == "hami/codec/documents.py"
+    assert all(text.startswith("dict[") for text in typed)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)

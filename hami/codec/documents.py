@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -21,6 +22,9 @@ from yaml.constructor import ConstructorError
 from hami.errors import MalformedInput
 
 T = TypeVar("T")
+
+_prepared = set[Any]()  # types for `convert`
+_preparing = threading.Lock()
 
 _MAX_BITS = 4096  # far below the limit of sys.get_int_max_str_digits()
 
@@ -127,11 +131,22 @@ def convert(value: object, type: type[T], place: Callable[[str], str]) -> T:
     *place* turns a path in the document, such as ``cards[0].memory`` (empty for the document itself), into the name
     that an error shows. Raises: MalformedInput for the first part that does not fit.
     """
+    if type not in _prepared:
+        _prepare(type)
     try:
         return msgspec.convert(value, type)
     except (msgspec.ValidationError, RecursionError) as error:
         path, wrong, problem = _fault(value, type, str(error))
         raise MalformedInput(place(path), wrong, problem) from None
+
+
+def _prepare(type: Any) -> None:
+    """Has msgspec read the fields of *type* and of the Structs in it, which it does the first time that it needs them.
+    Two threads at once end the process with a segmentation fault (msgspec 0.22)."""
+    with _preparing:
+        if type not in _prepared:
+            msgspec.json.Decoder(type)
+            _prepared.add(type)
 
 
 def places_in(source: str, field: str = "") -> Callable[[str], str]:

@@ -76,13 +76,14 @@ class _Configuration(msgspec.Struct):
     webhooks: list[_Webhook] | None = None
 
 
+_SECRET = msgspec.json.Decoder(_Secret)
 _CONFIGURATION = msgspec.json.Decoder(_Configuration)
 
 
 def parse_secret(data: bytes) -> SecretRecord:
     """The record of a v1 Secret. Raises: MalformedInput without its content."""
     try:
-        wire = msgspec.json.decode(data, type=_Secret)
+        wire = _SECRET.decode(data)
     except (msgspec.DecodeError, ValueError) as error:
         raise MalformedInput("secret", "", str(error)) from error
     return SecretRecord(namespace=wire.metadata.namespace, name=wire.metadata.name, data=wire.data or {},

@@ -212,6 +212,9 @@ class _MockState(msgspec.Struct):
     serial: int = 0
 
 
+_STATE = msgspec.json.Decoder(_MockState)
+
+
 class MockInstances:
     """MIG instances of mock cards. Threads may share it."""
 
@@ -294,7 +297,7 @@ class MockInstances:
 
     def _load(self) -> _MockState:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_MockState)
+            return _STATE.decode(self._path.read_bytes())
         except FileNotFoundError:
             return _MockState()
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

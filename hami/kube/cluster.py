@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from hami.codec.documents import convert, places_in
 from hami.codec.objects import RESOURCE_GROUP, parse_disruption_budget, parse_node
 from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED, parse_node_pod, parse_pod
 from hami.codec.times import render_time
@@ -307,11 +308,12 @@ def _parse_lease(data: bytes) -> LeaseRecord:
     try:
         source = msgspec.json.decode(data, type=dict[str, Any])
         meta, spec = source["metadata"], source.get("spec") or {}
-        return msgspec.convert({
+        return convert({
             "namespace": meta["namespace"], "name": meta["name"], "holder": spec.get("holderIdentity") or "",
             "duration_s": spec.get("leaseDurationSeconds") or 0, "acquire_time": spec.get("acquireTime") or "",
             "renew_time": spec.get("renewTime") or "", "transitions": spec.get("leaseTransitions") or 0,
-            "annotations": meta.get("annotations") or {}, "resource_version": meta["resourceVersion"]}, LeaseRecord)
+            "annotations": meta.get("annotations") or {}, "resource_version": meta["resourceVersion"]}, LeaseRecord,
+            places_in("lease"))
     except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
         raise MalformedInput("lease", data[:200].decode(errors="replace"), str(error)) from error
 

@@ -1,5 +1,7 @@
 """Configuration files as records."""
 
+import subprocess
+import sys
 from typing import Annotated, Literal
 
 import msgspec
@@ -95,3 +97,20 @@ def test_unknown_keys_are_listed():
 
 def test_a_type_without_a_description_is_described_by_its_kind():
     assert describe(Annotated[int, Meta(ge=1)]) == "a whole number"
+
+
+def test_threads_may_convert_to_a_type_for_the_first_time_at_once():
+    """msgspec reads the fields of a Struct when it first needs them, and does not expect other threads meanwhile."""
+    script = """
+import sys, threading
+from hami.codec.admission import parse_review
+sys.setswitchinterval(1e-6)
+body = b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","operation":"CREATE"}}'
+ready = threading.Barrier(8)
+threads = [threading.Thread(target=lambda: (ready.wait(), parse_review(body))) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    for _ in range(4):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
