@@ -79,12 +79,12 @@ class Admitter:
         answer = self._admit_new(PodDraft(claimed.plain), namespace)
         if isinstance(answer, Denied):
             return answer
-        given = self.give_claim(answer, claimed.name, claimed.users)
+        given = self.give_claim(answer, namespace, claimed.name, claimed.users)
         if isinstance(given, Mapping):
             return Admitted(given)
         return Denied(f"claim {claimed.name}: {given.reason if given is not None else 'the pod requests no GPUs'}")
 
-    def give_claim(self, answer: Admitted, name: str,
+    def give_claim(self, answer: Admitted, namespace: str, name: str,
                    users: Mapping[str, str] | None = None) -> Mapping[str, Any] | Inexpressible | None:
         """Returns the admitted pod of *answer* with the claim *name*, as :func:`hami.dra.own_claim.give_claim`."""
         from hami.codec.claims import Inexpressible
@@ -92,8 +92,19 @@ class Admitter:
 
         if answer.message:
             return Inexpressible(f"its scheduler is not HAMi's, which makes the claim: {answer.message}")
+        if evaded := self._evaded_quota(namespace, PodDraft(answer.pod).decoded):
+            return Inexpressible(evaded)
         return give_claim(answer.pod, self._cache.vendors, self._settings.gpu_scheduler_policy, name,
                           self._settings.claims_scheduler_name, users)
+
+    def _evaded_quota(self, namespace: str, pod: Pod) -> str:
+        """Returns why *pod* would evade a ResourceQuota that Kubernetes counts; empty if it would not."""
+        names = {name for vendor in self._cache.vendors for name in vendor.resources.names}
+        for quota in self._cache.quotas_of(namespace or pod.ref.namespace):
+            if quota.matches(pod.scope) and (limited := sorted(names & quota.requests)):
+                return (f"ResourceQuota {quota.name} limits requests.{limited[0]}, and Kubernetes counts no requests "
+                        "of pods with claims: limit the devices of the class gpu.hami.io instead")
+        return ""
 
     def _admit_ephemeral(self, draft: PodDraft) -> Admitted | Denied:
         """Decides about an existing pod that gets an ephemeral container, which could see all devices of the node."""
@@ -129,7 +140,7 @@ class Admitter:
                     return Denied("pod has node assigned")
                 draft.set_scheduler(scheduler)
         namespace = namespace or pod.ref.namespace
-        if self._cache.has_quota(namespace) and not self._cache.quota_allows(namespace, draft.changed()):
+        if self._cache.quotas_of(namespace) and not self._cache.quota_allows(namespace, draft.changed()):
             return Denied("exceeding resource quota")
         return Admitted(draft.render())
 

@@ -71,7 +71,7 @@ class OwnClaims:
         answer = self._admitter.admit(review)
         if isinstance(answer, Denied) or has_claim(answer.pod):
             return None
-        return self._admitter.give_claim(answer, self._make_name())
+        return self._admitter.give_claim(answer, review.namespace, self._make_name())
 
 
 class ClaimsOfTemplates:
@@ -99,7 +99,7 @@ class ClaimsOfTemplates:
     def _quota(self, namespace: str, pod: Pod) -> str:
         """Returns why claims would evade a ResourceQuota of *namespace*; empty if there is none."""
         names = {name for vendor in self._cache.vendors for name in vendor.resources.names}
-        for quota in self._cache.quotas.of(namespace).values():
+        for quota in self._cache.quotas_of(namespace):
             if quota.matches(pod.scope) and (limited := sorted(names & (quota.limits.keys() | quota.requests))):
                 return (f"ResourceQuota {quota.name} limits {limited[0]}, and no quota counts the memory and cores of "
                         "claims")

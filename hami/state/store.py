@@ -18,7 +18,7 @@ import msgspec
 
 from hami.codec.pods import preempting_on
 from hami.errors import MalformedInput
-from hami.model import Budget, NodePolicy, Pod, PodRef, PodScope
+from hami.model import Budget, NodePolicy, Pod, PodRef, PodScope, QuotaLimits
 from hami.scheduling.node_order import NodeOrder, node_order_of
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.pod_request import PodRequest, make_pod_request
@@ -161,10 +161,10 @@ class Store:
                 self._pending.mark_tried(pending, state)
             return None
 
-    def has_quota(self, namespace: str) -> bool:
-        """Reports whether *namespace* has a quota."""
+    def quotas_of(self, namespace: str) -> Collection[QuotaLimits]:
+        """Returns the quotas of *namespace*."""
         with self._lock:
-            return namespace in self.quotas
+            return tuple(self.quotas.of(namespace).values())
 
     def quota_allows(self, namespace: str, pod: Pod) -> bool:
         """Reports whether the quotas of *namespace* have room for *pod*, as far as is known before devices are chosen.

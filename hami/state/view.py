@@ -206,9 +206,9 @@ class View:
         assert request is not None, "a chosen pod requests devices"
         return self.what_if(with_=[booking_of(pod, request, choice)])
 
-    def has_quota(self, namespace: str) -> bool:
-        """Reports whether *namespace* has a quota."""
-        return namespace in self.facts.quotas
+    def quotas_of(self, namespace: str) -> Collection[QuotaLimits]:
+        """Returns the quotas of *namespace*."""
+        return self.facts.quotas.get(namespace, {}).values()
 
     def quota_allows(self, namespace: str, pod: Pod) -> bool:
         """Reports whether the quotas of *namespace* have room for the least that *pod* can take."""

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -69,6 +70,18 @@ def test_each_pod_has_a_claim_of_its_own():
 
 def test_the_scheduler_says_what_templates_cannot():
     assert convert_pod(claimed_by(wire(annotations=TOPOLOGY))).claim == NAME
+
+
+COUNTED = replace(quota(namespace="team"), requests=frozenset({"nvidia.com/gpu"}))
+
+
+def test_a_quota_that_kubernetes_counts_is_not_evaded():
+    plain, claims = admitters(COUNTED)
+    reason = "ResourceQuota quota limits requests.nvidia.com/gpu, and Kubernetes counts no requests of pods with claims"
+    assert reason in claims.admit(review(wire()), "dra").message
+    assert convert_pod(claims.admit(review(wire()), "dra-preferred").pod).claim == ""
+    assert reason in plain.admit(review(claimed_by(wire()))).message
+    assert isinstance(admitters(replace(COUNTED, namespace="other"))[1].admit(review(wire()), "dra"), Admitted)
 
 
 OTHER = {"resourceClaims": [{"name": "nic", "resourceClaimName": "nic"}]}
