@@ -214,7 +214,7 @@ class Preemptor(Task):
                     self._of_victim(hold, lambda: self._cluster.mark_preempted(victim.ref, message, self._now()))
             for victim in self.each(victims):
                 if not victim.ends_by:
-                    self._events.record(victim.ref, "Normal", "Preempted", message)
+                    self._events.record(victim.ref, "Warning", "Preempted", message)
                     self._of_victim(hold, lambda: self._cluster.evict(victim.ref))
         except _Stopped:
             return
@@ -226,7 +226,7 @@ class Preemptor(Task):
         self._metrics.evicted(evicted)
         what = (f"{evicted} pod{'s' if evicted != 1 else ''} of lower priority evicted" if evicted
                 else "pods of lower priority are being evicted")
-        self._events.record(hold.ref, "Normal", "Preempting", (
+        self._events.record(hold.ref, "Warning", "Preempting", (
             f"{what} on node {hold.node}: the devices that they leave are held for this pod"))
         log.info("pods preempted", extra={"pod": hold.ref, "node": hold.node, "victims": evicted})
 
