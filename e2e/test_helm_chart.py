@@ -498,7 +498,7 @@ def test_our_programs_have_all_flags(rendered: dict[str, dict[str, Object]], exa
         for found in template["spec"]["containers"]:
             if found["command"][0] == "hami":
                 _, command, *flags = found["command"]
-                main.commands[command].make_context(command, flags)
+                main.all()[command].make_context(command, flags)
 
 
 def names_of(objects: dict[str, Object], kind: str) -> str:

@@ -161,7 +161,7 @@ NODE_KEYS: Mapping[str, str] = MappingProxyType({
 
 
 def _flags(command: str, groups: Groups) -> Iterator[str]:
-    options = {option.name: option for option in main.commands[command].params}
+    options = {option.name: option for option in main.all()[command].params}
     for title, flags in groups:
         yield f"### {title}\n"
         yield from _table(("flag", "value", "default", "environment", "meaning"), (
