@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonpatch
 import yaml
 
 from e2e import binaries
-from e2e.cluster import MANIFESTS
+from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.device_plugin import DevicePlugin
-from e2e.eventually import eventually
+from e2e.eventually import WaitTimeout, eventually
 from e2e.kube import ApiError, Kube, path_of
 from e2e.pods import pod
-from e2e.scheduler import Certificates, webhook_configuration
+from e2e.realnode import RealNode
+from e2e.sandbox import Sandbox
+from e2e.scheduler import Certificates, Scheduler, install, webhook_configuration
 from hami.codec.claims import render_claim_spec
 from hami.codec.slices import DRIVER
 from hami.model import DevicePolicy, Request, Selector
 
 __all__ = ["ALLOCATE", "FIRST", "TIMEOUT_S", "TRANSLATE", "call_webhooks", "claiming", "class_and_rights", "component",
-           "dry_run", "missing", "share", "spec_of", "template", "wait_called", "wait_published"]
+           "dry_run", "emptied", "installed", "missing", "running", "serving", "share", "spec_of", "specifications",
+           "template", "wait_called", "wait_published"]
 
 Object = dict[str, Any]
 COMPONENT = MANIFESTS.parent / "components" / "dra"
 TRANSLATE = MANIFESTS.parent / "components" / "dra-translate"
 ALLOCATE = MANIFESTS.parent / "components" / "dra-allocate"
 TIMEOUT_S = 90  # of a wait on a busy machine, such as until another replica leads
+CDI = "/run/cdi"
+ATTEMPTS = 10  # until pods run
 FIRST = (1, 36)  # the version of Kubernetes that has all of it without feature gates
 
 
@@ -47,6 +54,30 @@ def class_and_rights(kube: Kube) -> None:
     for item in component():
         if not item["kind"].startswith("ValidatingAdmissionPolicy"):
             kube.apply(item)
+
+
+def installed(cluster: LocalCluster, certificates: Certificates, folder: Path) -> Path:
+    """Installs HAMi with the component, and with that of *folder*, which gives pods claims. Returns the kubeconfig of
+    the extender's account."""
+    kubeconfig = install(cluster, certificates)
+    for item in component():
+        cluster.kube.apply(item)
+    for name in ("policies", "rbac"):
+        cluster.kube.apply_yaml((folder / f"{name}.yaml").read_text())
+    return kubeconfig
+
+
+@contextlib.contextmanager
+def serving(cluster: LocalCluster, certificates: Certificates, kubeconfig: Path, dra: str) -> Iterator[Scheduler]:
+    """Runs a scheduler in the mode *dra*, whose webhooks for claims the API server calls."""
+    scheduler = Scheduler(cluster, certificates, kubeconfig, dra=dra)
+    try:
+        call_webhooks(cluster.kube, certificates, scheduler.port)
+        scheduler.start()
+        wait_called(cluster.kube)
+        yield scheduler
+    finally:
+        scheduler.close()
 
 
 def share(memory_mib: int, cores: int = 0) -> Request:
@@ -112,3 +143,30 @@ def wait_called(kube: Kube) -> None:
 def dry_run(kube: Kube, namespace: str, item: Object) -> Object:
     """Returns *item* as it would be created. Raises: ApiError."""
     return kube.call("POST", path_of(item["kind"], namespace), item, query={"dryRun": "All"})
+
+
+def running(sandbox: Sandbox, *names: str) -> None:
+    """Waits until pods run. Until then, their annotations change: the kubelet then tries again at once what has failed,
+    else only after a minute. An API server that is late forbids it to read the claim of a new pod.
+    """
+    for attempt in range(ATTEMPTS):
+        for name in names:
+            sandbox.kube.merge_patch("Pod", name, {"metadata": {"annotations": {"hami-e2e/attempt": str(attempt)}}},
+                                     sandbox.namespace)
+        try:
+            sandbox.running(*names, timeout=10)
+            return
+        except WaitTimeout:
+            if attempt == ATTEMPTS - 1:
+                raise
+
+
+def emptied(sandbox: Sandbox, real: RealNode) -> None:
+    """Deletes all pods, and waits until the kubelet has unprepared their claims."""
+    sandbox.kube.delete_all("Pod", sandbox.namespace)
+    eventually(lambda: not specifications(real), lambda: f"nothing is prepared: {specifications(real)}", timeout=60)
+
+
+def specifications(real: RealNode) -> list[str]:
+    """Returns the names of the specifications of claims that are prepared on the node."""
+    return sorted(path.name for path in real.path(CDI).glob("hami.io-claim-*.json"))

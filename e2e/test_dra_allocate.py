@@ -18,9 +18,7 @@ import urllib3
 import yaml
 
 from e2e import audit, binaries
-from e2e.claims import (
-    ALLOCATE, FIRST, TIMEOUT_S, call_webhooks, claiming, component, missing, share, spec_of, template, wait_called,
-)
+from e2e.claims import ALLOCATE, FIRST, TIMEOUT_S, claiming, installed, missing, serving, share, spec_of, template
 from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError, path_of
@@ -29,7 +27,7 @@ from e2e.oracle import Oracle, oracle
 from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import container, init, pod, sidecar
 from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler, install
+from e2e.scheduler import Certificates, Scheduler
 from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.slices import pool_name, render_slices
 from hami.model import Device
@@ -73,11 +71,7 @@ def certificates(cluster: LocalCluster) -> Certificates:
 @pytest.fixture(scope="module")
 def kubeconfig(cluster: LocalCluster, certificates: Certificates) -> Path:
     """That of the extender's account, with the objects of the components."""
-    kubeconfig = install(cluster, certificates)
-    for item in component():
-        cluster.kube.apply(item)
-    for name in ("policies", "rbac"):
-        cluster.kube.apply_yaml((ALLOCATE / f"{name}.yaml").read_text())
+    kubeconfig = installed(cluster, certificates, ALLOCATE)
     for name, value in (("low", 100), ("high", 1000)):
         cluster.kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name},
                             "value": value})
@@ -86,12 +80,8 @@ def kubeconfig(cluster: LocalCluster, certificates: Certificates) -> Path:
 
 @pytest.fixture(scope="module")
 def replica(cluster: LocalCluster, certificates: Certificates, kubeconfig: Path) -> Iterator[Scheduler]:
-    scheduler = Scheduler(cluster, certificates, kubeconfig, dra="allocate")
-    call_webhooks(cluster.kube, certificates, scheduler.port)
-    scheduler.start()
-    wait_called(cluster.kube)
-    yield scheduler
-    scheduler.close()
+    with serving(cluster, certificates, kubeconfig, "allocate") as scheduler:
+        yield scheduler
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from e2e.claims import FIRST, TIMEOUT_S, TRANSLATE, call_webhooks, component, dry_run, missing, wait_called
+from e2e.claims import FIRST, TIMEOUT_S, TRANSLATE, call_webhooks, dry_run, installed, missing, serving, wait_called
 from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError
@@ -20,7 +20,7 @@ from e2e.nodes import LOCK_FREE, gpu
 from e2e.pods import container, init, pod, sidecar
 from e2e.processes import free_port
 from e2e.sandbox import Sandbox
-from e2e.scheduler import EXTENDER, NAMESPACE, Certificates, Scheduler, install
+from e2e.scheduler import EXTENDER, NAMESPACE, Certificates, Scheduler
 from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.keys import CLAIM_REQUEST, CLAIM_TEMPLATE
 from hami.codec.slices import render_slices
@@ -53,22 +53,13 @@ def certificates(cluster: LocalCluster) -> Certificates:
 @pytest.fixture(scope="module")
 def kubeconfig(cluster: LocalCluster, certificates: Certificates) -> Path:
     """That of the extender's account, with the objects of the component."""
-    kubeconfig = install(cluster, certificates)
-    for item in component():
-        cluster.kube.apply(item)
-    for name in ("policies", "rbac"):
-        cluster.kube.apply_yaml((TRANSLATE / f"{name}.yaml").read_text())
-    return kubeconfig
+    return installed(cluster, certificates, TRANSLATE)
 
 
 @pytest.fixture(scope="module")
 def replica(cluster: LocalCluster, certificates: Certificates, kubeconfig: Path) -> Iterator[Scheduler]:
-    scheduler = Scheduler(cluster, certificates, kubeconfig, dra="optional")
-    call_webhooks(cluster.kube, certificates, scheduler.port)
-    scheduler.start()
-    wait_called(cluster.kube)
-    yield scheduler
-    scheduler.close()
+    with serving(cluster, certificates, kubeconfig, "optional") as scheduler:
+        yield scheduler
 
 
 @pytest.fixture

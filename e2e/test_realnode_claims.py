@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.claims import ALLOCATE, FIRST, call_webhooks, component, wait_called
+from e2e.claims import ALLOCATE, FIRST, emptied, installed, running, serving, specifications
 from e2e.cluster import LocalCluster
 from e2e.device_plugin import HOOK, RESOURCE, DevicePlugin, cards
-from e2e.eventually import WaitTimeout, eventually
+from e2e.eventually import eventually
 from e2e.nodes import REGISTER
 from e2e.pods import pod
 from e2e.realnode import RealNode, missing
 from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler, install
+from e2e.scheduler import Certificates, Scheduler
 from e2e.shown import seen, shower, showing
 from hami.codec.keys import DOOR, LOCK_FREE, MANAGED_TAINT
 from hami.codec.slices import DRIVER, device_name, pool_name
@@ -25,8 +25,6 @@ from hami.codec.slices import DRIVER, device_name, pool_name
 pytestmark = [pytest.mark.since(*FIRST), pytest.mark.timeout(300)]
 Object = dict[str, Any]
 FIRST_CARD, SECOND_CARD = cards(2)
-CDI = "/run/cdi"
-ATTEMPTS = 10
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +46,8 @@ def cluster() -> Iterator[LocalCluster]:
 def replica(cluster: LocalCluster) -> Iterator[Scheduler]:
     """The scheduler, which allocates claims."""
     certificates = Certificates(cluster.folder / "tls")
-    kubeconfig = install(cluster, certificates)
-    for item in component():
-        cluster.kube.apply(item)
-    for name in ("policies", "rbac"):
-        cluster.kube.apply_yaml((ALLOCATE / f"{name}.yaml").read_text())
-    scheduler = Scheduler(cluster, certificates, kubeconfig, dra="allocate")
-    try:
-        call_webhooks(cluster.kube, certificates, scheduler.port)
-        scheduler.start()
-        wait_called(cluster.kube)
+    with serving(cluster, certificates, installed(cluster, certificates, ALLOCATE), "allocate") as scheduler:
         yield scheduler
-    finally:
-        scheduler.close()
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +76,7 @@ def driver(sandbox: Sandbox, real: RealNode) -> Iterator[DevicePlugin]:
     made.install_limiter(b"the limiter\n")
     try:
         yield managed(made)
-        sandbox.kube.delete_all("Pod", sandbox.namespace)
-        eventually(lambda: not specifications(real), lambda: f"nothing is prepared: {specifications(real)}", timeout=60)
+        emptied(sandbox, real)
     finally:
         made.close()
 
@@ -101,25 +87,6 @@ def managed(plugin: DevicePlugin) -> DevicePlugin:
     plugin.node.wait_node(lambda node: node["metadata"]["annotations"].get(LOCK_FREE) == "NVIDIA",
                           what="the kubelet calls the driver")
     return plugin
-
-
-def specifications(real: RealNode) -> list[str]:
-    return sorted(path.name for path in real.path(CDI).glob("hami.io-claim-*.json"))
-
-
-def running(sandbox: Sandbox, *names: str) -> None:
-    """Waits until pods run. Until then, their annotations change: the kubelet then tries again at once what has failed,
-    else only after a minute."""
-    for attempt in range(ATTEMPTS):
-        for name in names:
-            sandbox.kube.merge_patch("Pod", name, {"metadata": {"annotations": {"hami-e2e/attempt": str(attempt)}}},
-                                     sandbox.namespace)
-        try:
-            sandbox.running(*names, timeout=10)
-            return
-        except WaitTimeout:
-            if attempt == ATTEMPTS - 1:
-                raise
 
 
 def claim_of(sandbox: Sandbox, name: str) -> Object:

@@ -11,10 +11,10 @@ import pytest
 import urllib3
 
 from e2e import claims
-from e2e.claims import share
+from e2e.claims import emptied, running, share, specifications
 from e2e.cluster import LocalCluster
 from e2e.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
-from e2e.eventually import WaitTimeout, eventually
+from e2e.eventually import eventually
 from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod
 from e2e.kube import Kube
 from e2e.monitor import Monitor
@@ -33,8 +33,6 @@ from tests.libvgpu.rig import MIB, Builds, Unavailable
 pytestmark = [pytest.mark.kind, pytest.mark.since(1, 36)]
 Object = dict[str, Any]
 FIRST, SECOND = cards(2)
-CDI = "/run/cdi"
-ATTEMPTS = 10
 
 
 @pytest.fixture(scope="module")
@@ -74,32 +72,6 @@ def state(plugin: DevicePlugin) -> tuple[int, str]:
         return plugin.readiness()
     except urllib3.exceptions.HTTPError as error:
         return 0, str(error)
-
-
-def running(sandbox: Sandbox, *names: str) -> None:
-    """Waits until pods run. Until then, their annotations change: the kubelet then tries again at once what has failed,
-    else only after a minute. An API server that is late forbids it to read the claim of a new pod.
-    """
-    for attempt in range(ATTEMPTS):
-        for name in names:
-            sandbox.kube.merge_patch("Pod", name, {"metadata": {"annotations": {"hami-e2e/attempt": str(attempt)}}},
-                                     sandbox.namespace)
-        try:
-            sandbox.running(*names, timeout=10)
-            return
-        except WaitTimeout:
-            if attempt == ATTEMPTS - 1:
-                raise
-
-
-def emptied(sandbox: Sandbox, real: RealNode) -> None:
-    """Deletes all pods, and waits until the kubelet has unprepared their claims."""
-    sandbox.kube.delete_all("Pod", sandbox.namespace)
-    eventually(lambda: not specifications(real), lambda: f"nothing is prepared: {specifications(real)}", timeout=60)
-
-
-def specifications(real: RealNode) -> list[str]:
-    return sorted(path.name for path in real.path(CDI).glob("hami.io-claim-*.json"))
 
 
 def slices(kube: Kube) -> list[Object]:
