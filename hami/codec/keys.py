@@ -12,6 +12,14 @@ GPU_ALLOCATED = "hami.io/vgpu-devices-allocated"  # the allocation of a pod, of 
 MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
 PREEMPTING = "hami.io/preempting-on"  # on a pod that waits: the node on which others are evicted for it
 
+RESIZE = "hami.io/resize"  # on a bound pod: the sizes that its owner wants its containers to have
+RESIZED = "hami.io/vgpu-devices-resized"  # what it holds since: GPU_ALLOCATED as a scheduler has changed it
+RESIZE_TARGET = "hami.io/vgpu-devices-target"  # what it is to have, while that is less than what it holds
+RESIZE_APPLIED = "hami.io/resize-applied"  # by the device plugin of its node: the sizes that are enforced
+RESIZE_STATUS = "hami.io/resize-status"  # by the scheduler: what has become of RESIZE
+NODE_RESIZES = "hami.io/node-resizes"  # on a node, "true": its device plugin changes the limits of running containers
+CORES_LIMIT = "nvidia.com/gpucores-limit"  # on a pod or namespace: percent of a GPU that containers may use at most
+
 NODE_LOCK = "hami.io/mutex.lock"
 LOCK_FREE = "hami.io/lock-free"  # on a node: the vendors whose device plugins need no node lock
 ROOM = "hami.io/room-for-waiting-pods"
@@ -36,7 +44,10 @@ WEIGHTS = "hami.io/device-scoring-weights"
 NUMA_BIND = "nvidia.com/numa-bind"
 PREEMPTIBLE = "hami.io/preemptible"  # a label; "false": the pod is never evicted for one of higher priority
 
-SCHEDULER_OWNED = frozenset({ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS, PREEMPTING})
+SCHEDULERS_ALONE = frozenset({RESIZED, RESIZE_TARGET, RESIZE_STATUS})
+"""Keys of pods that device plugins may not write, not even on their own node."""
+SCHEDULER_OWNED = SCHEDULERS_ALONE | {
+    ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS, PREEMPTING, RESIZE_APPLIED}
 ALLOCATION_PATTERN = r"hami\.io/[^/]+-(devices-to-allocate|devices-allocated|allocated)"  # also in the policies: RE2
 _ALLOCATION_KEY = re.compile(ALLOCATION_PATTERN)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")

@@ -1,0 +1,159 @@
+"""The resize of a bound pod: what its owner asks for, and what the scheduler and the device plugin answer.
+
+The owner writes RESIZE. The scheduler books the larger of what the pod holds and what it is to have, and writes that as
+RESIZED and as its allocation; RESIZE_TARGET is there while the pod is to have less. The device plugin enforces what the
+pod is to have, and writes RESIZE_APPLIED once that holds and no process uses more. Then the scheduler gives back what
+is left over. Each of the texts stands for itself: whoever reads them later goes on where another one has stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from hami.codec.allocation import LONGEST
+from hami.codec.documents import decode
+from hami.codec.keys import GPU_ALLOCATED, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED
+from hami.errors import MalformedInput
+from hami.quantity import INT32_MAX, MIB, parse_quantity
+
+T = TypeVar("T")
+
+MAX_TEXT = 4096
+"""Characters of RESIZE."""
+MAX_CONTAINERS = 32
+MAX_MESSAGE = 1024
+"""Characters of a message; longer ones are cut."""
+_PERCENT = re.compile(r"([1-9][0-9]?|100)%")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The size that a container is to have on each of its devices; ``None``: as it is. *memory_mib*: MiB.
+    *memory_percent*: 1 to 100 percent of each device, instead of MiB. *cores*: 1 to 100 percent of each device."""
+
+    memory_mib: int | None = None
+    memory_percent: int | None = None
+    cores: int | None = None
+
+
+class ResizeState(enum.StrEnum):
+    """What has become of a resize: its sizes are booked and the node has not confirmed them yet; they are enforced;
+    they do not fit now and are tried again; they never can."""
+
+    BOOKED = "Booked"
+    APPLIED = "Applied"
+    DEFERRED = "Deferred"
+    INFEASIBLE = "Infeasible"
+
+
+class ResizeStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer of the scheduler to a resize. *request*: the text of RESIZE that it is about. *message*: for people.
+    """
+
+    state: ResizeState
+    request: str = ""
+    message: str = ""
+
+
+class AppliedSizes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer of a device plugin. *sizes*: the shares that are enforced, as in an allocation. *problem*: why they
+    are not those that the pod is to have; empty if they are."""
+
+    sizes: str
+    problem: str = ""
+
+
+class _Size(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    memory: Annotated[str, Meta(max_length=64)] | None = None
+    cores: Annotated[int, Meta(ge=1, le=100)] | None = None
+
+
+_Container = Annotated[str, Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")]
+_SIZES = msgspec.json.Decoder(Annotated[dict[_Container, _Size], Meta(min_length=1, max_length=MAX_CONTAINERS)])
+_STATUS = msgspec.json.Decoder(ResizeStatus)
+_APPLIED = msgspec.json.Decoder(AppliedSizes)
+
+
+def parse_resize(text: str) -> Mapping[str, Size]:
+    """The sizes by container in *text*, which anybody who may edit the pod can write.
+
+    Shape: ``{"main": {"memory": "8Gi", "cores": 40}}``; memory is a quantity with a suffix, in bytes and rounded up to
+    MiB, or a percentage. Raises: MalformedInput.
+    """
+    if len(text) > MAX_TEXT:
+        raise MalformedInput(RESIZE, text, f"{len(text)} characters, expected at most {MAX_TEXT}")
+    sizes = decode(RESIZE, _SIZES, text.encode(errors="surrogatepass"),
+                   'sizes by container, such as {"main": {"memory": "8Gi", "cores": 40}}')
+    return {container: make_size(size.memory, size.cores, container) for container, size in sizes.items()}
+
+
+def make_size(memory: str | None, cores: int | None, container: str) -> Size:
+    """The size of *container* as a user writes it. Raises: MalformedInput."""
+    if memory is None and cores is None:
+        raise MalformedInput(RESIZE, container, "expected memory, cores or both for the container")
+    if memory is None:
+        return Size(cores=cores)
+    if _PERCENT.fullmatch(memory):
+        return Size(memory_percent=int(memory[:-1]), cores=cores)
+    if memory.isdecimal():
+        raise MalformedInput(RESIZE, memory, f"expected a unit: {memory}Mi for MiB")
+    with contextlib.suppress(MalformedInput):
+        mib = -(-parse_quantity(memory) // MIB)
+        if 0 < mib <= INT32_MAX:
+            return Size(memory_mib=int(mib), cores=cores)
+    raise MalformedInput(RESIZE, memory, "expected a positive quantity such as 8Gi, or a percentage such as 40%")
+
+
+def render_resize(sizes: Mapping[str, Size]) -> str:
+    """The text that :func:`parse_resize` reads."""
+    return msgspec.json.encode({container: _Size(
+        f"{size.memory_percent}%" if size.memory_percent is not None else
+        f"{size.memory_mib}Mi" if size.memory_mib is not None else None, size.cores)
+        for container, size in sizes.items()}).decode()
+
+
+def held_text(annotations: Mapping[str, str]) -> str | None:
+    """Returns the text of what a pod holds of GPUs, as in an allocation; ``None`` if it has none."""
+    return annotations.get(RESIZED, annotations.get(GPU_ALLOCATED))
+
+
+def wanted_text(annotations: Mapping[str, str]) -> str | None:
+    """Returns the text of what a pod is to have of GPUs, which is never more than what it holds."""
+    return annotations.get(RESIZE_TARGET, held_text(annotations))
+
+
+def render_status(status: ResizeStatus) -> str:
+    """The text that :func:`parse_status` reads."""
+    return msgspec.json.encode(msgspec.structs.replace(status, message=status.message[:MAX_MESSAGE])).decode()
+
+
+def parse_status(text: str | None) -> ResizeStatus | None:
+    """The status in *text*; ``None`` if there is none, or it cannot be read."""
+    return _lenient(RESIZE_STATUS, _STATUS, text)
+
+
+def render_applied(applied: AppliedSizes) -> str:
+    """The text that :func:`parse_applied` reads."""
+    return msgspec.json.encode(msgspec.structs.replace(applied, problem=applied.problem[:MAX_MESSAGE])).decode()
+
+
+def parse_applied(text: str | None) -> AppliedSizes | None:
+    """The sizes in *text*; ``None`` if there are none, or they cannot be read."""
+    return _lenient(RESIZE_APPLIED, _APPLIED, text)
+
+
+def _lenient(field: str, decoder: msgspec.json.Decoder[T], text: str | None) -> T | None:
+    if text is None or len(text) > LONGEST + 6 * MAX_TEXT:
+        return None
+    try:
+        return decode(field, decoder, text.encode(errors="surrogatepass"))
+    except MalformedInput:
+        return None
