@@ -18,7 +18,7 @@ RESIZE_TARGET = "hami.io/vgpu-devices-target"  # what it is to have, while that 
 RESIZE_APPLIED = "hami.io/resize-applied"  # by the device plugin of its node: the sizes that are enforced
 RESIZE_STATUS = "hami.io/resize-status"  # by the scheduler: what has become of RESIZE
 NODE_RESIZES = "hami.io/node-resizes"  # on a node, "true": its device plugin changes the limits of running containers
-CORES_LIMIT = "nvidia.com/gpucores-limit"  # on a pod or namespace: percent of a GPU that containers may use at most
+CORES_LIMIT = "nvidia.com/gpucores-limit"  # on a pod: percent of a GPU that a container may use while nobody else does
 
 NODE_LOCK = "hami.io/mutex.lock"
 LOCK_FREE = "hami.io/lock-free"  # on a node: the vendors whose device plugins need no node lock
