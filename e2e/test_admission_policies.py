@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from e2e.cluster import MANIFESTS, LocalCluster
+from e2e.cluster import MANIFESTS
 from e2e.eventually import eventually
+from e2e.gpu_operator import RUNTIME_CLASS
 from e2e.kube import ApiError, Kube, path_of
 from e2e.pods import RESOURCES, container, pod
 from e2e.sandbox import Sandbox, named
 from e2e.scheduler import Certificates, Scheduler, webhook_configuration
+from hami.codec.device_config import parse_device_config
+from hami.vendors.entry_points import full_catalog
+from tools.admission import FOLDER, generated_files
 
+pytestmark = pytest.mark.since(1, 36)
 Object = dict[str, Any]
-POLICIES = MANIFESTS.parent / "components" / "admission-policies" / "policies.yaml"
-PODS = 5000
+OTHER = {"defaultGPUNum": 2, "runtimeClassName": "nvidia", "gpuCorePolicy": "force", "memoryFactor": 1000}
+PODS = 2500
+"""For each device configuration."""
 MODE, USER = "hami-e2e/admission", "user"
 AMOUNTS = ("1", "1", "1", "2", "0", "3", "50", "99", "100", "101", "1000", "3000", "1k", "1e2", "1e3", "100000m",
            "99500m", "500m", "0.5", "-1", "1Mi", "2147483647", "2147483648", "4G", "9999999999999999999", "1E")
@@ -81,29 +89,49 @@ def user(sandbox: Sandbox) -> Kube:
     return sandbox.kube.impersonating(USER, "system:authenticated")
 
 
+@pytest.fixture(params=["shipped", "other"])
+def settings(request: pytest.FixtureRequest, scheduler: Scheduler, tmp_path: Path) -> list[Object]:
+    """The policies for a device configuration, which the webhook has, too."""
+    if request.param == "shipped":
+        return list(yaml.safe_load_all((FOLDER / "policies.yaml").read_text()))
+    text = (MANIFESTS / "device-config.yaml").read_text()
+    for name, value in OTHER.items():
+        text, count = re.subn(rf"^  {name}: .*$", f"  {name}: {value}", text, count=1, flags=re.MULTILINE)
+        text = text if count else text.replace("nvidia:\n", f"nvidia:\n  {name}: {value}\n", 1)
+    config = parse_device_config(text, "other")
+    file = tmp_path / "device-config.yaml"
+    file.write_text(text)
+    scheduler.run_with(device_config_file=str(file))
+    made = generated_files(full_catalog(config), config.nvidia)[FOLDER / "policies.yaml"]
+    return list(yaml.safe_load_all(made))
+
+
 @pytest.fixture
-def mutated(local: LocalCluster, certificates: Certificates, scheduler: Scheduler, sandbox: Sandbox) -> Iterator[str]:
+def mutated(settings: list[Object], certificates: Certificates, scheduler: Scheduler,
+            sandbox: Sandbox) -> Iterator[str]:
     """A namespace in which policies admit pods, and the webhook does not."""
     kube, namespace = sandbox.kube, f"{sandbox.namespace}-p"
     kube.create(named("Namespace", namespace, labels={MODE: "policies"}))
+    kube.create(RUNTIME_CLASS)
     grant_edit(kube, namespace)
     webhooks = webhook_configuration(certificates, scheduler.port)
     for webhook in webhooks["webhooks"]:
         webhook["namespaceSelector"]["matchExpressions"].append(
             {"key": MODE, "operator": "NotIn", "values": ["policies"]})
     kube.apply(webhooks)
-    documents = list(yaml.safe_load_all(POLICIES.read_text()))
-    for document in documents:
+    for document in settings:
         if (constraints := document["spec"].get("matchConstraints")) is not None:
             constraints["namespaceSelector"]["matchExpressions"] = [
                 {"key": MODE, "operator": "In", "values": ["policies"]}]
         kube.apply(document)
-    eventually(lambda: (admitted(kube, namespace, pod("probe", gpu=1)) or {}).get("schedulerName") == "hami-scheduler"
-               and admitted(kube, namespace, pod("probe", gpu=1, percent=101)) is None, "the policies are in force")
+    good, bad = pod("probe", gpu=1), pod("probe", gpu=1, percent=101)
+    eventually(lambda: (admitted(kube, namespace, good) or {}).get("schedulerName") == "hami-scheduler"
+               and admitted(kube, namespace, bad) is None, "the policies are in force")
     yield namespace
-    for document in documents:
+    for document in settings:
         kube.delete(document["kind"], document["metadata"]["name"])
     kube.apply(webhook_configuration(certificates, scheduler.port))
+    kube.delete("RuntimeClass", "nvidia")
     kube.delete("Namespace", namespace)
 
 

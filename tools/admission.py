@@ -29,12 +29,7 @@ _LIMIT = "e.name.startsWith('CUDA_DEVICE_MEMORY_LIMIT_') || e.name.startsWith('C
 
 
 def generated_files(catalog: Catalog, config: NvidiaConfig) -> dict[Path, str]:
-    """Returns the generated files of the component. *config*: the section of NVIDIA in the device configuration.
-
-    Raises: ValueError for settings that only the webhook can carry out: it must see all pods then.
-    """
-    if config.strict or config.overwrite_env:
-        raise ValueError("nvidia.strict and nvidia.overwriteEnv need the webhook")
+    """Returns the generated files of the component. *config*: the section of NVIDIA in the device configuration."""
     others = [name for vendor in catalog if vendor.key != OWN_PLUGIN for name in vendor.resources.names]
     webhook = f"""\
 # {GENERATED}
@@ -47,6 +42,11 @@ def generated_files(catalog: Catalog, config: NvidiaConfig) -> dict[Path, str]:
       {indented(requests_of(others), 6)}
 """
     return {FOLDER / "policies.yaml": _Expressions(config).render(), FOLDER / "webhook.yaml": webhook}
+
+
+def needs_webhook(config: NvidiaConfig) -> bool:
+    """Reports whether only the webhook can carry out *config*: it must see all pods then."""
+    return config.strict or config.overwrite_env
 
 
 class _Expressions:
@@ -66,7 +66,7 @@ class _Expressions:
             generated=GENERATED, default_count=config.default_gpu_num, runtime_class=config.runtime_class_name,
             core_policy=config.gpu_core_policy, memory_factor=config.memory_factor, most_containers=MAX_CONTAINERS,
             most_resources=MAX_RESOURCES, largest=INT32_MAX, memory=self._memory or self._count,
-            memory_percent=self._percent,
+            memory_percent=self._percent or "percentage",
             is_ours=indented(f"object.spec.?schedulerName.orValue('') in [{schedulers}]\n"
                              f"&& ({all_containers}).exists(c,\n"
                              f"  {indented(self._names_any([*self._given, self._priority]), 2)})", 6),
@@ -107,8 +107,6 @@ class _Expressions:
     @property
     def _lacks_cores(self) -> str:
         """The container requests devices, all of their memory, and no cores."""
-        if not self._cores:
-            return "false"
         whole = (f"({self._has(self._percent)} ? {_rounded_to(self._amount(self._percent), WHOLE)}\n"
                  f"  : !({self._has(self._memory)}))") if self._percent else f"!({self._has(self._memory)})"
         return f"({self._requests})\n&& !({self._has(self._cores)})\n&& {whole}"
@@ -120,16 +118,16 @@ class _Expressions:
         set_env = [f"({condition})" for condition, _, _ in self._variables]
         lists = [
             (self._lacks_count, f"JSONPatch{{op: 'add', path: {count},\n  value: string(variables.defaultGPUNum)}}"),
-            (self._lacks_cores, f"JSONPatch{{op: 'add', path: {cores}, value: '{WHOLE}'}}"),
+            *([(self._lacks_cores, f"JSONPatch{{op: 'add', path: {cores}, value: '{WHOLE}'}}")] if self._cores else []),
             (f"!has(c.env) && ({' || '.join(set_env)})", f"JSONPatch{{op: 'add', path: {path}'/env', value: []}}"),
         ]
-        for condition, name, value in self._variables:
-            is_set = f"({condition}) && c.?env.orValue([]).exists(e, e.name == '{name}')"
-            lists.append((is_set, (
-                f"c.env.transformList(j, e, e.name == '{name}', j)\n"
-                f"  .transformList(k, j, JSONPatch{{op: 'remove', path: {path}'/env/' + string(j - k)}})")))
-            lists.append((condition, f"JSONPatch{{op: 'add', path: {path}'/env/-',\n"
-                          f"  value: {{'name': '{name}', 'value': {value}}}}}"))
+        # places are those before the first patch, so all variables that are replaced are removed at once
+        replaced = " || ".join(f"(e.name == '{name}' && {condition})" for condition, name, _ in self._variables)
+        lists.append(("has(c.env)", (
+            f"c.env.transformList(j, e, {replaced}, j)\n"
+            f"  .transformList(k, j, JSONPatch{{op: 'remove', path: {path}'/env/' + string(j - k)}})")))
+        lists += ((condition, f"JSONPatch{{op: 'add', path: {path}'/env/-',\n"
+                   f"  value: {{'name': '{name}', 'value': {value}}}}}") for condition, name, value in self._variables)
         return "\n".join(f"+ object.spec.?{field}.orValue([]).transformList(i, c,\n"
                          f"  {indented(condition, 2)},\n  {indented(patches, 2)})"
                          + (".flatten()" if "'remove'" in patches else "") for condition, patches in lists)
@@ -140,13 +138,14 @@ class _Expressions:
         amount = self._amount(self._priority)
         # an amount that is no integer is refused by the API server
         has_priority = f"{self._has(self._priority)} && {amount}.isInteger()"
-        has_policy = (f"!(variables.gpuCorePolicy in ['', 'default']) && "
-                      f"{self._names_any([*self._given, self._priority])}")
+        has_policy = "!(variables.gpuCorePolicy in ['', 'default'])"  # also containers without GPUs, as in upstream
         priorities = [(has_priority, "CUDA_TASK_PRIORITY", f"string({amount}.asInteger())")] if self._priority else []
         return [*priorities, (has_policy, "GPU_CORE_UTILIZATION_POLICY", "variables.gpuCorePolicy")]
 
     def _of_all(self, name: str, condition: str) -> str:
         """Returns the expression for: *condition* holds for *q*, the amount of *name*, where a container has it."""
+        if not name:
+            return "true"
         return f"variables.all.all(c, !({self._has(name)})\n  || [{self._amount(name)}].all(q, {condition}))"
 
     def _is_amount(self, name: str) -> str:

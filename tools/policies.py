@@ -15,7 +15,7 @@ from string import Template
 
 import click
 
-from hami.codec.device_config import chart_config, parse_device_config
+from hami.codec.device_config import DeviceConfig, chart_config, parse_device_config
 from hami.codec.keys import (
     ALLOCATION_PATTERN, CLAIM_RESOURCE, NODE_LOCK, PREEMPTIBLE, ROOM, SCHEDULER_OWNED, is_scheduler_owned,
 )
@@ -250,10 +250,10 @@ def _replace_end(text: str, end: str) -> str:
     return "".join(lines[:place + 1]) + end
 
 
-def _catalog(device_config: Path | None) -> Catalog:
+def _read(device_config: Path | None) -> DeviceConfig:
     if device_config is None:
-        return full_catalog(chart_config())
-    return full_catalog(parse_device_config(device_config.read_text(), str(device_config), known=sections()))
+        return chart_config()
+    return parse_device_config(device_config.read_text(), str(device_config), known=sections())
 
 
 @click.command(help="Write the generated parts of the manifests in FOLDER (default: manifests/base).")
@@ -261,12 +261,20 @@ def _catalog(device_config: Path | None) -> Catalog:
               help="The device configuration, if its resources have other names than those of HAMi's chart.")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=BASE)
 def main(device_config: Path | None, folder: Path) -> None:
-    for path, content in generated_files(_catalog(device_config), folder).items():
+    from tools import admission  # which needs this module
+
+    config = _read(device_config)
+    catalog = full_catalog(config)
+    files = generated_files(catalog, folder)
+    if folder == BASE:
+        files[CLAIMS_CONFIG] = render_claims_config(files[BASE / "scheduler-config.yaml"])
+        if admission.needs_webhook(config.nvidia):
+            click.echo(f"{admission.FOLDER}: not written, since nvidia.strict and nvidia.overwriteEnv need the webhook")
+        else:
+            files |= admission.generated_files(catalog, config.nvidia)
+    for path, content in files.items():
         path.write_text(content)
         click.echo(path)
-    if folder == BASE:
-        CLAIMS_CONFIG.write_text(render_claims_config((BASE / "scheduler-config.yaml").read_text()))
-        click.echo(CLAIMS_CONFIG)
 
 
 if __name__ == "__main__":
