@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Iterator
@@ -25,7 +26,8 @@ from tools.admission import FOLDER, generated_files
 
 pytestmark = pytest.mark.since(1, 36)
 Object = dict[str, Any]
-OTHER = {"defaultGPUNum": 2, "runtimeClassName": "nvidia", "gpuCorePolicy": "force", "memoryFactor": 1000}
+OTHER = {"defaultGPUNum": 2, "runtimeClassName": "nvidia", "gpuCorePolicy": "force", "memoryFactor": 1000,
+         "defaultCores": 5}
 PODS = 2500
 """For each device configuration."""
 MODE, USER = "hami-e2e/admission", "user"
@@ -34,6 +36,7 @@ AMOUNTS = ("1", "1", "1", "2", "0", "3", "50", "99", "100", "101", "1000", "3000
 VARIABLES = ("CUDA_TASK_PRIORITY", "GPU_CORE_UTILIZATION_POLICY", "CUDA_DISABLE_CONTROL", "NVIDIA_VISIBLE_DEVICES",
              "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT_1", "CUDA_DEVICE_MEMORY_LIMITS", "CUDA_OVERSUBSCRIBE",
              "CUDA_DEVICE_MEMORY_SHARED_CACHE", "LD_PRELOAD", "A")
+LIMITS = ("100", "100", "60", "3", "1", "0", "101", "", "60 ", "060", "+60", "6e1", "all")
 SCHEDULERS = (None, None, None, "default-scheduler", "hami-scheduler", "hami-scheduler-claims", "other")
 
 
@@ -64,6 +67,8 @@ def generated_pod(number: int) -> Object:
                scheduler=chance.choice(SCHEDULERS), node_name="n0" if chance.random() < 0.02 else None)
     if chance.random() < 0.05:
         made["spec"]["runtimeClassName"] = "nvidia"
+    if chance.random() < 0.15:
+        made["metadata"]["annotations"]["nvidia.com/gpucores-limit"] = chance.choice(LIMITS)
     if chance.random() < 0.03:
         made["metadata"]["labels"]["hami.io/webhook"] = "ignore"
     if chance.random() < 0.02:
@@ -72,14 +77,14 @@ def generated_pod(number: int) -> Object:
 
 
 def admitted(kube: Kube, namespace: str, item: Object) -> Object | None:
-    """Returns the specification of a pod that is admitted and not kept; ``None`` if it is refused."""
+    """Returns the specification of a pod that is admitted and not kept, with its annotations; ``None`` if it is
+    refused."""
     try:
         made = kube.call("POST", path_of("Pod", namespace), item, query={"dryRun": "All"})
     except ApiError as error:
         assert error.status in (400, 403, 422, 500), error
         return None
-    spec: Object = made["spec"]
-    return spec
+    return {**made["spec"], "annotations": made["metadata"].get("annotations", {})}
 
 
 @pytest.fixture
@@ -90,12 +95,13 @@ def user(sandbox: Sandbox) -> Kube:
 
 
 @pytest.fixture(params=["shipped", "other"])
-def settings(request: pytest.FixtureRequest, scheduler: Scheduler, tmp_path: Path) -> list[Object]:
+def settings(request: pytest.FixtureRequest, sandbox: Sandbox, scheduler: Scheduler, tmp_path: Path) -> list[Object]:
     """The policies for a device configuration, which the webhook has, too."""
     if request.param == "shipped":
         return list(yaml.safe_load_all((FOLDER / "policies.yaml").read_text()))
     text = (MANIFESTS / "device-config.yaml").read_text()
-    for name, value in OTHER.items():
+    limits = {namespace: 40 for namespace in (sandbox.namespace, mutated_namespace(sandbox))}
+    for name, value in {**OTHER, "gpucoresLimits": json.dumps(limits)}.items():
         text, count = re.subn(rf"^  {name}: .*$", f"  {name}: {value}", text, count=1, flags=re.MULTILINE)
         text = text if count else text.replace("nvidia:\n", f"nvidia:\n  {name}: {value}\n", 1)
     config = parse_device_config(text, "other")
@@ -110,7 +116,7 @@ def settings(request: pytest.FixtureRequest, scheduler: Scheduler, tmp_path: Pat
 def mutated(settings: list[Object], certificates: Certificates, scheduler: Scheduler,
             sandbox: Sandbox) -> Iterator[str]:
     """A namespace in which policies admit pods, and the webhook does not."""
-    kube, namespace = sandbox.kube, f"{sandbox.namespace}-p"
+    kube, namespace = sandbox.kube, mutated_namespace(sandbox)
     kube.create(named("Namespace", namespace, labels={MODE: "policies"}))
     kube.create(RUNTIME_CLASS)
     grant_edit(kube, namespace)
@@ -133,6 +139,10 @@ def mutated(settings: list[Object], certificates: Certificates, scheduler: Sched
     kube.apply(webhook_configuration(certificates, scheduler.port))
     kube.delete("RuntimeClass", "nvidia")
     kube.delete("Namespace", namespace)
+
+
+def mutated_namespace(sandbox: Sandbox) -> str:
+    return f"{sandbox.namespace}-p"
 
 
 def grant_edit(kube: Kube, namespace: str) -> None:

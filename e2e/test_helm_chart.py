@@ -240,6 +240,17 @@ def test_policies_of_admission_need_kubernetes_136(helm: Helm) -> None:
         helm.template({"admission": {"mode": "policy"}}, kubernetes="v1.35.4")
 
 
+def test_policies_of_admission_follow_the_device_configuration(helm: Helm) -> None:
+    content = CONFIG.replace("gpucoresLimits: {}", "gpucoresLimits: {team-a: 60, team-b: 5}").replace(
+        "defaultCores: 0", "defaultCores: 7").replace("memoryFactor: 1\n", "memoryFactor: 1024\n", 1)
+    objects = by_name(helm, admission={"mode": "policy"}, **{"device-config": {"content": content}})
+    for key, expected in (("MutatingAdmissionPolicy/hami-nvidia-defaults", {
+            "gpucoresLimits": "{'team-a': 60, 'team-b': 5}", "defaultCores": "7"}),
+            ("ValidatingAdmissionPolicy/hami-nvidia-requests", {"memoryFactor": "1024", "defaultCores": "7"})):
+        settings = {variable["name"]: variable["expression"] for variable in objects[key]["spec"]["variables"]}
+        assert settings.items() >= expected.items()
+
+
 def test_policies_of_admission_follow_the_values(helm: Helm) -> None:
     objects = by_name(helm, admission={"mode": "policy"}, resourceName="example.com/gpu", schedulerName="other",
                       scheduler={"forceOverwriteDefaultScheduler": False, "admissionWebhook": {

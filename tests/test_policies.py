@@ -6,6 +6,7 @@ import yaml
 from click.testing import CliRunner
 
 from hami.codec.device_config import chart_config, parse_device_config
+from hami.codec.keys import CORES_LIMIT
 from hami.vendors.entry_points import full_catalog
 from tools import admission
 from tools.policies import (
@@ -75,4 +76,4 @@ def test_a_resource_that_is_left_out_is_in_no_policy_of_admission():
     config = parse_device_config("nvidia: {resourceCountName: nvidia.com/gpu, defaultGPUNum: 1}", "device-config.yaml")
     text = admission.generated_files(full_catalog(config), config.nvidia)[admission.FOLDER / "policies.yaml"]
     names = set(re.findall(r"'([a-z.]*nvidia\.com/[a-z-]+)'", text))
-    assert names == {"nvidia.com/gpu"} and not re.search(r"'' in |\['']|Key\(''", text)
+    assert names == {"nvidia.com/gpu", CORES_LIMIT} and not re.search(r"'' in |\['']|Key\(''", text)

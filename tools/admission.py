@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Template
 
 from hami.codec.device_config import NvidiaConfig
+from hami.codec.keys import CORES_LIMIT
 from hami.quantity import INT32_MAX
 from hami.scheduler.admit import MAX_RESOURCES
 from hami.vendors.request import MAX_CONTAINERS, WHOLE
@@ -64,7 +65,12 @@ class _Expressions:
         schedulers = ", ".join(f"'{name}'" for name in SCHEDULERS)
         return Template(TEMPLATE.read_text()).substitute(
             generated=GENERATED, default_count=config.default_gpu_num, runtime_class=config.runtime_class_name,
-            core_policy=config.gpu_core_policy, memory_factor=config.memory_factor, most_containers=MAX_CONTAINERS,
+            core_policy=config.gpu_core_policy, memory_factor=config.memory_factor, default_cores=config.default_cores,
+            cores_limit=CORES_LIMIT, limits_cores=_LIMITS_CORES, cores_name=self._cores or self._count,
+            cores_limits=", ".join(f"'{name}': {limit}" for name, limit in sorted(config.gpucores_limits.items())),
+            cores_with_defaults=indented(
+                self._cores_of(f"({all_containers})", self._lacks_count, self._lacks_cores), 6),
+            cores=indented(self._cores_of("variables.all", "false", "false"), 6), most_containers=MAX_CONTAINERS,
             most_resources=MAX_RESOURCES, largest=INT32_MAX, memory=self._memory or self._count,
             memory_percent=self._percent or "percentage",
             is_ours=indented(f"object.spec.?schedulerName.orValue('') in [{schedulers}]\n"
@@ -142,6 +148,18 @@ class _Expressions:
         priorities = [(has_priority, "CUDA_TASK_PRIORITY", f"string({amount}.asInteger())")] if self._priority else []
         return [*priorities, (has_policy, "GPU_CORE_UTILIZATION_POLICY", "variables.gpuCorePolicy")]
 
+    def _cores_of(self, containers: str, lacks_count: str, lacks_cores: str) -> str:
+        """Returns the expression for the percentages that *containers* which request devices get of each.
+        *lacks_count*, *lacks_cores*: the conditions under which one gets what it does not ask for."""
+        count = f"{self._amount(self._count)}.compareTo(quantity('0')) > 0"
+        has_some = f"({self._has(self._count)} ? {count} : {lacks_count})"
+        cores = "variables.defaultCores"
+        if self._cores:
+            amount = self._amount(self._cores)
+            cores = (f"{self._has(self._cores)} ? ({amount}.isInteger() ? {amount}.asInteger() : 0)\n"
+                     f"  : ({indented(lacks_cores, 4)})\n  ? {WHOLE} : variables.defaultCores")
+        return f"{containers}.filter(c, {has_some})\n.map(c, {cores})\n.map(cores, cores < {WHOLE} ? cores : {WHOLE})"
+
     def _of_all(self, name: str, condition: str) -> str:
         """Returns the expression for: *condition* holds for *q*, the amount of *name*, where a container has it."""
         if not name:
@@ -159,6 +177,9 @@ def _rounded_to(amount: str, value: int) -> str:
     return f"{amount}.compareTo(quantity('{value - 1}')) > 0 && {amount}.compareTo(quantity('{value}')) <= 0"
 
 
+_LIMITS_CORES = f"""\
+variables.cores.size() > 0 && request.namespace in variables.gpucoresLimits
+          && !('{CORES_LIMIT}' in object.metadata.?annotations.orValue({{}}))"""
 _FREE = f"""\
 variables.requesting.all(c, c.?env.orValue([]).all(e,
   !(e.name == '{_VISIBLE}' && !(e.?value.orValue('') in {_NOTHING}))

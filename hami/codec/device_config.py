@@ -40,8 +40,9 @@ ObjectName = Annotated[str, Meta(pattern=rf"^{_DOMAIN}\Z", max_length=253,
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX, description=f"a whole number from 0 to {INT32_MAX}")]
 PositiveCount = Annotated[int, Meta(ge=1, le=INT32_MAX, description=f"a whole number from 1 to {INT32_MAX}")]
 Percent = Annotated[int, Meta(ge=0, le=100, description="a whole number from 0 to 100")]
-CoreLimits = Annotated[dict[str, Annotated[int, Meta(ge=1, le=100)]], Meta(
-    description="whole numbers from 1 to 100 by namespace, such as {team-a: 60}")]
+CoreLimits = Annotated[
+    dict[Annotated[str, Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")], Annotated[int, Meta(ge=1, le=100)]],
+    Meta(description="whole numbers from 1 to 100 by namespace, such as {team-a: 60}")]
 LogLevel = Annotated[int, Meta(ge=0, le=4, description="a whole number from 0 to 4")]
 Factor = Annotated[float, Meta(gt=0, le=sys.float_info.max, description="a number above 0, such as 1.5")]
 Text = Annotated[str | int, Meta(description="a text")]

@@ -333,7 +333,10 @@
 {{- if not (get $nvidia $key) -}}{{- fail (printf "admission.mode=policy needs nvidia.%s in the device configuration, such as %s" $key $usual) -}}{{- end -}}
 {{- end -}}
 {{- $schedulers := ternary "['', 'default-scheduler', " "[" .v.scheduler.forceOverwriteDefaultScheduler -}}
-{{- $given := dict "schedulerName" (squote .v.schedulerName) "defaultGPUNum" (toString $nvidia.defaultGPUNum) "runtimeClassName" (squote ($nvidia.runtimeClassName | default "")) "gpuCorePolicy" (squote ($nvidia.gpuCorePolicy | default "default")) "memoryFactor" (toString ($nvidia.memoryFactor | default 1)) -}}
+{{- $given := dict "schedulerName" (squote .v.schedulerName) "defaultGPUNum" (toString $nvidia.defaultGPUNum) "runtimeClassName" (squote ($nvidia.runtimeClassName | default "")) "gpuCorePolicy" (squote ($nvidia.gpuCorePolicy | default "default")) "memoryFactor" (toString ($nvidia.memoryFactor | default 1)) "defaultCores" (toString ($nvidia.defaultCores | default 0)) -}}
+{{- $limits := list -}}
+{{- range $namespace, $limit := $nvidia.gpucoresLimits -}}{{- $limits = append $limits (printf "%s: %v" (squote $namespace) $limit) -}}{{- end -}}
+{{- $_ := set $given "gpucoresLimits" (printf "{%s}" (join ", " $limits)) -}}
 {{- range $key := list "MutatingAdmissionPolicy/%s-nvidia-defaults" "ValidatingAdmissionPolicy/%s-nvidia-requests" -}}
 {{- with get $ctx.objects (printf $key $ctx.name) -}}
 {{- $spec := .spec -}}
