@@ -225,7 +225,7 @@ def _of_chart(path: str, key: str) -> object:
 def _plain(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if value is None or isinstance(value, list | tuple | dict):
+    if value is None or value is msgspec.NODEFAULT or isinstance(value, list | tuple | dict):
         return ""
     return f"{value:g}" if isinstance(value, float) else str(value)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.documents import decode
-from hami.codec.keys import CORDON, DOOR, LOCK_FREE, NODE_LOCK, is_scheduler_owned
+from hami.codec.keys import CORDON, CORES_LIMIT, DOOR, LOCK_FREE, NODE_LOCK, NODE_RESIZES, RESIZE, is_scheduler_owned
 from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
 from hami.codec.pods import parse_pod
 from hami.codec.slices import API, DRIVER, PublishedSlice, parse_slice
@@ -40,7 +40,8 @@ Progress = Callable[[str, int, int], None]
 CONFIG_KEY = "device-config.yaml"
 MAX_EVENTS = 3  # that are shown of a pod
 MAX_OBJECTS = 500_000  # of one resource; a list that does not end must not fill the memory
-_NODE_KEYS = frozenset({NODE_LOCK, LOCK_FREE, CORDON, PAIR_SCORES, DOOR})
+_NODE_KEYS = frozenset({NODE_LOCK, LOCK_FREE, CORDON, PAIR_SCORES, DOOR, NODE_RESIZES})
+_POD_KEYS = frozenset({RESIZE, CORES_LIMIT})
 _LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 _GROUPS = {"CronJob": "/apis/batch/v1", "Job": "/apis/batch/v1", "ReplicationController": "/api/v1", "Pod": "/api/v1"}
 _APPS = "/apis/apps/v1"  # that of the other TEMPLATE_KINDS
@@ -91,7 +92,7 @@ class RecordFilter:
         annotations = [vendor.annotations for vendor in vendors]
         self._node_keys = _NODE_KEYS | {key for keys in annotations
                                         for key in (keys.register, keys.handshake, keys.lock, *keys.node_keys)}
-        self._pod_keys = selection_keys(vendors) | {
+        self._pod_keys = selection_keys(vendors) | _POD_KEYS | {
             key for keys in annotations for key in (keys.to_allocate, keys.allocated, *keys.extra_keys)}
 
     def node(self, node: Node) -> Node:
