@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from hami.codec.allocation import parse_shares
 from hami.codec.claims import AllocatedClaim
 from hami.codec.keys import ASSIGNED_NODE, DOOR
 from hami.codec.slices import device_name, pool_name
@@ -22,6 +21,7 @@ from hami.model import Pod
 from hami.state.binding import assigned_at, bound_at
 from hami.state.pods import FOREIGN_TTL_S
 from hami.vendors.request import most_shares
+from hami.vendors.shares import held_shares
 
 LOCK_TIMEOUT_S = 300.0  # as the scheduler's --node-lock-timeout
 CLAIM_LATE_S = 60.0  # claims are listed before pods, perhaps by another clock than that of the Binding
@@ -160,7 +160,7 @@ def _claim_problem(cluster: InspectedCluster, pod: Pod, claim: AllocatedClaim | 
     booked: dict[str, list[tuple[str, str, int, int]]] = {}
     for vendor in (vendor for vendor in cluster.vendors.allocated_in(pod.annotations) if vendor.annotations.door):
         try:
-            shares = parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated])
+            shares = held_shares(pod.annotations, vendor)
         except MalformedInput:
             return ""  # a finding of its own
         booked |= {container.name: sorted((pool_name(pod.node_name), device_name(share.uuid), share.memory_mib,

@@ -16,13 +16,13 @@ from gzip import GzipFile
 import msgspec
 import yaml
 
-from hami.codec.allocation import parse_shares
 from hami.codec.keys import ASSIGNED_NODE, NODE_LOCK, PREEMPTIBLE, PREEMPTING
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, UnreadableObject
 from hami.inspect.installation import Installation
 from hami.model import Node, Pod, PodRef, QuotaLimits, ScopeRequirement, Share
 from hami.state.view import Policies
+from hami.vendors.shares import held_shares
 
 KIND = "HamiSnapshot"
 VERSION = 1
@@ -172,7 +172,7 @@ class _Anonymizer:
     def _shares(self, pod: Pod) -> Iterator[Share]:
         for vendor in self._vendors.allocated_in(pod.annotations):
             with contextlib.suppress(MalformedInput):
-                for shares in parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated]):
+                for shares in held_shares(pod.annotations, vendor):
                     yield from shares
 
     def _node(self, node: Node) -> Node:
