@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from hami.codec.allocation import parse_shares
 from hami.codec.claims import AllocatedClaim
 from hami.codec.keys import ASSIGNED_NODE, DOOR, RESIZE_APPLIED, RESIZED
 from hami.codec.resize import parse_applied, wanted_text
@@ -25,6 +24,7 @@ from hami.model import Pod, PodRef
 from hami.state.binding import assigned_at, bound_at
 from hami.state.pods import FOREIGN_TTL_S
 from hami.vendors.request import most_shares
+from hami.vendors.shares import held_shares
 
 LOCK_TIMEOUT_S = 300.0  # as the scheduler's --node-lock-timeout
 SHOWN = 200  # characters of a request
@@ -165,7 +165,7 @@ def _claim_problem(cluster: InspectedCluster, pod: Pod, claim: AllocatedClaim | 
     booked: dict[str, list[tuple[str, str, int, int]]] = {}
     for vendor in (vendor for vendor in cluster.vendors.allocated_in(pod.annotations) if vendor.annotations.door):
         try:
-            shares = parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated])
+            shares = held_shares(pod.annotations, vendor)
         except MalformedInput:
             return ""  # a finding of its own
         booked |= {container.name: sorted((pool_name(pod.node_name), device_name(share.uuid), share.memory_mib,

@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 import msgspec
 
-from hami.codec.allocation import parse_shares
 from hami.codec.core_limits import pod_cores_limit
 from hami.codec.keys import RESIZE
 from hami.errors import HamiError, MalformedInput
@@ -25,6 +24,7 @@ from hami.model import DisruptionBudget, Pod
 from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, request_text
 from hami.state.binding import bound_at
 from hami.vendors.request import device_requests, requests_devices
+from hami.vendors.shares import held_shares
 
 SHOWN_NODES = 5  # nearest nodes of a text that is not wide
 SHOWN_DEVICES = 4  # of each of them
@@ -284,7 +284,7 @@ def _held_devices(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
                for usage in cluster.usages_on(pod.node_name)}
     for vendor in cluster.vendors.allocated_in(pod.annotations):
         try:
-            containers = parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated])
+            containers = held_shares(pod.annotations, vendor)
         except MalformedInput:
             continue  # one of the problems of the report
         names = [container.name for container in pod.containers]

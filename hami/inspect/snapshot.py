@@ -16,7 +16,6 @@ from gzip import GzipFile
 import msgspec
 import yaml
 
-from hami.codec.allocation import parse_shares
 from hami.codec.keys import (
     ASSIGNED_NODE, NODE_LOCK, PREEMPTIBLE, PREEMPTING, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED,
 )
@@ -29,6 +28,7 @@ from hami.inspect.installation import Installation
 from hami.inspect.resize_report import shares_in
 from hami.model import Node, Pod, PodRef, QuotaLimits, ScopeRequirement, Share
 from hami.state.view import Policies
+from hami.vendors.shares import held_shares
 
 KIND = "HamiSnapshot"
 VERSION = 1
@@ -178,7 +178,7 @@ class _Anonymizer:
     def _shares(self, pod: Pod) -> Iterator[Share]:
         for vendor in self._vendors.allocated_in(pod.annotations):
             with contextlib.suppress(MalformedInput):
-                for shares in parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated]):
+                for shares in held_shares(pod.annotations, vendor):
                     yield from shares
         for key in (RESIZED, RESIZE_TARGET):
             yield from (share for shares in shares_in(key, pod.annotations.get(key)) for share in shares)

@@ -69,6 +69,18 @@ class PodBookings:
             self._hold(later, pod.init_done)
         return is_finer
 
+    def resize(self, pod: Pod, limits: Mapping[str, int]) -> bool:
+        """Books what a resize has left *pod*: other amounts of the same devices. Reports whether that is what its
+        annotations say."""
+        uid = pod.ref.uid
+        booked = self._table.bookings.get(uid)
+        later, problems = self._read(pod, limits)
+        is_resize = booked is not None and not problems and all(
+            _has_same_devices(*pair) for pair in zip(later, self._after_init.get(uid, (booked, booked))))
+        if is_resize:
+            self._hold(later, pod.init_done)
+        return is_resize
+
     def reread(self, node: str) -> None:
         """Reads unreadable annotations again, since the devices of *node* have changed and they may name new ones."""
         for pod in [pod for pod in self._unreadable.values() if assigned_node(pod) == node]:
@@ -164,6 +176,13 @@ def _by_device(booking: Booking) -> dict[tuple[str, str], Charge]:
 def _without_identities(charge: Charge) -> Charge:
     partitions = tuple(replace(partition, instance=()) for partition in charge.partitions)
     return msgspec.structs.replace(charge, partitions=partitions)
+
+
+def _has_same_devices(later: Booking, booked: Booking) -> bool:
+    """Reports whether two bookings name the same devices, each with as many shares."""
+    slots = [{key: (charge.slots, charge.partitions) for key, charge in _by_device(booking).items()}
+             for booking in (later, booked)]
+    return slots[0] == slots[1]
 
 
 def _covers(later: Charge, charge: Charge) -> bool:

@@ -172,10 +172,9 @@ def test_a_pod_that_is_resized():
     request = '{"c":{"memory":"8Gi"}}'
     keys = {RESIZE: request, RESIZED: "a,NVIDIA,1000,0:b,NVIDIA,9000,0:;", CORES_LIMIT: "60",
             RESIZE_STATUS: render_status(ResizeStatus(ResizeState.DEFERRED, request, "no\x1b[2J"))}
-    holder = replace(PODS[1], annotations=PODS[1].annotations | keys)
-    holds = report("y", pods=[holder])
-    text = render_report(holds, wide=False)
-    assert text.splitlines()[-4:] == [
+    holder = held("z", "n1", ("a", 1000, 0), ("b", 9000, 0))
+    holds = report("z", pods=[replace(holder, annotations=holder.annotations | keys)])
+    assert lines(holds)[-4:] == [
         "While no other container uses a GPU, each of its own may use 60 percent of the cores.",
         "",
         "Resize: deferred, it is tried again when something changes; no?[2J",
