@@ -370,6 +370,7 @@ class PodCache:
         record = self._records.get(pod.ref.uid)
         if record is not None and record.node and not record.terminated:
             believed, resized, problems = record.allocation, record.resized, record.problems
+            self._bookings.shrink_back(pod)
             self._bookings.follow(pod)
         else:
             written = self._as_written(pod)
