@@ -66,8 +66,8 @@ def resize(directory: int, sizes: Sequence[DeviceLimit], *, cores: bool) -> tupl
     """Gives the devices of a container new limits; returns those that it has then. Writes only what differs.
 
     *cores*: its library reads limits of cores again; otherwise they stay as they are. Without a limits file, the
-    memory in its region changes, which HAMi's library reads. Raises: OSError; HostError, also if the container has
-    other devices.
+    memory in its region can grow, which HAMi's library reads: nobody could say from when on all its processes follow a
+    lower limit. Raises: OSError; HostError, also if the container has other devices.
     """
     limits = read_limits(directory)
     if limits is None:
@@ -156,7 +156,10 @@ def _in_regions(directory: int) -> tuple[DeviceLimit, ...]:
 
 
 def _resize_regions(directory: int, sizes: Sequence[DeviceLimit]) -> tuple[DeviceLimit, ...]:
-    limited = _with_cores(sizes, _in_regions(directory))
+    present = _in_regions(directory)
+    memory = {device.uuid: device.memory for device in present}
+    limited = tuple(replace(size, memory=max(size.memory, memory.get(size.uuid, 0)))
+                    for size in _with_cores(sizes, present))
     for name in _region_names(directory):
         _write_region(directory, name, limited)
     return limited

@@ -173,11 +173,13 @@ def test_hami_s_library_gets_memory_only(tmp_path):
     assert (container.written, container.shown) == ([(5, 30), (2 * GIB, 100)],) * 2
 
 
-def test_a_container_of_hami_s_device_plugin_has_a_region_only(container):
+def test_a_container_of_hami_s_device_plugin_has_a_region_whose_memory_can_grow(container):
     container.limits.unlink()
-    assert container.resize() == (DeviceLimit(A, 5, 30), SMALL[1])
-    assert container.shown == [(5, 30), (2 * GIB, 100)]
-    assert container.host.limits("u-1", "c") == (DeviceLimit(A, 5, 30), SMALL[1])
+    assert container.resize() == (DeviceLimit(A, GIB, 30), SMALL[1])
+    grown = (DeviceLimit(A, 3 * GIB, 40), SMALL[1])
+    assert container.resize(grown) == (DeviceLimit(A, 3 * GIB, 30), SMALL[1])
+    assert container.shown == [(3 * GIB, 30), (2 * GIB, 100)]
+    assert container.host.limits("u-1", "c") == (DeviceLimit(A, 3 * GIB, 30), SMALL[1])
     container.region.unlink()
     with pytest.raises(HostError, match="has no shared region yet"):
         container.resize()
