@@ -15,6 +15,7 @@ from hami.model import PodRef
 from hami.runtime.options import Value
 
 if TYPE_CHECKING:
+    from hami.codec.resize import Size
     from hami.model import Pod
 
 INTERRUPTED = 130
@@ -39,15 +40,19 @@ def resize_command(*, client: Client, kind: str, name: str, container: str, memo
     stands, also after Ctrl-C. Needs the right to get and patch the pod. Exit status 1 if it does not hold.
     """
     from hami.codec.resize import make_size
+    from hami.inspect.read import Reader
     from hami.inspect.resize import ask, follow, resizable
 
     if memory is None and cores is None:
         raise click.UsageError("expected --memory, --cores or both")
     size = make_size(memory, cores, container or name)
     ref = PodRef(client.single_namespace("a pod has one namespace"), name, "")
+    if dry_run:
+        click.get_current_context().exit(0 if _try(client, ref, container, size) else 1)
     if client.snapshot:
-        raise HamiError("a snapshot does not change: resize needs a cluster")
+        raise HamiError("a snapshot does not change: only --dry-run answers from one")
     request, reader = client.connect(client), client.reader()
+    silent = Reader(request)  # it says nothing about a missing right to list events
 
     def read() -> Pod:
         if (pod := reader.pod(ref)) is None:
@@ -58,11 +63,24 @@ def resize_command(*, client: Client, kind: str, name: str, container: str, memo
     asked = ask(request, read, chosen, size)
     _say(f"requested: {chosen} {_size_text(memory, cores)}")
     try:
-        holds = follow(asked, lambda: reader.pod(ref), _say, timeout_s=timeout.total_seconds())
+        holds = follow(asked, lambda: reader.pod(ref), _say, timeout_s=timeout.total_seconds(),
+                       why=lambda ref: silent.events(ref, "ResizePending"))
     except KeyboardInterrupt:
         _say(f"interrupted. The request stands: see hami explain pod {name} -n {ref.namespace}")
         click.get_current_context().exit(INTERRUPTED)
     click.get_current_context().exit(0 if holds else 1)
+
+
+def _try(client: Client, ref: PodRef, container: str, size: Size) -> bool:
+    """Says what the scheduler would decide, and returns whether the size would be booked. Raises: HamiError."""
+    from hami.inspect.resize import requested_sizes, resizable, try_resize
+
+    cluster = client.cluster()
+    if (pod := cluster.pod_named(ref.namespace, ref.name)) is None:
+        raise HamiError(f"there is no pod {ref.name} with devices in namespace {ref.namespace}")
+    fits, text = try_resize(cluster, pod, requested_sizes(pod, resizable(pod, container), size))
+    _say(text)
+    return fits
 
 
 def _size_text(memory: str | None, cores: int | None) -> str:

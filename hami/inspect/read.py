@@ -38,6 +38,7 @@ Progress = Callable[[str, int, int], None]
 """Called with a resource, the number of objects read, and the expected total."""
 
 CONFIG_KEY = "device-config.yaml"
+FAILED = "FailedScheduling"
 MAX_EVENTS = 3  # that are shown of a pod
 MAX_OBJECTS = 500_000  # of one resource; a list that does not end must not fill the memory
 _NODE_KEYS = frozenset({NODE_LOCK, LOCK_FREE, CORDON, PAIR_SCORES, DOOR, NODE_RESIZES})
@@ -205,11 +206,11 @@ class Reader:
             return {}
         return classes
 
-    def events(self, ref: PodRef) -> list[SchedulingEvent]:
-        """Returns why *ref* could not be scheduled, in the words of kube-scheduler, latest last; with a note if events
-        may not be listed."""
+    def events(self, ref: PodRef, reason: str = FAILED) -> list[SchedulingEvent]:
+        """Returns the events about *ref* with this *reason*, by default why it could not be scheduled, in the words of
+        kube-scheduler; latest last; with a note if events may not be listed."""
         return _latest(self._events(f"/api/v1/namespaces/{ref.namespace}/events", f"namespace {ref.namespace}",
-                                    {"involvedObject.name": ref.name, "involvedObject.uid": ref.uid}))
+                                    {"involvedObject.name": ref.name, "involvedObject.uid": ref.uid}, reason))
 
     def all_events(self) -> dict[str, tuple[SchedulingEvent, ...]]:
         """Returns the events of all pods that could not be scheduled, by uid; with a note if they may not be listed."""
@@ -219,14 +220,14 @@ class Reader:
                 by_uid.setdefault(uid, []).append(event)
         return {uid: tuple(_latest(events)) for uid, events in by_uid.items()}
 
-    def _events(self, path: str, scope: str, fields: dict[str, str]) -> list[_PodEvent]:
+    def _events(self, path: str, scope: str, fields: dict[str, str], reason: str = FAILED) -> list[_PodEvent]:
         events: list[_PodEvent] = []
 
         def take(raw: msgspec.Raw) -> None:
             with contextlib.suppress(MalformedInput):
                 events.append(decode("event", _EVENT, raw))
 
-        wanted = {"reason": "FailedScheduling", **fields}
+        wanted = {"reason": reason, **fields}
         selector = ",".join(f"{key}={value}" for key, value in wanted.items() if value)
         try:
             self._each("events", path, {"fieldSelector": selector}, take, scope=scope)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -11,14 +11,16 @@ import msgspec
 from hami.codec.keys import RESIZE, RESIZED
 from hami.codec.resize import ResizeState, Size, held_text, parse_resize, render_resize, wanted_text
 from hami.errors import Conflict, HamiError, MalformedInput
-from hami.inspect.cluster import unknown_name
-from hami.inspect.resize_report import REQUESTED, ResizeReport, resize_report, shares_in, size_lines
+from hami.inspect.cluster import InspectedCluster, SchedulingEvent, unknown_name
+from hami.inspect.resize_report import REQUESTED, ResizeReport, excess, resize_report, shares_in, size_lines
 from hami.kube.api import MERGE_PATCH
 from hami.kube.pages import Writer
-from hami.model import ContainerKind, Pod
+from hami.model import ContainerKind, Pod, PodRef
+from hami.scheduling.resize import ResizeRefusal
+from hami.state.resizes import as_resized, resized_annotations
 
-INTERVAL_S = 0.5
-"""Seconds between two looks at a pod."""
+INTERVAL_S, PENDING_S = 0.5, 2.0
+"""Seconds between two looks at a pod; the latter while it uses more than it is to have."""
 ATTEMPTS = 5
 """How often a request is written while others change the pod at the same time."""
 
@@ -35,8 +37,10 @@ def resizable(pod: Pod, container: str) -> str:
         raise HamiError(f"pod {pod.ref} is not bound yet: change what its containers request instead")
     if pod.is_terminated:
         raise HamiError(f"pod {pod.ref} has finished ({pod.phase}) and holds no devices")
-    names = [own.name for own, shares in zip(pod.containers, shares_in(RESIZED, held_text(pod.annotations)))
-             if shares and own.kind is not ContainerKind.INIT]
+    held = shares_in(RESIZED, held_text(pod.annotations))
+    if held and len(held) != len(pod.containers):  # HAMi up to v2.10 leaves out containers without devices
+        held = (sum(held, ()),) * len(pod.containers)
+    names = [own.name for own, shares in zip(pod.containers, held) if shares and own.kind is not ContainerKind.INIT]
     if container in names or (not container and len(names) == 1):
         return container or names[0]
     if not names:
@@ -90,11 +94,13 @@ def ask(request: Writer, read: Callable[[], Pod], container: str, size: Size) ->
 
 
 def follow(asked: Pod, read: Callable[[], Pod | None], say: Callable[[str], None], *, timeout_s: float,
+           why: Callable[[PodRef], Sequence[SchedulingEvent]] = lambda ref: (),
            clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> bool:
     """Says what becomes of the request of *asked*, each change once, and returns whether it holds.
 
-    *read*: returns the pod as it is now. Returns as well when the request is refused for good, after *timeout_s*, or
-    when it is no longer this one. Raises: HamiError if the pod is gone.
+    *read*: returns the pod as it is now. *why*: the events that say why its node has not confirmed a smaller size.
+    Returns as well when the request is refused for good, after *timeout_s*, or when it is no longer this one.
+    Raises: HamiError if the pod is gone.
     """
     until, said = clock() + timeout_s, ""
     while True:
@@ -105,7 +111,7 @@ def follow(asked: Pod, read: Callable[[], Pod | None], say: Callable[[str], None
             say("replaced: somebody asks for something else now")
             return False
         report = resize_report(pod.annotations)
-        if report is not None and report.state != REQUESTED and said != (said := _progress(pod, report)):
+        if report is not None and report.state != REQUESTED and said != (said := _progress(pod, report, why)):
             say(said)
         if report is not None and report.state in (ResizeState.APPLIED, ResizeState.INFEASIBLE):
             return report.state == ResizeState.APPLIED
@@ -113,11 +119,31 @@ def follow(asked: Pod, read: Callable[[], Pod | None], say: Callable[[str], None
             say(f"it does not hold after {timeout_s:g} s. The request stands: see hami explain pod {pod.ref.name} "
                 f"-n {pod.ref.namespace}")
             return False
-        sleep(min(INTERVAL_S, max(0.0, until - clock())))
+        interval = PENDING_S if report is not None and report.is_pending else INTERVAL_S
+        sleep(min(interval, max(0.0, until - clock())))
 
 
-def _progress(pod: Pod, report: ResizeReport) -> str:
-    if report.state in (ResizeState.BOOKED, ResizeState.APPLIED):
-        sizes = "; ".join(size_lines(pod, wanted_text(pod.annotations)))
-        return f"{report.sentence}: {sizes}" if sizes else report.sentence
-    return report.sentence
+def _progress(pod: Pod, report: ResizeReport, why: Callable[[PodRef], Sequence[SchedulingEvent]]) -> str:
+    if report.state not in (ResizeState.BOOKED, ResizeState.APPLIED):
+        return report.sentence
+    reasons = [event.message for event in why(pod.ref)][-1:] if report.is_pending else []
+    sizes = "; ".join(size_lines(pod, wanted_text(pod.annotations)))
+    return ": ".join(filter(None, (report.sentence, *reasons, sizes)))
+
+
+# What would be decided
+
+
+def try_resize(cluster: InspectedCluster, pod: Pod, sizes: Mapping[str, Size]) -> tuple[bool, str]:
+    """Returns whether the *sizes* would be booked for *pod*, and the answer in words."""
+    try:
+        plan = cluster.view.plan_resize(pod, sizes, cluster.nodes.get(pod.node_name))
+    except MalformedInput as error:
+        plan = ResizeRefusal(ResizeState.INFEASIBLE, str(error))
+    if isinstance(plan, ResizeRefusal):
+        return False, ResizeReport(plan.state, message=plan.message).sentence
+    after = as_resized(pod, resized_annotations(plan))
+    memory, cores = excess(after.annotations)
+    report = ResizeReport(ResizeState.BOOKED, excess_mib=memory, excess_cores=cores)
+    words = report.sentence if report.is_pending else "it fits"
+    return True, f"{words}: {'; '.join(size_lines(after, wanted_text(after.annotations)))}"

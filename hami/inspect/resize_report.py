@@ -32,11 +32,16 @@ class ResizeReport(msgspec.Struct, rename="camel", frozen=True, omit_defaults=Tr
     excess_cores: int = 0
 
     @property
+    def is_pending(self) -> bool:
+        """Reports whether more is booked than the pod is to have."""
+        return self.state == ResizeState.BOOKED and bool(self.excess_mib or self.excess_cores)
+
+    @property
     def sentence(self) -> str:
         """The state in words."""
         excess = (f"{self.excess_mib:,} MiB and {self.excess_cores} cores more than it is to have stay booked until it "
                   "uses no more" if self.excess_mib or self.excess_cores else "")
-        words = "pending" if excess and self.state == ResizeState.BOOKED else _WORDS[self.state]
+        words = "pending" if self.is_pending else _WORDS[self.state]
         return "; ".join(filter(None, (words, self.message, excess,
                                        self.problem and f"its node says: {self.problem}")))
 
@@ -52,7 +57,7 @@ _WORDS = {
 
 def resize_report(annotations: Mapping[str, str]) -> ResizeReport | None:
     """Returns the state of the resize that the annotations of a pod tell of; ``None`` if there is none."""
-    request, status = annotations.get(RESIZE, ""), parse_status(annotations.get(RESIZE_STATUS))
+    request, status = annotations.get(RESIZE, "")[:MAX_TEXT], parse_status(annotations.get(RESIZE_STATUS))
     memory, cores = excess(annotations)
     is_answered = status is not None and status.request == request
     if not request and not is_answered and not memory and not cores:
@@ -60,7 +65,7 @@ def resize_report(annotations: Mapping[str, str]) -> ResizeReport | None:
     applied = parse_applied(annotations.get(RESIZE_APPLIED))
     state = REQUESTED if request else ResizeState.BOOKED  # without an answer
     return ResizeReport(
-        state=status.state if status is not None and is_answered else state, request=request[:MAX_TEXT],
+        state=status.state if status is not None and is_answered else state, request=request,
         message=status.message if status is not None and is_answered else "",
         problem=applied.problem if applied is not None else "", excess_mib=memory, excess_cores=cores)
 
@@ -85,8 +90,11 @@ def shares_in(key: str, text: str | None) -> tuple[Shares, ...]:
 
 def size_lines(pod: Pod, text: str | None) -> Iterator[str]:
     """Yields what each container with GPUs has by *text*, an allocation."""
-    for container, shares in zip(pod.containers, shares_in(RESIZED, text)):
+    containers, names = shares_in(RESIZED, text), [container.name for container in pod.containers]
+    if len(names) != len(containers):  # HAMi up to v2.10 leaves out containers without devices
+        names = ["?"] * len(containers)
+    for name, shares in zip(names, containers):
         for share in dict.fromkeys((share.memory_mib, share.cores) for share in shares):
             count = sum((other.memory_mib, other.cores) == share for other in shares)
             of = f" of each of {counted(count, 'GPU')}" if count > 1 else ""
-            yield f"{container.name} {share[0]:,} MiB and {share[1]} cores{of}"
+            yield f"{name} {share[0]:,} MiB and {share[1]} cores{of}"

@@ -7,16 +7,17 @@ from click.testing import CliRunner
 from pytest import param
 
 from hami.cli import main
-from hami.codec.keys import RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED
+from hami.codec.keys import NODE_RESIZES, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED
 from hami.codec.resize import (
     AppliedSizes, ResizeState, ResizeStatus, Size, parse_resize, render_applied, render_resize, render_status,
 )
 from hami.errors import HamiError
+from hami.inspect.cluster import SchedulingEvent
 from hami.inspect.resize import follow, requested_sizes, resizable
 from hami.inspect.resize_report import ResizeReport, excess, resize_report
 from hami.model import Container
 from tests.builders import INIT, gpus, pod
-from tests.inspect.clusters import FakeApi, bound, node, pending, refused
+from tests.inspect.clusters import FakeApi, bound, node, pending, quota, refused
 
 SMALL, LARGE = "GPU-a,NVIDIA,3072,20:;", "GPU-a,NVIDIA,8192,40:;"
 TEXT = '{"main":{"memory":"8Gi","cores":40}}'
@@ -83,6 +84,7 @@ def has(*names, text=None, **fields):
     param(has("main"), "", "main", id="the only one"),
     param(has("a", "b"), "b", "b", id="by its name"),
     param(has("a", "b", text=";GPU-a,NVIDIA,1,1:;"), "", "b", id="the only one with GPUs"),
+    param(has("a", "b", text="GPU-a,NVIDIA,1,1:;"), "b", "b", id="HAMi leaves out containers without GPUs"),
     param(replace(RUNNING, containers=(replace(gpus(kind=INIT), name="i"), *RUNNING.containers),
                   annotations={RESIZED: SMALL + SMALL}), "", "main", id="init containers have ended"),
 ])
@@ -119,7 +121,7 @@ def test_what_is_asked_for(annotations, size, text):
     assert render_resize(sizes) == text and parse_resize(text) == sizes
 
 
-def followed(*later, timeout_s=60.0):
+def followed(*later, timeout_s=60.0, why=lambda ref: ()):
     """Follows a request while the pod becomes each of *later* (annotations, or a pod); returns whether it holds, what
     was said, and the time that it took. The last of *later* stays."""
     asked = replace(RUNNING, annotations=resized(request=TEXT))
@@ -131,7 +133,7 @@ def followed(*later, timeout_s=60.0):
         time[0] += seconds
 
     holds = follow(asked, lambda: states.pop(0) if len(states) > 1 else states[0], said.append, timeout_s=timeout_s,
-                   clock=lambda: time[0], sleep=sleep)
+                   why=why, clock=lambda: time[0], sleep=sleep)
     return holds, said, time[0]
 
 
@@ -149,6 +151,15 @@ def test_a_shrink_waits_until_the_container_uses_no_more():
     assert holds and [text.partition(";")[0] for text in said] == [
         "pending", "pending", "applied: main 3,072 MiB and 20 cores"]
     assert "it uses 4,000 MiB" in said[1] and said[1].endswith("main 3,072 MiB and 20 cores")
+
+
+def test_why_a_shrink_waits_is_said_in_the_words_of_the_node():
+    def why(ref):
+        return [SchedulingEvent("s", "ResizePending", f"{ref.name} uses {text}", 1, "now") for text in ("much", "more")]
+
+    shrinks = {RESIZED: LARGE, RESIZE_TARGET: SMALL} | status("Booked")
+    _, said, _ = followed(shrinks, {RESIZED: SMALL} | status("Applied"), why=why)
+    assert ": p uses more: main 3,072 MiB" in said[0] and "uses" not in said[1]
 
 
 @pytest.mark.parametrize("later, said", [
@@ -227,6 +238,36 @@ def test_ctrl_c_leaves_the_request():
     assert result.stdout.splitlines()[-1] == "interrupted. The request stands: see hami explain pod p -n default"
 
 
+def cluster(*pods, resizes="true", **limits):
+    return FakeApi([node("n1", annotations={NODE_RESIZES: resizes})], list(pods),
+                   [quota("default", **limits)] if limits else [])
+
+
+@pytest.mark.parametrize("args, of, code, said", [
+    param(["--memory=8Gi", "--cores=40"], cluster(bound("p", "n1", (0, 3072, 20))), 0,
+          "it fits: main 8,192 MiB and 40 cores", id="more"),
+    param(["--memory=10%"], cluster(bound("p", "n1", (0, 3072, 20))), 0, "it fits: main 8,192 MiB and 20 cores",
+          id="percent"),
+    param(["--memory=1Gi"], cluster(bound("p", "n1", (0, 3072, 20))), 0,
+          "pending; 2,048 MiB and 0 cores more than it is to have stay booked until it uses no more: main 1,024 MiB "
+          "and 20 cores", id="less"),
+    param(["--memory=8Gi"], cluster(bound("p", "n1", (0, 3072, 20)), bound("q", "n1", (0, 75_000, 20))), 1,
+          "at most 6920 MiB and 80 percent fit", id="beside others"),
+    param(["--memory=8Gi"], cluster(bound("p", "n1", (0, 3072, 20)), gpumem=5000), 1, "at most 5000 MiB", id="quota"),
+    param(["--memory=8Gi"], cluster(bound("p", "n1", (0, 3072, 20)), resizes="false"), 1,
+          "infeasible; the device plugin of node n1 does not change", id="a node that does not resize"),
+    param(["--memory=8Gi"], cluster(bound("p", "n1", (0, 3072, 100))), 1, "infeasible; container main has", id="whole"),
+    param(["--memory=8Gi"], cluster(bound("q", "n1", (0, 3072, 20))), 1, "there is no pod p with devices in namespace",
+          id="no such pod"),
+])
+def test_what_would_be_decided_and_nothing_is_written(args, of, code, said, tmp_path):
+    result = hami("p", "-n=default", "--dry-run", *args, of=of)
+    assert result.exit_code == code and said in result.output and of.patches == []
+    (path := tmp_path / "snapshot").write_bytes(CliRunner().invoke(
+        main, ["snapshot"], obj=lambda client: of.request).stdout_bytes)
+    assert hami("p", "-n=default", "--dry-run", *args, f"--snapshot={path}", of=FakeApi()).output == result.output
+
+
 @pytest.mark.parametrize("args, of, code, said", [
     param(["p", "-n", "default"], api(), 2, "expected --memory, --cores or both", id="nothing asked for"),
     param(["p", "--cores=0"], api(), 2, "0 is not in the range 1<=x<=100", id="cores"),
@@ -236,7 +277,7 @@ def test_ctrl_c_leaves_the_request():
     param(["p", "--memory=8Gi", "-A"], api(), 1, "a pod has one namespace: use -n", id="all namespaces"),
     param(["w", "--memory=8Gi"], FakeApi([node("n1")], [pending("w", "team", gpu=1)]), 1, "is not bound yet",
           id="waits"),
-    param(["p", "--memory=8Gi", "--snapshot=x"], api(), 1, "a snapshot does not change", id="snapshot"),
+    param(["p", "--memory=8Gi", "--snapshot=x"], api(), 1, "only --dry-run answers from one", id="snapshot"),
     param(["p", "-n=default", "--cores=9"], api(errors={"/api/v1/namespaces/default/pods/p": refused("get")}), 1,
           "you may not get pods in namespace default", id="no right"),
     param(["p", "-n=default", "--memory=8Gi"], api(applied(state="Infeasible", message="all is taken")), 1,
