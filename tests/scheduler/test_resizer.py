@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import integers
 from pytest import param
 
-from hami.codec.allocation import parse_shares, render_shares
+from hami.codec.allocation import parse_shares
 from hami.codec.keys import (
     GPU_ALLOCATED, LOCK_FREE, NODE_RESIZES, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED,
 )
@@ -409,26 +409,25 @@ def test_what_is_held_for_a_pod_is_not_taken_by_a_resize():
 
 
 class Chaos:
-    """Random resizes, faults, leaders and device plugins."""
+    """Random resizes, faults, leaders and device plugins.
+
+    *views*: the pods as their device plugins have seen them, perhaps a while ago. *enforced*: what these enforce.
+    """
 
     def __init__(self, seed):
         self.rng = random.Random(seed)
         self.world = World(nodes=2, cards=2)
         self.number = self.edits = 0
-
-    def charges(self):
-        """Returns MiB and percent by device that the annotations book."""
-        taken = {}
-        for item in self.world.fake.pods.values():
-            if item.node_name and not item.is_terminated:
-                for shares in parse_shares("", held_text(item.annotations)):
-                    for share in shares:
-                        memory, cores = taken.get(share.uuid, (0, 0))
-                        taken[share.uuid] = memory + share.memory_mib, cores + share.cores
-        return taken
+        self.views, self.enforced = {}, {}
 
     def check(self):
-        assert all(memory <= CARD and cores <= 100 for memory, cores in self.charges().values())
+        """No more is booked than a card has, and no more is enforced than is booked, whatever has been seen."""
+        pods = {item.ref.uid: item for item in self.bound()}
+        booked = {uid: held_text(item.annotations) for uid, item in pods.items()}
+        assert all(memory <= CARD and cores <= 100 for memory, cores in charges(booked.values()).values())
+        for uid, text in booked.items():
+            held, enforced = charges([text]), charges([self.enforced.get(uid, "")])
+            assert all(one <= other for uuid in enforced for one, other in zip(enforced[uuid], held[uuid]))
 
     def bound(self):
         return [item for item in self.world.fake.pods.values() if item.node_name]
@@ -440,10 +439,10 @@ class Chaos:
         own = [replace(gpus(count, memory=self.rng.randrange(200, 3000), cores=self.rng.randrange(0, 40)), name=name)
                for name in ("c", "d")[:self.rng.choice((1, 2))]]
         world.fake.put_pod(pod(*own, name=name))
-        world.leader.watch("pods")
         try:
             world.leader.schedule(world.find(name))
             world.fake.put_pod(replace(world.find(name), phase="Running", admitted=True))
+            self.enforced[f"uid-{name}"] = world.find(name).annotations[GPU_ALLOCATED]
         except (AssertionError, HamiError):
             world.fake.delete_pod("default", name)
 
@@ -455,8 +454,8 @@ class Chaos:
         if bound := self.bound():
             item, rng = self.rng.choice(bound), self.rng
             sizes = {container.name: rng.choice((
-                Size(memory_mib=rng.randrange(1, CARD + 200)), Size(cores=rng.randrange(1, 100)),
-                Size(memory_percent=rng.randrange(1, 101), cores=rng.randrange(1, 60))))
+                Size(memory_mib=rng.randrange(1, rng.choice((3000, CARD + 200)))), Size(cores=rng.randrange(1, 50)),
+                Size(memory_percent=rng.randrange(1, 60), cores=rng.randrange(1, 110) % 101 or 1)))
                 for container in item.containers if rng.random() < 0.8}
             text = render_resize(sizes) if sizes and rng.random() < 0.95 else rng.choice(("", "{}", "x", "[1]"))
             self.put(item, **{RESIZE: text})
@@ -466,20 +465,30 @@ class Chaos:
         self.world.fake.put_pod(replace(item, annotations={**item.annotations, **annotations}))
 
     def enforce(self):
-        """A device plugin answers, perhaps about what it has read a while ago."""
-        resized = [item for item in self.bound() if item.annotations.get(RESIZED)]
-        if resized:
-            item = self.rng.choice(resized)
-            seen = self.rng.choice([text for text in (
-                wanted_text(item.annotations), wanted_text(item.annotations), held_text(item.annotations),
-                render_shares(((),)), "GPU-x,NVIDIA,1,1:;") if text])
+        """A device plugin sees a pod, or has a look at what it has seen, and answers if nothing has changed since."""
+        if not (bound := self.bound()):
+            return
+        uid = (item := self.rng.choice(bound)).ref.uid
+        if uid not in self.views or self.rng.random() < 0.5:
+            self.views[uid] = item
+        view = self.views[uid]
+        if view.annotations.get(RESIZED):
             problem = self.rng.choice(("", "", "", "", "a problem"))
-            self.put(item, **{RESIZE_APPLIED: render_applied(AppliedSizes(seen, problem))})
+            if not problem or uid not in self.enforced:
+                self.enforced[uid] = wanted_text(view.annotations)
+            if view.resource_version == item.resource_version and self.rng.random() < 0.8:
+                self.put(item, **{RESIZE_APPLIED: render_applied(AppliedSizes(
+                    self.rng.choice((self.enforced[uid],) * 8 + ("GPU-x,NVIDIA,1,1:;", "?")), problem))})
 
     def fault(self):
         error = self.rng.choice((no_answer(), ClusterError("busy", 503), ClusterError("denied", 403)))
         method = self.rng.choice(("annotate_pod", "annotate_pod", "pod"))
-        self.world.fake.fail(method, error, after=self.rng.random() < 0.5 and error.status != 403)
+        self.world.fake.fail(method, error, after=self.rng.random() < 0.7 and error.status != 403)
+        self.watch()
+        self.edit()
+        self.watch()
+        self.decide()
+        self.create()
 
     def touch(self):
         if bound := self.bound():
@@ -503,7 +512,7 @@ class Chaos:
     def step(self):
         action, = self.rng.choices(
             (self.create, self.delete, self.edit, self.enforce, self.fault, self.touch, self.lead, self.decide,
-             self.watch), (6, 2, 25, 20, 3, 4, 1, 25, 25))
+             self.watch), (10, 6, 15, 40, 6, 4, 1, 40, 40))
         action()
         self.check()
 
@@ -514,9 +523,10 @@ class Chaos:
             self.world.leader.watch()
             for item in self.bound():
                 if item.annotations.get(RESIZED):
-                    sizes = AppliedSizes(wanted_text(item.annotations))
-                    if item.annotations.get(RESIZE_APPLIED) != render_applied(sizes):
-                        self.put(item, **{RESIZE_APPLIED: render_applied(sizes)})
+                    self.enforced[item.ref.uid] = wanted_text(item.annotations)
+                    answer = render_applied(AppliedSizes(self.enforced[item.ref.uid]))
+                    if item.annotations.get(RESIZE_APPLIED) != answer:
+                        self.put(item, **{RESIZE_APPLIED: answer})
             self.world.leader.watch()
             self.world.clock.seconds += RETRY_S + 1
             for _ in range(3):
@@ -524,6 +534,15 @@ class Chaos:
                 self.world.clock.seconds += 1
                 self.world.leader.watch()
                 self.check()
+
+
+def charges(texts):
+    """MiB and percent by device in allocations."""
+    taken = {}
+    for share in (share for text in texts for shares in parse_shares("", text) for share in shares):
+        memory, cores = taken.get(share.uuid, (0, 0))
+        taken[share.uuid] = memory + share.memory_mib, cores + share.cores
+    return taken
 
 
 @settings(max_examples=10, deadline=None)
@@ -539,7 +558,7 @@ def test_a_thousand_edits_never_book_more_than_a_card(seed):
     assert not cache.is_writing() and cache.pods.edits_refused == 0
     booked = {usage.device.uuid: (usage.memory_used_mib, usage.cores_used)
               for devices in cache.view().nodes.values() for usage in devices["NVIDIA"] if usage.slots_used}
-    assert booked == chaos.charges()
+    assert booked == charges(held_text(item.annotations) for item in chaos.bound())
     assert content(cache) == content(Replica(chaos.world.fake, chaos.world.clock).cache), "nothing leaks"
     for item in chaos.bound():
         status = parse_status(item.annotations.get(RESIZE_STATUS))
