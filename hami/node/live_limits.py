@@ -104,8 +104,13 @@ def read_use(directory: int) -> Mapping[str, int] | None:
 
 
 def write_use(directory: int, limits_ns: int, used: Mapping[str, int]) -> None:
-    """Writes what `read_use` reads, if it is not there. *limits_ns*: time of change of the limits file, at least
-    SETTLED_NS before *used* was measured. Raises: OSError."""
+    """Writes what `read_use` returns, unless it does already. *limits_ns*: time of change of the limits file, at least
+    SETTLED_NS before *used* was measured. Raises: OSError, HostError."""
+    with contextlib.suppress(OSError, HostError):
+        if read_use(directory) == used:
+            return
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(USE, dir_fd=directory)  # one with this content may be from before its time
     write_atomically(Path(f"/proc/self/fd/{directory}/{USE}"), msgspec.json.encode(_Use(limits_ns, dict(used))), 0o600,
                      durable=False)
 
