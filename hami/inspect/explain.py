@@ -320,7 +320,7 @@ def _bound_lines(report: BoundReport) -> Iterator[str]:
     for problem in report.problems:
         yield f"  unreadable: {problem}; all devices that it names count as taken"
     if report.cores_limit is not None:
-        yield f"While no other container uses a GPU, each of its own may use {report.cores_limit} percent of the cores."
+        yield f"While no other container works on a GPU, each of its own may use {report.cores_limit} percent of it."
     if report.resize is not None:
         yield from ("", f"Resize: {report.resize.sentence}")
         if report.resize.request:

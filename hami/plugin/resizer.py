@@ -47,8 +47,8 @@ SILENT_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What holds for a pod. *sizes*: the shares of its containers, by position. *problem*: why they are not those that
-    it is to have. *waits_for*: why there is no answer yet; *is_news*: users should know that at once."""
+    """The state of a pod or container. *sizes*: the shares of its containers, by position. *problem*: why they are not
+    those that it is to have. *waits_for*: why there is no answer yet; *is_news*: users should know that at once."""
 
     sizes: Mapping[int, tuple[Share, ...]]
     problem: str = ""
@@ -185,7 +185,7 @@ class Resizer(Task):
 
 
 class _Booked:
-    """What all pods of the node hold of its cards, and what these register."""
+    """The sums that all pods of the node hold of its cards, and what these register."""
 
     def __init__(self, pods: Iterable[Pod], registered: Iterable[Device]) -> None:
         self._devices = {device.uuid: device for device in registered}

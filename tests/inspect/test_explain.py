@@ -175,7 +175,7 @@ def test_a_pod_that_is_resized():
     holder = held("z", "n1", ("a", 1000, 0), ("b", 9000, 0))
     holds = report("z", pods=[replace(holder, annotations=holder.annotations | keys)])
     assert lines(holds)[-4:] == [
-        "While no other container uses a GPU, each of its own may use 60 percent of the cores.",
+        "While no other container works on a GPU, each of its own may use 60 percent of it.",
         "",
         "Resize: deferred, it is tried again when something changes; no?[2J",
         '  hami.io/resize: {"c":{"memory":"8Gi"}}']

@@ -158,6 +158,26 @@ def test_a_monitor_that_says_nothing_is_reported_after_a_while(stage):
          "the monitor of the node has not said how much memory container c uses")]
 
 
+def test_a_container_that_starts_again_while_it_shrinks(stage):
+    """What it used before does not count, and the answer follows."""
+    stage.run(resized(OLD, SMALL))
+    stage.resizer.step()
+    stage.uses({A: 900})
+    stage.host.prepare("uid-p", "c", keep=True)
+    stage.host.write_limits("uid-p", "c", "t", ContainerLimits(devices=tuple(map(share_limit, SMALL[0]))), keep=True)
+    assert (stage.resizer.step(), stage.limits(), stage.applied()) == (PENDING_S, [(500, 20)], None)
+    stage.uses({A: 0})
+    assert (stage.resizer.step(), stage.applied()) == (CHECK_S, AppliedSizes(text(SMALL)))
+
+
+def test_a_container_that_was_prepared_with_earlier_sizes_is_corrected(stage):
+    """It started while the resize was on its way."""
+    stage.run(resized(LARGE))
+    stage.resizer.step()
+    stage.host.write_limits("uid-p", "c", "t", ContainerLimits(devices=tuple(map(share_limit, OLD[0]))), keep=True)
+    assert (stage.resizer.step(), stage.limits(), stage.answers) == (CHECK_S, [(2000, 40)], 1)
+
+
 def test_each_container_that_shrinks_must_use_less(stage):
     both = [asking("c"), asking("d")]
     stage.run(resized([*OLD, *OLD], [*SMALL, *SMALL], containers=both), OLD, "c")
