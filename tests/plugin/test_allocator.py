@@ -10,11 +10,7 @@ from hypothesis.strategies import integers
 from pytest import param
 
 from hami.codec.allocation import render_shares
-<<<<<<< HEAD
-from hami.codec.keys import CORES_LIMIT
-=======
-from hami.codec.keys import RESIZE_TARGET, RESIZED
->>>>>>> node
+from hami.codec.keys import CORES_LIMIT, RESIZE_TARGET, RESIZED
 from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, HostError, NotFound
 from hami.node.limits import ContainerLimits, DeviceLimit
 from tests.builders import pod as make_pod
