@@ -6,7 +6,7 @@ import yaml
 from click.testing import CliRunner
 
 from hami.codec.device_config import chart_config, parse_device_config
-from hami.codec.keys import CORES_LIMIT
+from hami.codec.keys import CORES_LIMIT, RESIZE, SCHEDULERS_ALONE
 from hami.vendors.entry_points import full_catalog
 from tools import admission
 from tools.policies import (
@@ -38,6 +38,16 @@ def test_keys_that_a_pattern_covers_are_not_listed():
 def test_names_fit_into_literals_of_cel():
     names = [*pod_keys(CATALOG), *node_keys(CATALOG), *(name for vendor in CATALOG for name in vendor.resources.names)]
     assert not [name for name in names if not re.fullmatch(r"[\w./-]+", name)]
+
+
+def test_a_device_plugin_writes_no_key_of_schedulers_alone():
+    """Each right to write on the own node leaves out these keys, and what the owner of a pod asks for."""
+    item = next(item for item in yaml.safe_load_all(render_policies(CATALOG))
+                if item["metadata"]["name"] == "hami-allocations")
+    expression = item["spec"]["validations"][0]["expression"]
+    _, _, beside = expression.partition(".check('write-on-own-node').allowed()")
+    assert set(re.findall(r"'(hami\.io/[a-z-]+)'", beside)) == {*SCHEDULERS_ALONE, RESIZE}
+    assert "all(k, pair[0][?k] == pair[1][?k])" in beside
 
 
 def test_the_expressions_stay_far_below_the_limits_of_the_api_server():

@@ -209,13 +209,9 @@ def _sections() -> Iterator[str]:
 def _key(path: str, field: FieldInfo) -> tuple[str, ...]:
     key, right = field.encode_name, describe(field.type)
     right = right.replace(f" from 0 to {INT32_MAX}", "").replace(f" to {INT32_MAX}", "")
-    default = NVIDIA_LEFT_OUT.get(key, _default(field)) if path == "nvidia" else _default(field)
+    default = NVIDIA_LEFT_OUT.get(key, field.default) if path == "nvidia" else field.default
     left_out = "**an error**" if field.required else _code(_plain(default))
     return _code(key), right, left_out, _code(_plain(_of_chart(path, key))), MEANINGS[key]
-
-
-def _default(field: FieldInfo) -> object:
-    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def _of_chart(path: str, key: str) -> object:
@@ -229,7 +225,7 @@ def _of_chart(path: str, key: str) -> object:
 def _plain(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if value is None or isinstance(value, list | tuple | dict):
+    if value is None or value is msgspec.NODEFAULT or isinstance(value, list | tuple | dict):
         return ""
     return f"{value:g}" if isinstance(value, float) else str(value)
 

@@ -17,7 +17,8 @@ import click
 
 from hami.codec.device_config import DeviceConfig, chart_config, parse_device_config
 from hami.codec.keys import (
-    ALLOCATION_PATTERN, CLAIM_RESOURCE, NODE_LOCK, PREEMPTIBLE, ROOM, SCHEDULER_OWNED, is_scheduler_owned,
+    ALLOCATION_PATTERN, CLAIM_RESOURCE, NODE_LOCK, PREEMPTIBLE, RESIZE, ROOM, SCHEDULER_OWNED, SCHEDULERS_ALONE,
+    is_scheduler_owned,
 )
 from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED
 from hami.vendors.capacity import capacity_names
@@ -124,6 +125,7 @@ def render_policies(catalog: Catalog) -> str:
         only_hami_and_capacity=indented(_confined(_HAMI, status=_only_amounts(catalog)), 6),
         only_pod_keys=indented(_confined(f"{_HAMI}\n|| {_owned_pod_key(catalog)}", labels=True), 6),
         only_node_keys=indented(_confined(f"{_HAMI}\n|| {_owned_node_key(catalog)}"), 6),
+        not_of_plugins=indented(_names(sorted({*SCHEDULERS_ALONE, RESIZE})), 10),
         pod_key=indented(_owned_pod_key(catalog), 8),
         node_key=indented(_owned_node_key(catalog), 8),
         requests_devices=indented(_requests_devices(catalog), 6),
