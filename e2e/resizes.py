@@ -16,12 +16,12 @@ from e2e.kube import ApiError, Kube, path_of
 from e2e.nodes import LOCK_FREE
 from e2e.sandbox import ALLOCATED, Sandbox
 
-__all__ = ["KEYS", "RESIZABLE", "RESIZE", "STATUS", "CardWatch", "answered", "applied", "disagreements", "resize"]
+__all__ = ["ANSWERS", "APPLIED", "RESIZABLE", "RESIZE", "STATUS", "CardWatch", "answered", "applied", "disagreements", "resize"]
 
 Object = dict[str, Any]
 Sizes = Mapping[str, Mapping[str, Any]]
 RESIZE, STATUS = "hami.io/resize", "hami.io/resize-status"
-KEYS = (RESIZED, TARGET, APPLIED, STATUS)
+ANSWERS = frozenset({RESIZED, TARGET, APPLIED, STATUS})
 """The annotations with which scheduler and device plugin answer."""
 RESIZABLE = {**LOCK_FREE, "hami.io/node-resizes": "true"}
 """Annotations of a node whose device plugin changes the limits of running containers."""
@@ -64,7 +64,7 @@ def disagreements(sandbox: Sandbox) -> list[str]:
         held = notes.get(RESIZED)
         if RESIZE in notes and (status.get("request") != notes[RESIZE] or status["state"] not in DECIDED
                                 or TARGET in notes or sizes != held or held not in (None, notes[ALLOCATED])):
-            answers = {key: notes.get(key) for key in (RESIZE, ALLOCATED, *KEYS)}
+            answers = {key: notes.get(key) for key in (RESIZE, ALLOCATED, *sorted(ANSWERS))}
             wrong.append(f"{item['metadata']['name']}: {answers}")
     return wrong
 
