@@ -16,7 +16,8 @@ from e2e.kube import ApiError, Kube, path_of
 from e2e.nodes import LOCK_FREE
 from e2e.sandbox import ALLOCATED, Sandbox
 
-__all__ = ["ANSWERS", "APPLIED", "RESIZABLE", "RESIZE", "STATUS", "CardWatch", "answered", "applied", "disagreements", "resize"]
+__all__ = ["ANSWERS", "APPLIED", "RESIZABLE", "RESIZE", "RESIZED", "STATUS", "TARGET", "CardWatch", "answered",
+           "applied", "booked", "disagreements", "resize"]
 
 Object = dict[str, Any]
 Sizes = Mapping[str, Mapping[str, Any]]
@@ -47,6 +48,13 @@ def answered(sandbox: Sandbox, name: str, text: str, *states: str, containing: s
                                what=f"{text} is {' or '.join(states)} {containing}",
                                fieldSelector=f"metadata.name={name}")
     return str(status.get("message", ""))
+
+
+def booked(sandbox: Sandbox, name: str, key: str, memory: int, *, timeout: float = 60) -> None:
+    """Waits until a share in the annotation *key* of the pod has so much memory in MiB."""
+    sandbox.kube.wait("Pod", lambda pods: f",{memory}," in pods[name]["metadata"]["annotations"].get(key, ""),
+                      sandbox.namespace, timeout=timeout, what=f"{key} of {name} says {memory}",
+                      fieldSelector=f"metadata.name={name}")
 
 
 def applied(sandbox: Sandbox, name: str, sizes: Sizes, *, timeout: float = 60) -> None:

@@ -10,11 +10,12 @@ import threading
 import pytest
 
 from e2e.accounts import account, wait_permitted
-from e2e.agent import APPLIED, RESIZED, TARGET
 from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, gpu, gpus
 from e2e.pods import container, init, pod
-from e2e.resizes import RESIZABLE, RESIZE, STATUS, CardWatch, answered, applied, disagreements, resize
+from e2e.resizes import (
+    APPLIED, RESIZABLE, RESIZE, RESIZED, STATUS, TARGET, CardWatch, answered, applied, booked, disagreements, resize,
+)
 from e2e.sandbox import ALLOCATED, Sandbox, Share
 from e2e.scheduler import redirect_webhook, second_replica
 
@@ -45,12 +46,6 @@ def of(memory=None, cores=None):
 
 def holds(sandbox, name, memory, cores=10):
     return sandbox.shares(name)[-1] == [Share("n/0", memory, cores)]
-
-
-def booked(sandbox, name, key, memory):
-    """Waits until the annotation *key* says so."""
-    sandbox.kube.wait("Pod", lambda pods: f",{memory}," in pods[name]["metadata"]["annotations"].get(key, ""),
-                      sandbox.namespace, what=f"{key} says {memory}", timeout=60)
 
 
 def waits(sandbox, name, memory):
