@@ -16,7 +16,7 @@ from e2e.resizes import RESIZED, TARGET, answered, applied, booked, disagreement
 from e2e.restarts import restarted
 from e2e.sandbox import Sandbox
 from tests.libvgpu.rig import MIB, Builds, Unavailable
-from tests.libvgpu.shares import measured_shares
+from tests.libvgpu.shares import Tenant, measured_shares
 
 pytestmark = pytest.mark.kind
 
@@ -129,16 +129,23 @@ def test_a_plugin_and_a_monitor_that_come_back_finish_what_was_booked(sandbox: S
     assert disagreements(sandbox) == []
 
 
-def test_two_elastic_pods_use_the_card_alone_and_share_it(sandbox: Sandbox, gpu: FakeGpus, monitor: Monitor) -> None:
-    busy = client("module", "launch plain idle 1", "load medium 120000", gpu=1, gpumem=1000, gpucores=30)
-    elastic = {"nvidia.com/gpucores-limit": "100"}
-    sandbox.create(client_pod("a", busy, **elastic))
-    sandbox.running("a")
-    gpu.answers(sandbox.pod("a"), 4)
-    first = gpu.tenant(sandbox.pod("a"))
-    eventually(lambda: measured_shares([first], 2)[0] > 45, "it uses what nobody else does", timeout=60)
-    sandbox.create(client_pod("b", busy, **elastic))
-    sandbox.running("b")
-    gpu.answers(sandbox.pod("b"), 4)
-    both = [first, gpu.tenant(sandbox.pod("b"))]
-    eventually(lambda: all(20 <= share <= 40 for share in measured_shares(both, 2)), "each has its own", timeout=60)
+def test_two_elastic_pods_share_a_card_and_use_more_of_it_alone(sandbox: Sandbox, gpu: FakeGpus, monitor: Monitor,
+                                                                ) -> None:
+    """Each has 30 percent for itself; alone, one of them may use the whole card, and the other one 60 percent."""
+    def started(name: str, most: int) -> Tenant:
+        busy = client("module", "launch plain idle 1", "load medium 120000", gpu=1, gpumem=1000, gpucores=30)
+        sandbox.create(client_pod(name, busy, **{"nvidia.com/gpucores-limit": str(most)}))
+        sandbox.running(name)
+        gpu.answers(sandbox.pod(name), 4)
+        return gpu.tenant(sandbox.pod(name))
+
+    def uses(least: int, most: int, *tenants: Tenant) -> None:
+        eventually(lambda: all(least <= share <= most for share in measured_shares(tenants, 2)),
+                   f"they use {least} to {most} percent", timeout=60)
+
+    first = started("a", 100)
+    uses(50, 100, first)
+    second = started("b", 60)
+    uses(15, 42, first, second)
+    sandbox.delete("a")
+    uses(38, 64, second)
