@@ -80,7 +80,7 @@ def test_what_does_not_fit_changes_nothing_until_there_is_room(card):
     before = card.pod("a")["metadata"]["annotations"]
     text = resize(card, "a", of(50_000))
     message = answered(card, "a", text, "Deferred")
-    assert "at most 40,000 MiB" in message
+    assert "at most 40000 MiB" in message
     notes = card.pod("a")["metadata"]["annotations"]
     assert {key: notes[key] for key in notes if key not in (RESIZE, STATUS)} == before
     card.event("a", "ResizePending")
