@@ -91,15 +91,16 @@ def test_a_shrink_below_the_use_is_given_back_when_the_program_frees(sandbox: Sa
 
 def test_a_container_that_starts_again_has_the_new_size(sandbox: Sandbox, real: RealNode, gpu: FakeGpus,
                                                         monitor: Monitor) -> None:
-    """In the middle of a shrink, which its end completes, and of a growth."""
-    container = started(sandbox, gpu, "a", 2000)
-    for memory in (1000, 1600):
-        before = container.status["restartCount"]
-        text = resize(sandbox, "a", of(memory))
-        booked(sandbox, "a", TARGET if memory == 1000 else RESIZED, memory)
+    """In the middle of a growth, and of a shrink, which the end of its program completes."""
+    containers = [started(sandbox, gpu, "grows", 1000), started(sandbox, gpu, "shrinks", 2000)]
+    texts = [resize(sandbox, "grows", of(2000)), resize(sandbox, "shrinks", of(1000))]
+    booked(sandbox, "grows", RESIZED, 2000)
+    booked(sandbox, "shrinks", TARGET, 1000)
+    for container in containers:
         real.ctr("tasks", "kill", "--signal", "SIGKILL", container.status["containerID"].rpartition("/")[2])
-        restarted(sandbox, "a", before)
-        answered(sandbox, "a", text, "Applied")
+    for container, text, memory in zip(containers, texts, (2000, 1000), strict=True):
+        restarted(sandbox, container.name, 0)
+        answered(sandbox, container.name, text, "Applied")
         container.takes(memory)
         assert container.is_limited(memory, 10)
     assert disagreements(sandbox) == []
