@@ -118,16 +118,19 @@ def test_a_shrink_gives_back_after_the_answer_of_the_node(card, agent):
 
 
 def test_an_answer_to_an_earlier_resize_gives_nothing_back(card, agent):
-    """The node had confirmed the same sizes before the pod grew."""
-    started(card, a=20_000)
+    """The node had confirmed the same sizes before the pod grew. Another pod shows when the scheduler has looked again:
+    it answers each pod once a second, those first that have waited for longest."""
+    started(card, a=20_000, b=1000)
     applied(card, "a", of(10_000))
     agent.confirms = lambda namespace, name: name != "a"
     resize(card, "a", of(60_000))
     booked(card, "a", RESIZED, 60_000)
     text = resize(card, "a", of(10_000))
     booked(card, "a", TARGET, 10_000)
-    waits(card, "next", 60_000)
+    for memory in (2000, 3000):
+        applied(card, "b", of(memory))
     assert holds(card, "a", 60_000)
+    waits(card, "next", 60_000)
     agent.confirms = lambda namespace, name: True
     answered(card, "a", text, "Applied")
     bound(card, "next")
