@@ -216,7 +216,7 @@ def test_a_thousand_edits_delay_nobody_else(card):
     assert disagreements(card) == []
 
 
-RESIZED_PODS, CREATED, EDITS = 50, 500, 250
+RESIZED_PODS, CREATED, EDITS = 50, 500, 150
 
 
 def test_fifty_pods_are_resized_while_five_hundred_are_created(sandbox):
