@@ -29,11 +29,12 @@ from benchmarks.placing import GROUPS, placing_rows
 from benchmarks.preemption import preemption_rows
 from benchmarks.processes import Run, loop_seconds, objects_seconds
 from benchmarks.realnode import realnode_rows
+from benchmarks.resize import resize_rows
 from benchmarks.rows import Row, table
 from e2e.binaries import BinariesMissing
 
-ALL = ("filter", "hostile", "webhook", "admission", *GROUPS, "preemption", "realnode", "dra", "limiter", "inspect",
-       "monitor")
+ALL = ("filter", "hostile", "webhook", "admission", *GROUPS, "preemption", "realnode", "resize", "dra", "limiter",
+       "inspect", "monitor")
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 160
 """Width of the table if standard output is not a terminal."""
@@ -70,6 +71,8 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
         yield from preemption_rows(run)
     if "realnode" in chosen.groups:
         yield from realnode_rows(run, chosen.rounds)
+    if "resize" in chosen.groups:
+        yield from resize_rows(run)
     if "dra" in chosen.groups:
         yield from dra_rows(run, chosen.rounds)
     if "limiter" in chosen.groups:
