@@ -170,10 +170,12 @@ class Resizer(Task):
         answer = pod.resource_version, render_applied(applied)
         if parse_applied(pod.annotations.get(RESIZE_APPLIED)) == applied or self._answers.get(pod.ref.uid) == answer:
             return CHECK_S
-        try:
-            self._cluster.annotate_pod(pod.ref, {RESIZE_APPLIED: answer[1]})
-        except (NotFound, Conflict):
-            return CHECK_S  # the pod is gone; another pod of that name is not affected
+        try:  # about the pod as it was looked at: it may be to have something else by now, and the same again later
+            self._cluster.annotate_pod(pod.ref, {RESIZE_APPLIED: answer[1]}, resource_version=pod.resource_version)
+        except NotFound:
+            return CHECK_S
+        except Conflict:
+            return PENDING_S
         except ClusterError as error:
             if self._reported.is_new(pod.ref.uid, f"answer: {error}"):
                 log.warning("sizes of a pod cannot be confirmed", extra={"pod": pod.ref, "error": error})

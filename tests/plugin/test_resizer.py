@@ -254,13 +254,24 @@ def test_a_container_that_has_not_started_is_confirmed(stage):
     assert (stage.resizer.step(), stage.applied()) == (CHECK_S, AppliedSizes(text(SMALL)))
 
 
+def test_an_answer_about_what_a_pod_was_to_have_before_is_not_given(stage):
+    """The scheduler would take it for an answer about the same sizes when they are wanted once more."""
+    stage.run(resized(OLD, SMALL))
+    stage.resizer.step()
+    stage.uses({A: 400})
+    stage.pods, late = (lambda: late), stage.pods()
+    stage.start()
+    stage.annotate({RESIZE_TARGET: None})
+    assert (stage.resizer.step(), stage.applied()) == (PENDING_S, None)
+
+
 def test_another_pod_of_that_name_gets_no_answer(stage):
     stage.run(resized(LARGE))
     before = stage.pods()
     stage.pods = lambda: before
     stage.start()
     stage.cluster.put_pod(resized(LARGE, uid="another"))
-    assert (stage.resizer.step(), stage.applied()) == (CHECK_S, None)
+    assert (stage.resizer.step(), stage.applied()) == (PENDING_S, None)
 
 
 @pytest.mark.parametrize("error, delay", [(NotFound("gone", 404), CHECK_S), (ClusterError("away"), 5.0)])
