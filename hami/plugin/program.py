@@ -273,7 +273,7 @@ class DevicePluginProgram:
 
     def _on_pod(self, pod: Pod) -> None:
         """Completes a pod that was bound with a node lock, if nobody here needs it; has a resized pod looked at."""
-        if self._resizer is not None and RESIZED in pod.annotations:
+        if self._resizer is not None and pod.annotations.get(RESIZED):
             self._resizer.wake()
         if self._needs_no_lock and self._needs_completion(pod):
             self._deferred.complete_pod(pod.ref, self._other_keys)

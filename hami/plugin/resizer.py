@@ -81,7 +81,7 @@ class Resizer(Task):
         if pods is None:
             return PENDING_S
         present = [pod for pod in pods if pod.node_name == self._config.node and not pod.is_terminated]
-        resized = [pod for pod in present if RESIZED in pod.annotations and not pod.claim]
+        resized = [pod for pod in present if pod.annotations.get(RESIZED) and not pod.claim]
         self._keep_only({pod.ref.uid for pod in resized})
         booked = _Booked(present, devices(self._inventory.snapshot(), self._config)) if resized else None
         outcomes = [(pod, self._enforce(pod, booked)) for pod in self.each(resized) if booked is not None]

@@ -229,8 +229,9 @@ def test_a_file_that_disagrees_is_written_again(stage):
     assert (stage.resizer.step(), stage.limits(), stage.answers) == (CHECK_S, [(2000, 40)], 1)
 
 
-def test_a_pod_that_was_never_resized_is_left_alone(stage):
-    stage.run(placed(asking(), shares=LARGE, phase="Running"))
+@pytest.mark.parametrize("annotations", [{}, {RESIZED: "", RESIZE_TARGET: ""}], ids=["never", "before it was bound"])
+def test_a_pod_that_was_not_resized_is_left_alone(stage, annotations):
+    stage.run(placed(asking(), shares=LARGE, phase="Running", annotations=annotations))
     assert (stage.resizer.step(), stage.limits(), stage.answers) == (CHECK_S, [(1000, 30)], 0)
 
 
@@ -382,7 +383,7 @@ def test_files_that_cannot_be_changed_are_reported_and_tried_again(stage):
     assert (stage.resizer.step(), stage.applied()) == (CHECK_S, AppliedSizes(text(LARGE)))
 
 
-@pytest.mark.parametrize("wanted", ["x", "", text([[share(A), share(B)]])])
+@pytest.mark.parametrize("wanted", ["x", text([[share(A), share(B)]])])
 def test_annotations_that_contradict_the_pod_change_nothing(stage, wanted):
     stage.run(resized(LARGE))
     stage.annotate({RESIZED: wanted})
