@@ -134,7 +134,7 @@ class DevicePluginProgram:
                                    self._dra.claims if self._dra is not None else None)
         self._resizer = None
         if self._node_pods is not None and resizes(settings):
-            self._resizer = Resizer(settings, cluster, vendor, host, self._inventory, self._events,
+            self._resizer = Resizer(settings, cluster, catalog, host, self._inventory, self._events,
                                     self._node_pods.pods)
         self._guard = RegionGuard(settings.node, cluster, host, self._events)
         self._registrar = NodeRegistrar(
