@@ -103,13 +103,13 @@ def find_containers(pods: Iterable[NodePod], vendors: Catalog, vendor: Vendor, c
 def is_resizing(pod: Pod) -> bool:
     """Reports whether *pod* was resized and the device plugin has not confirmed its present sizes yet."""
     applied = parse_applied(pod.annotations.get(RESIZE_APPLIED))
-    return RESIZED in pod.annotations and (applied is None or applied.sizes != wanted_text(pod.annotations))
+    return bool(pod.annotations.get(RESIZED)) and (applied is None or applied.sizes != wanted_text(pod.annotations))
 
 
 def _as_wanted(pod: Pod) -> Pod:
     """Returns *pod* as if it held what it is to have, which is what its containers are limited to."""
     wanted = wanted_text(pod.annotations)
-    if RESIZED not in pod.annotations or wanted is None:
+    if not pod.annotations.get(RESIZED) or wanted is None:
         return pod
     return replace(pod, annotations={**pod.annotations, RESIZED: wanted, GPU_ALLOCATED: wanted})
 

@@ -154,7 +154,7 @@ def container_shares(pod: Pod, resource: str, vendor: Vendor) -> tuple[Container
 
 def _is_part(remaining: tuple[Share, ...], allocated: tuple[Share, ...], pod: Pod) -> bool:
     """Reports whether a container is still to get what it was allocated. Of a resized pod, the sizes are others."""
-    if RESIZED not in pod.annotations:
+    if not pod.annotations.get(RESIZED):
         return remaining == allocated
     return [share.uuid for share in remaining] == [share.uuid for share in allocated]
 

@@ -134,7 +134,7 @@ class DevicePluginProgram:
                                    self._dra.claims if self._dra is not None else None)
         self._resizer = None
         if self._node_pods is not None and resizes(settings):
-            self._resizer = Resizer(settings, cluster, vendor, host, self._inventory, self._events,
+            self._resizer = Resizer(settings, cluster, catalog, host, self._inventory, self._events,
                                     self._node_pods.pods)
         self._guard = RegionGuard(settings.node, cluster, host, self._events)
         self._registrar = NodeRegistrar(
@@ -273,7 +273,7 @@ class DevicePluginProgram:
 
     def _on_pod(self, pod: Pod) -> None:
         """Completes a pod that was bound with a node lock, if nobody here needs it; has a resized pod looked at."""
-        if self._resizer is not None and RESIZED in pod.annotations:
+        if self._resizer is not None and pod.annotations.get(RESIZED):
             self._resizer.wake()
         if self._needs_no_lock and self._needs_completion(pod):
             self._deferred.complete_pod(pod.ref, self._other_keys)

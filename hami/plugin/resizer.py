@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from hami.codec.allocation import parse_shares, render_shares
 from hami.codec.core_limits import pod_cores_limit
@@ -19,7 +20,7 @@ from hami.codec.keys import RESIZE_APPLIED, RESIZED
 from hami.codec.resize import AppliedSizes, held_text, parse_applied, render_applied, wanted_text
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory
-from hami.devices.registration import devices
+from hami.devices.registration import VENDOR, devices
 from hami.errors import ClusterError, Conflict, HostError, MalformedInput, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
@@ -30,7 +31,10 @@ from hami.plugin.container_match import ContainerShares, container_shares
 from hami.quantity import MIB
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import RETRY_S, Task
-from hami.vendors.spec import Vendor
+from hami.scheduling.usage import Charge, peak_charges
+from hami.vendors.request import most_shares
+from hami.vendors.shares import read_allocation
+from hami.vendors.spec import Catalog
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +63,15 @@ class _Outcome:
 class Resizer(Task):
     """Looks at the resized pods of one node when it is woken, each second while one is pending, and now and then."""
 
-    def __init__(self, config: PluginConfig, cluster: Cluster, vendor: Vendor, host: Host, inventory: DeviceInventory,
+    def __init__(self, config: PluginConfig, cluster: Cluster, vendors: Catalog, host: Host, inventory: DeviceInventory,
                  events: EventRecorder, pods: Callable[[], Sequence[Pod] | None], *,
                  clock: Callable[[], float] = time.monotonic) -> None:
         """*pods*: returns those of the node as a watch reports them; ``None`` before all are known."""
         super().__init__("resizes")
         self._config = config
         self._cluster = cluster
-        self._vendor = vendor
+        self._vendors = vendors
+        self._vendor = vendors[VENDOR]
         self._host = host
         self._inventory = inventory
         self._events = events
@@ -82,16 +87,28 @@ class Resizer(Task):
         if pods is None:
             return PENDING_S
         present = [pod for pod in pods if pod.node_name == self._config.node and not pod.is_terminated]
-        resized = [pod for pod in present if RESIZED in pod.annotations and not pod.claim]
+        resized = [pod for pod in present if pod.annotations.get(RESIZED) and not pod.claim]
         self._keep_only({pod.ref.uid for pod in resized})
-        booked = _Booked(present, devices(self._inventory.snapshot(), self._config)) if resized else None
-        outcomes = [(pod, self._enforce(pod, booked)) for pod in self.each(resized) if booked is not None]
+        booked = _Booked(devices(self._inventory.snapshot(), self._config), chain.from_iterable(
+            self._held(pod) for pod in present if resized))
+        outcomes = [(pod, self._enforce(pod, booked)) for pod in self.each(resized)]
         return min([CHECK_S, *(self._conclude(pod, outcome) for pod, outcome in self.each(outcomes))])
 
     def _keep_only(self, uids: set[str]) -> None:
         self._waiting = {uid: waiting for uid, waiting in self._waiting.items() if uid in uids}
         self._answers = {uid: answer for uid, answer in self._answers.items() if uid in uids}
         self._reported.keep_only(uids)
+
+    def _held(self, pod: Pod) -> tuple[Charge, ...]:
+        """Returns what *pod* holds of the cards, as the scheduler counts it."""
+        limit = most_shares(self._vendors, pod.containers).get(self._vendor.key, 0)
+        if not limit or self._vendor.annotations.allocated not in pod.annotations:
+            return ()
+        try:
+            return peak_charges([container.kind for container in pod.containers],
+                                read_allocation(pod, self._vendor, limit), init_done=pod.init_done)
+        except MalformedInput:
+            return ()
 
     def _enforce(self, pod: Pod, booked: _Booked) -> _Outcome:
         """Writes what *pod* is to have. Never raises a HamiError."""
@@ -189,13 +206,13 @@ class Resizer(Task):
 class _Booked:
     """The sums that all pods of the node hold of its cards, and what these register."""
 
-    def __init__(self, pods: Iterable[Pod], registered: Iterable[Device]) -> None:
+    def __init__(self, registered: Iterable[Device], charges: Iterable[Charge]) -> None:
         self._devices = {device.uuid: device for device in registered}
         self._memory: Counter[str] = Counter()
         self._cores: Counter[str] = Counter()
-        for share in (share for pod in pods for shares in _held(pod) for share in shares):
-            self._memory[share.uuid] += share.memory_mib
-            self._cores[share.uuid] += share.cores
+        for charge in charges:
+            self._memory[charge.uuid] += charge.memory_mib
+            self._cores[charge.uuid] += charge.cores
 
     def problem(self, uuids: Iterable[str]) -> str:
         """Returns which of these cards is not there for all that is booked on it; empty if there is none."""
@@ -207,13 +224,6 @@ class _Booked:
                 return (f"{uuid} has {device.memory_mib} MiB and {device.cores} percent, but {self._memory[uuid]} MiB "
                         f"and {self._cores[uuid]} percent of it are booked, so nothing can grow on it")
         return ""
-
-
-def _held(pod: Pod) -> tuple[tuple[Share, ...], ...]:
-    try:
-        return parse_shares(RESIZED, held_text(pod.annotations) or "")
-    except MalformedInput:
-        return ()
 
 
 def _grown(present: Iterable[DeviceLimit], limits: Iterable[DeviceLimit]) -> list[str]:

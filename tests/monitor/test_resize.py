@@ -28,6 +28,11 @@ def resized(pod, target=TARGET, applied=None):
     return replace(pod, pod=replace(pod.pod, annotations=pod.pod.annotations | annotations))
 
 
+def emptied(pod):
+    """The texts of an earlier assignment, which a Binding cannot remove."""
+    return replace(pod, pod=replace(pod.pod, annotations=pod.pod.annotations | {RESIZED: "", RESIZE_TARGET: ""}))
+
+
 @pytest.fixture
 def stage(tmp_path):
     """A container that shrinks; its files were written long ago."""
@@ -112,8 +117,8 @@ def test_limits_that_change_while_the_use_is_read_are_not_confirmed(stage, settl
 
 
 @pytest.mark.parametrize("pod", [
-    node_pod("a", CARD), resized(node_pod("a", CARD), applied=TARGET), resized(node_pod("a", CARD), None, HELD)],
-    ids=["never resized", "confirmed", "grown"])
+    node_pod("a", CARD), resized(node_pod("a", CARD), applied=TARGET), resized(node_pod("a", CARD), None, HELD),
+    emptied(node_pod("a", CARD))], ids=["never resized", "confirmed", "grown", "resized before it was bound"])
 def test_nothing_is_written_about_pods_that_are_not_resized_now(stage, pod):
     stage.pods = [pod]
     stage.run()

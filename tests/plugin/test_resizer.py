@@ -15,10 +15,9 @@ from hami.node.limits import ContainerLimits, parse_limits, share_limit
 from hami.node.live_limits import SETTLED_NS, read_limits, write_use
 from hami.node.tenant_files import opened_directory
 from hami.plugin.resizer import CHECK_S, OVERBOOKED_S, PENDING_S, SILENT_S, Resizer
-from tests.builders import NVIDIA
 from tests.devices.cards import config
 from tests.fake_cluster import FakeCluster
-from tests.plugin.stage import CARDS, NODE, A, B, Events, asking, placed, share
+from tests.plugin.stage import BOTH, CARDS, INIT, NODE, A, B, Events, asking, placed, share
 
 MIB = 1 << 20
 SMALL, OLD, LARGE = [[share(A, 500, 20)]], [[share(A, 1000, 30)]], [[share(A, 2000, 40)]]
@@ -52,7 +51,7 @@ class Stage:
 
     def start(self):
         """A new process of the plugin."""
-        self.resizer = Resizer(self.config, self.cluster, NVIDIA, self.host, self.inventory, self.events, self.pods,
+        self.resizer = Resizer(self.config, self.cluster, BOTH, self.host, self.inventory, self.events, self.pods,
                                clock=lambda: self.time)
 
     def pods(self):
@@ -229,8 +228,9 @@ def test_a_file_that_disagrees_is_written_again(stage):
     assert (stage.resizer.step(), stage.limits(), stage.answers) == (CHECK_S, [(2000, 40)], 1)
 
 
-def test_a_pod_that_was_never_resized_is_left_alone(stage):
-    stage.run(placed(asking(), shares=LARGE, phase="Running"))
+@pytest.mark.parametrize("annotations", [{}, {RESIZED: "", RESIZE_TARGET: ""}], ids=["never", "before it was bound"])
+def test_a_pod_that_was_not_resized_is_left_alone(stage, annotations):
+    stage.run(placed(asking(), shares=LARGE, phase="Running", annotations=annotations))
     assert (stage.resizer.step(), stage.limits(), stage.answers) == (CHECK_S, [(1000, 30)], 0)
 
 
@@ -317,7 +317,10 @@ def test_nothing_grows_on_a_card_that_is_overbooked(stage):
     placed(asking(), shares=[[share(B, 45_000)]], name="q", phase="Running"),
     placed(asking(), text="x", name="q", phase="Running"),
     resized([[share(A, 44_000)]], name="q"),
-], ids=["just fits", "ended", "another card", "not readable", "was resized"])
+    placed(asking("i", kind=INIT), asking(), shares=[[share(A, 44_000)], [share(A, 40_000)]], name="q"),
+    placed(asking("c", 0), shares=[[share(A, 45_000)]], name="q", phase="Running"),
+], ids=["just fits", "ended", "another card", "not readable", "was resized", "one container after the other",
+        "asks for none"])
 def test_other_pods_that_leave_enough(stage, other):
     stage.run(resized(LARGE))
     stage.cluster.put_pod(other)
