@@ -82,7 +82,8 @@ def one_resize(sandbox: Sandbox, node: RealNode, memory: int, name: str) -> tupl
 
 def row(verb: str, then: str, times: Sequence[tuple[float, float]], disturbance: str) -> Row:
     enforced, applied = (Latency.of(series) for series in zip(*times, strict=True))
-    return Row(group=GROUP, what=f"{SLOTS} pods of a real node {verb} at once, beside {FAKE_NODES} nodes: annotation to enforced",
+    return Row(group=GROUP, what=(f"{SLOTS} pods of a real node {verb} at once, beside {FAKE_NODES} nodes: annotation "
+                                  "to enforced"),
                measured=f"{enforced} (p50 / p99), longest {enforced.longest:.0f} ms",
                target=f"{MAX_P50_MS / 1000:g} / {MAX_P99_MS / 1000:g} s",
                met=enforced.p50 <= MAX_P50_MS and enforced.p99 <= MAX_P99_MS,
