@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.admission import webhook_rows
+from benchmarks.admission import creation_rows, webhook_rows
 from benchmarks.dashboard import dashboard_rows
 from benchmarks.dra import dra_rows
 from benchmarks.extender import SIZES, filter_rows
@@ -29,10 +29,12 @@ from benchmarks.placing import GROUPS, placing_rows
 from benchmarks.preemption import preemption_rows
 from benchmarks.processes import Run, loop_seconds, objects_seconds
 from benchmarks.realnode import realnode_rows
+from benchmarks.resize import resize_rows
 from benchmarks.rows import Row, table
 from e2e.binaries import BinariesMissing
 
-ALL = ("filter", "hostile", "webhook", *GROUPS, "preemption", "realnode", "dra", "limiter", "inspect", "monitor")
+ALL = ("filter", "hostile", "webhook", "admission", *GROUPS, "preemption", "realnode", "resize", "dra", "limiter",
+       "inspect", "monitor")
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 160
 """Width of the table if standard output is not a terminal."""
@@ -61,12 +63,16 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
         yield from hostile_rows(run)
     if "webhook" in chosen.groups:
         yield from webhook_rows(run)
+    if "admission" in chosen.groups:
+        yield from creation_rows(run, chosen.rounds)
     if placing := [group for group in chosen.groups if group in GROUPS]:
         yield from placing_rows(run, placing, chosen.rounds)
     if "preemption" in chosen.groups:
         yield from preemption_rows(run)
     if "realnode" in chosen.groups:
         yield from realnode_rows(run, chosen.rounds)
+    if "resize" in chosen.groups:
+        yield from resize_rows(run)
     if "dra" in chosen.groups:
         yield from dra_rows(run, chosen.rounds)
     if "limiter" in chosen.groups:

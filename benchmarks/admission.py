@@ -1,20 +1,38 @@
-"""Rows about ``/webhook`` over TLS."""
+"""Rows about ``/webhook`` over TLS, and about creating pods: with it, with policies in its place, and without HAMi."""
 
 from __future__ import annotations
 
+import os
+import statistics
+import time
+from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import yaml
 
 from benchmarks import fleet
 from benchmarks.processes import Cpu, Run, disturbed
 from benchmarks.replica import Replica, stub_api
 from benchmarks.rows import Latency, Row, ratio, remarks
-from e2e.scheduler import Certificates
+from e2e.cluster import MANIFESTS, LocalCluster
+from e2e.eventually import eventually
+from e2e.kube import ApiError, Kube, path_of
+from e2e.pods import pod
+from e2e.scheduler import Certificates, Scheduler, install, webhook_configuration
 
-__all__ = ["webhook_rows"]
+__all__ = ["creation_rows", "webhook_rows"]
 
+Object = dict[str, Any]
 NODES = 100
 SECONDS = 5.0
+SLICE_S = 4.0
+CREATORS = 4
+MODES = NOTHING, WEBHOOK, POLICIES = "no HAMi", "webhook", "policies"
+COMPONENT = MANIFESTS.parent / "components" / "admission-policies"
+MOST = 2.0
+"""How much longer the creation of a pod may take with policies than without HAMi."""
 RATE = 1800.0
 P99_MS = 20.0
 
@@ -58,3 +76,93 @@ def row(clients: int, found: dict[str, Any], plain: float, idle: float) -> Row:
                                 ratio(found["rate"], idle, f"a GET that does nothing, over TLS ({idle:,.0f}/s)"),
                                 "upstream, measured elsewhere: 16,000/s plain", found["disturbed"]),
                figures=found | {"plain_rate": plain, "idle_rate": idle})
+
+
+def creation_rows(run: Run, rounds: int) -> Iterator[Row]:
+    """Yields how long the creation of a pod takes from four clients, and its CPU time, in each of MODES in turn."""
+    with LocalCluster.started(say=run.say) as cluster:
+        certificates = Certificates(cluster.folder / "tls")
+        scheduler = Scheduler(cluster, certificates, install(cluster, certificates))
+        try:
+            scheduler.start()
+            yield from _compared(run, cluster, scheduler, rounds)
+        finally:
+            scheduler.close()
+
+
+def _compared(run: Run, cluster: LocalCluster, scheduler: Scheduler, rounds: int) -> Iterator[Row]:
+    found = defaultdict[str, list[Object]](list)
+    pids = {"kube-apiserver": cluster.components["kube-apiserver"].pid or 0, "hami": scheduler.program.pid or 0,
+            "clients": os.getpid()}
+    for _ in range(rounds):
+        for mode in MODES:
+            run.say(f"admission: {mode}")
+            switch_to(mode, cluster.kube, scheduler)
+            create(cluster.kube, 0.5)
+            cpu = Cpu(pids)
+            latencies = create(cluster.kube, SLICE_S)
+            spent, latency = cpu.spent(), Latency.of(latencies)
+            found[mode].append({name: 1000 * spent[name] / latency.count for name in pids} | {
+                "p50_ms": latency.p50, "p99_ms": latency.p99, "count": latency.count, "cpu_seconds": spent})
+    middle = {mode: {name: statistics.median(part[name] for part in parts) for name in ("p50_ms", *pids)}
+              for mode, parts in found.items()}
+    for mode in MODES:
+        factor = middle[mode]["p50_ms"] / middle[NOTHING]["p50_ms"]
+        yield Row(group="admission", what=f"creation of a pod, {CREATORS} clients, {mode}",
+                  measured=f"p50 {middle[mode]['p50_ms']:.1f} ms; CPU of the API server "
+                           f"{middle[mode]['kube-apiserver']:.2f} ms, of hami {middle[mode]['hami']:.2f} ms",
+                  target=f"≤ {MOST:g} × no HAMi" if mode == POLICIES else "",
+                  met=factor <= MOST if mode == POLICIES else None,
+                  compared=remarks(ratio(middle[mode]["p50_ms"], middle[NOTHING]["p50_ms"], NOTHING),
+                                   *(disturbed(part["cpu_seconds"]) for part in found[mode])),
+                  figures=middle[mode] | {"slices": found[mode]})
+
+
+def switch_to(mode: str, kube: Kube, scheduler: Scheduler) -> None:
+    """Makes the API server admit pods in *mode*, and waits until it does."""
+    policies = list(yaml.safe_load_all((MANIFESTS / "policies.yaml").read_text()))
+    own = list(yaml.safe_load_all((COMPONENT / "policies.yaml").read_text()))
+    webhooks = webhook_configuration(scheduler.certificates, scheduler.port)
+    if mode == POLICIES:
+        patch = yaml.safe_load((COMPONENT / "webhook.yaml").read_text())[-1]
+        webhooks["webhooks"][1]["matchConditions"] = patch["value"]
+    for item in (*policies, webhooks, *own):
+        if mode == NOTHING or (item in own and mode == WEBHOOK):
+            try:
+                kube.delete(item["kind"], item["metadata"]["name"])
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+        else:
+            kube.apply(item)
+    refused = [] if mode == NOTHING else [pod("probe", gpu=1, node_name="nowhere", scheduler="foo")]  # by a policy
+    wanted = "default-scheduler" if mode == NOTHING else "hami-scheduler"
+    eventually(lambda: (created(kube, pod("probe", gpu=1)) == wanted
+                        and not any(created(kube, item) for item in refused)),
+               f"the API server admits pods by {mode}", timeout=60)
+    time.sleep(1)  # until the mode before has no effect any more
+
+
+def created(kube: Kube, item: Object) -> str:
+    """Returns the scheduler of a pod that is not kept; empty if it is refused."""
+    try:
+        return str(kube.call("POST", path_of("Pod", "default"), item, query={"dryRun": "All"})["spec"]["schedulerName"])
+    except ApiError:
+        return ""
+
+
+def create(kube: Kube, seconds: float) -> list[float]:
+    """Creates pods that are not kept, from all clients at once. Returns microseconds."""
+    until = time.monotonic() + seconds
+
+    def client(number: int) -> list[float]:
+        latencies = []
+        while time.monotonic() < until:
+            begun = time.perf_counter()
+            if not created(kube, pod(f"p{number}", gpu=1, gpumem=3000)):
+                raise RuntimeError("a pod was refused")
+            latencies.append((time.perf_counter() - begun) * 1e6)
+        return latencies
+
+    with ThreadPoolExecutor(CREATORS) as threads:
+        return [latency for part in threads.map(client, range(CREATORS)) for latency in part]

@@ -6,6 +6,8 @@ annotation, sets ``bind-phase=success`` and releases the lock of the node. That 
 if the node has changed. Like the real plugin it serves the pod that the lock names. The scheduler must ensure that this
 is the pod that the kubelet starts; ``surprises`` lists the exceptions.
 
+Where a pod has been resized, the agent writes back what it is to have, as a plugin does once that is enforced.
+
 Plugins of other vendors that use this lock do the same. Cambricon's plugin does not know HAMi: it sets
 ``CAMBRICON_DSMLU_ASSIGNED=true`` and removes its own lock, which contains only a time. The others write nothing.
 ``python -m e2e.agent --kubeconfig FILE`` runs the agent alone.
@@ -17,6 +19,7 @@ import argparse
 import enum
 import heapq
 import itertools
+import json
 import logging
 import re
 import sys
@@ -39,6 +42,7 @@ log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 HANDSHAKE = "hami.io/node-handshake"
+RESIZED, TARGET, APPLIED = "hami.io/vgpu-devices-resized", "hami.io/vgpu-devices-target", "hami.io/resize-applied"
 LOCK_OF = {vendor.allocated: vendor.lock for vendor in VENDORS if vendor.lock}
 TO_ALLOCATE = {vendor.to_allocate for vendor in VENDORS if vendor.lock == MUTEX}
 FAKE = "kwok.x-k8s.io/node"
@@ -59,7 +63,8 @@ class NodeAgent:
 
     *delay*: seconds from the bind to Allocate. *answers_handshake*: writes ``Reported …`` like old plugins.
     *register_every*: seconds between checks of the register annotation. *mishap* returns the failure for a pod, given
-    its namespace and name.
+    its namespace and name. *confirms* likewise reports whether a resize holds on the node: whether the plugin has
+    enforced it, and the pod uses no more.
     """
 
     def __init__(self, kube: Kube, *, delay: float = 0.02, workers: int = 8, answers_handshake: bool = False,
@@ -69,6 +74,7 @@ class NodeAgent:
         self.answers_handshake = answers_handshake
         self.register_every = register_every
         self.mishap: Callable[[str, str], Mishap | None] = lambda namespace, name: None
+        self.confirms: Callable[[str, str], bool] = lambda namespace, name: True
         self.surprises: list[str] = []
         self.served = 0
         self._workers = workers
@@ -81,6 +87,7 @@ class NodeAgent:
         self._inventories: dict[str, str] = {}
         self._pods: dict[str, Object] = {}
         self._due: list[tuple[float, int, str]] = []
+        self._resized: dict[str, Object] = {}
         self._taken: set[str] = set()
         self._sequence = itertools.count()
 
@@ -89,7 +96,7 @@ class NodeAgent:
     def start(self) -> NodeAgent:
         loops = [("nodes", lambda: self._follow("Node", {}, self._see_nodes, self._see_node)),
                  ("pods", lambda: self._follow("Pod", BOUND, self._see_pods, self._see_pod)),
-                 ("register", self._register),
+                 ("register", self._register), ("resize", self._confirm),
                  *((f"allocate-{number}", self._allocate) for number in range(self._workers))]
         self._ended.clear()
         self._threads = [threading.Thread(target=target, name=f"agent-{name}", daemon=True) for name, target in loops]
@@ -121,6 +128,7 @@ class NodeAgent:
     def reset(self) -> None:
         """Returns to the initial behavior, without failures."""
         self.mishap = lambda namespace, name: None
+        self.confirms = lambda namespace, name: True
         self.delay = 0.02
         self.answers_handshake = False
         self.surprises.clear()
@@ -169,7 +177,7 @@ class NodeAgent:
 
     def _see_pods(self, pods: list[Object]) -> None:
         with self._changed:  # at once: a worker that finds no pod takes it for deleted
-            self._pods = {}
+            self._pods, self._resized = {}, {}
             self._taken &= {pod["metadata"]["uid"] for pod in pods}
             for pod in pods:
                 self._expect(pod)
@@ -178,13 +186,17 @@ class NodeAgent:
         with self._changed:
             if change == "DELETED":
                 self._pods.pop(pod["metadata"]["uid"], None)
+                self._resized.pop(pod["metadata"]["uid"], None)
                 self._taken.discard(pod["metadata"]["uid"])
             else:
                 self._expect(pod)
 
     def _expect(self, pod: Object) -> None:
-        """Queues a pod that the kubelet would start now, once. The caller holds the lock."""
+        """Queues a pod that the kubelet would start now, once, and one that is resized. The caller holds the lock."""
         uid = pod["metadata"]["uid"]
+        self._resized.pop(uid, None)
+        if (answer := applied(pod)) is not None and annotations(pod).get(APPLIED) != answer:
+            self._resized[uid] = pod
         if annotations(pod).get(PHASE) == "allocating" and awaited(pod):
             self._pods[uid] = pod
             if uid not in self._taken:
@@ -287,6 +299,31 @@ class NodeAgent:
         found = self.kube.find("Node", node)
         return annotations(found).get(key, "") if found is not None and is_fake(found) else None
 
+    # -- resizing
+
+    def _confirm(self) -> None:
+        while not self._ended.wait(0.05):
+            with self._changed:
+                due = list(self._resized.items()) if self._running.is_set() else []
+            for uid, pod in due:
+                if pod["spec"]["nodeName"] not in self._nodes or not self.confirms(*name_of(pod)):
+                    continue
+                try:
+                    self._write_applied(pod)
+                except (ApiError, urllib3.exceptions.HTTPError) as error:
+                    if getattr(error, "status", None) not in (404, 409):
+                        log.info("%s: %s; again", name_of(pod), error)
+                        continue
+                with self._changed:
+                    if self._resized.get(uid) is pod:
+                        del self._resized[uid]
+
+    def _write_applied(self, pod: Object) -> None:
+        """Confirms what this version of the pod is to have; a newer one is not confirmed by that."""
+        namespace, name = name_of(pod)
+        self.kube.merge_patch("Pod", name, {"metadata": {
+            "resourceVersion": pod["metadata"]["resourceVersion"], "annotations": {APPLIED: applied(pod)}}}, namespace)
+
     # -- registering
 
     def _register(self) -> None:
@@ -311,6 +348,16 @@ class NodeAgent:
 
 def annotations(item: Object) -> dict[str, str]:
     return item.get("metadata", {}).get("annotations") or {}
+
+
+def name_of(pod: Object) -> tuple[str, str]:
+    return pod["metadata"]["namespace"], pod["metadata"]["name"]
+
+
+def applied(pod: Object) -> str | None:
+    """Returns the answer of a plugin that enforces what a resized pod is to have; ``None``: it is not resized."""
+    sizes = annotations(pod).get(TARGET, annotations(pod).get(RESIZED))
+    return sizes and json.dumps({"sizes": sizes})
 
 
 def is_fake(node: Object) -> bool:

@@ -5,7 +5,8 @@ not terminated, the devices of all vendors on existing nodes, and locks.
 
 A pod holds on each device the sum of its sidecars, plus the larger of the peak of its init containers and the sum of
 its app containers. After the init containers have succeeded, only sidecars and app containers count. Exclusive parts
-(MIG placements, cores of a Neuron device) are held by all containers at the same time.
+(MIG placements, cores of a Neuron device) are held by all containers at the same time. A pod that was resized holds
+what its annotation of that says, on the devices that it has requested.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ kubelet may still call (DELETED_S in hami/scheduler/node_lock.py). The rest is f
 ASSIGNED = "hami.io/vgpu-node"
 AMOUNTS = "hami.io/claim-amounts"
 PLACES = "hami.io/vgpu-mig-allocations"
+RESIZED = "hami.io/vgpu-devices-resized"
 QUALITY = "metax-tech.com/sgpu-qos-policy"
 
 
@@ -114,7 +116,12 @@ def book(found: Inventory, pod: Object) -> None:
         found.wrong.append(f"pod {who} is bound to {node}, its allocation names {assigned}")
     for vendor in VENDORS:
         requests = [device_request(vendor, container) for container in containers]
-        if (text := notes.get(vendor.allocated)) is not None:
+        text = notes.get(vendor.allocated)
+        if vendor.key == "NVIDIA" and RESIZED in notes:
+            if notes[RESIZED] != text:
+                found.wrong.append(f"pod {who} holds {notes[RESIZED]!r}, its allocation says {text!r}")
+            text = notes[RESIZED]
+        if text is not None:
             book_vendor(found, pod, vendor, requests, text)
         elif any(requests):
             found.wrong.append(f"pod {who} requests {vendor.count} and is bound to {node} without an allocation")
@@ -165,7 +172,8 @@ def mismatch(vendor: Vendor, request: DeviceRequest | None, entry: list[Entry], 
         problems.append(f"holds one device twice: {entry}")
     for share in entry:
         card = cards[share.uuid]
-        if (share.memory, share.cores) not in (right := vendor.gets(vendor, request, card, notes)):
+        right = vendor.gets(vendor, request, card, notes)
+        if (share.memory, share.cores) not in right and RESIZED not in notes:
             problems.append(f"requests {request}, holds {share.memory} MiB and {share.cores} cores of {share.uuid} "
                             f"instead of one of {right[:9]}")
         if share.type != (card.model if vendor.key == "AMD" else vendor.key):

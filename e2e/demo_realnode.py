@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,14 @@ from rich.table import Table
 from rich.text import Text
 
 from e2e import audit
+from e2e.allocating import AllocatingContainer
 from e2e.cluster import LocalCluster
 from e2e.device_plugin import RESOURCE, DevicePlugin
+from e2e.eventually import eventually
 from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod
+from e2e.monitor import Monitor
 from e2e.realnode import RealNode, missing
+from e2e.resizes import answered, applied, resize
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
 from tests.libvgpu.rig import MIB, Builds
@@ -36,6 +41,8 @@ SCRIPT = ("env | grep -E '^(NVIDIA|CUDA)_' | sort; "
           f"echo '{END}'; ")
 STEP_MIB, STEPS = 500, 48
 """Each container tries to allocate so much, so many times."""
+SMALL, LARGE = 2000, 6000
+"""MiB of the container that is resized."""
 ONE_CARD = {"hami.io/gpu-scheduler-policy": "binpack"}
 PODS = {
     "notebook": {"gpu": 1, "gpumem": 4000, "gpucores": 10},
@@ -67,6 +74,7 @@ def run(console: Console, *, keep: bool) -> int:
                     gpus = FakeGpus(node, Builds(Path(folder)))
                     gpus.insert(plugin, *CARDS)
                 plugin.start().wait_offered(20)
+                Monitor(node).start()
                 with Sandbox.opened(cluster.kube, name="demo") as sandbox, node.lent(sandbox):
                     say("pods")
                     for name, asked in PODS.items():
@@ -74,6 +82,7 @@ def run(console: Console, *, keep: bool) -> int:
                     sandbox.running(*PODS)
                     progress.stop()
                     show(console, node, sandbox, gpus)
+                    show_resizes(console, sandbox, gpus)
                     violations = audit.audit(cluster.kube)
                     for violation in violations:
                         console.print(f"[red]the auditor found: {violation}")
@@ -98,6 +107,34 @@ def show(console: Console, node: RealNode, sandbox: Sandbox, gpus: FakeGpus) -> 
     console.print(table)
     for number, card in enumerate(CARDS):
         console.print(f"The driver has given away {gpus.used_mib(number)} of {card.memory} MiB of {card.uuid}.")
+
+
+def show_resizes(console: Console, sandbox: Sandbox, gpus: FakeGpus) -> None:
+    """Resizes a container while its program allocates what it gets, and prints what it has after each step."""
+    table = Table("step", "takes", "a program sees", "the pod has booked", title="resized while it runs")
+
+    def add(step: str) -> None:
+        taken, (_, _, seen) = gpus.region(sandbox.pod(container.name)).total(), container.ask("info")[-1]
+        ((share,),) = sandbox.shares(container.name)
+        table.add_row(step, *(f"{size} MiB" for size in (taken // MIB, seen // MIB, share.memory_mib)))
+
+    container = AllocatingContainer(sandbox, gpus, "resized", gpu=1, gpumem=SMALL, gpucores=10)
+    add(f"requests {SMALL} MiB")
+    began = time.monotonic()
+    applied(sandbox, container.name, {"main": {"memory": f"{LARGE}Mi"}})
+    seconds = time.monotonic() - began
+    container.takes(LARGE)
+    add(f"is resized to {LARGE} MiB: applied after {seconds:.1f} s")
+    text = resize(sandbox, container.name, {"main": {"memory": f"{SMALL}Mi"}})
+    eventually(lambda: f"memory={SMALL * MIB} " in container.limits(), container.limits)
+    add(f"is to have {SMALL} MiB: cannot grow, and keeps what it takes")
+    container.free()
+    began = time.monotonic()
+    answered(sandbox, container.name, text, "Applied")
+    add(f"frees what it has taken: given back after {time.monotonic() - began:.1f} s")
+    restarts = container.status["restartCount"]
+    console.print(table)
+    console.print(f"The container has run all the time: {restarts} restarts.")
 
 
 def output_table() -> Table:

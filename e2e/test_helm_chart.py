@@ -41,7 +41,7 @@ def normal(items: list[Object]) -> dict[str, Object]:
     for item in folded(deepcopy(items)):
         if "hook" in str(item["metadata"].get("annotations", "")):
             continue
-        if item["kind"].startswith("ValidatingAdmissionPolicy"):  # kustomize does not know that it has no namespace
+        if "AdmissionPolicy" in item["kind"]:  # kustomize does not know that it has no namespace
             item["metadata"].pop("namespace", None)
         for place in (item, item.get("spec", {}).get("template", {})):
             labels = place.get("metadata", {}).get("labels", {})
@@ -78,6 +78,7 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
     "hami-limiter": ("overlays/self-signed", ["hami-limiter"], {"limiter": {"hami": True}}),
     "region-mount": ("overlays/self-signed", ["region-mount"], {"limiter": {"regionMount": True}}),
     "mig": ("overlays/self-signed", ["mig"], {"mig": True}),
+    "admission-policies": ("overlays/self-signed", ["admission-policies"], {"admission": {"mode": "policy"}}),
     "prometheus": ("overlays/self-signed", ["prometheus"], {"prometheus": {"enabled": True}}),
     "selinux": ("overlays/self-signed", ["selinux"], {"selinux": True}),
     "strict": ("overlays/self-signed", ["strict"], {"device-config": {"content": STRICT}}),
@@ -173,6 +174,14 @@ WRONG: dict[str, tuple[Object, str]] = {
     "runtime class": ({"devicePlugin": {"createRuntimeClass": True}}, "set devicePlugin.runtimeClassName"),
     "pod security policy": ({"podSecurityPolicy": {"enabled": True}}, "Kubernetes 1.25 has removed"),
     "no kube-scheduler": ({"scheduler": {"kubeScheduler": {"enabled": False}}}, "serves only the kube-scheduler of"),
+    "policies of admission and strict": ({"admission": {"mode": "policy"}, "strict": True}, "strict needs admission"),
+    "policies of admission and claims": ({"admission": {"mode": "policy"}, "dra": {"enabled": True, "translate": True}},
+                                         "dra.translate needs admission.mode=webhook"),
+    "policies of admission alone": ({"admission": {"mode": "policy"}, "policies": {"enabled": False}},
+                                    "admission.mode=policy needs policies.enabled"),
+    "policies of admission without a name": (
+        {"admission": {"mode": "policy"}, "device-config": {"content": "nvidia: {resourceCountName: a.b/gpu}"}},
+        "needs nvidia.resourceCoreName in the device configuration, such as nvidia.com/gpucores"),
     "dra without plugin": ({"dra": {"enabled": True}, "devicePlugin": {"enabled": False}}, "needs the device plugin"),
     "dra of hami": ({"dra": {"enabled": True}, "takeOver": "always"}, "a driver whose claims ours does not serve"),
     "dra of hami, reused": ({"dra": {"enabled": True}, "hami-dra": {"drivers": {}}}, "and leave out hami-dra"),
@@ -224,6 +233,39 @@ def test_an_older_kubernetes_is_refused(helm: Helm) -> None:
 def test_claims_need_kubernetes_136(helm: Helm) -> None:
     with pytest.raises(HelmError, match="dra.enabled needs Kubernetes 1.36, .*; this is v1.35.4"):
         helm.template({"dra": {"enabled": True}}, kubernetes="v1.35.4")
+
+
+def test_policies_of_admission_need_kubernetes_136(helm: Helm) -> None:
+    with pytest.raises(HelmError, match="admission.mode=policy needs Kubernetes 1.36 .*, and this is v1.35.4"):
+        helm.template({"admission": {"mode": "policy"}}, kubernetes="v1.35.4")
+
+
+def test_policies_of_admission_follow_the_device_configuration(helm: Helm) -> None:
+    content = CONFIG.replace("gpucoresLimits: {}", "gpucoresLimits: {team-a: 60, team-b: 5}").replace(
+        "defaultCores: 0", "defaultCores: 7").replace("memoryFactor: 1\n", "memoryFactor: 1024\n", 1)
+    objects = by_name(helm, admission={"mode": "policy"}, **{"device-config": {"content": content}})
+    for key, expected in (("MutatingAdmissionPolicy/hami-nvidia-defaults", {
+            "gpucoresLimits": "{'team-a': 60, 'team-b': 5}", "defaultCores": "7"}),
+            ("ValidatingAdmissionPolicy/hami-nvidia-requests", {"memoryFactor": "1024", "defaultCores": "7"})):
+        settings = {variable["name"]: variable["expression"] for variable in objects[key]["spec"]["variables"]}
+        assert settings.items() >= expected.items()
+
+
+def test_policies_of_admission_follow_the_values(helm: Helm) -> None:
+    objects = by_name(helm, admission={"mode": "policy"}, resourceName="example.com/gpu", schedulerName="other",
+                      scheduler={"forceOverwriteDefaultScheduler": False, "admissionWebhook": {
+                          "whitelistNamespaces": ["default"]}},
+                      devicePlugin={"runtimeClassName": "nvidia"}, devices={"nvidia": {"gpuCorePolicy": "force"}})
+    defaults = objects["MutatingAdmissionPolicy/hami-nvidia-defaults"]["spec"]
+    requests = objects["ValidatingAdmissionPolicy/hami-nvidia-requests"]["spec"]
+    for spec in (defaults, requests):
+        text = yaml.safe_dump(spec)
+        assert "example.com/gpu'" in text and "nvidia.com/gpu'" not in text and "hami-scheduler" not in text
+        assert " in ['other', 'other-claims']" in spec["matchConditions"][0]["expression"]
+        assert spec["matchConstraints"]["namespaceSelector"]["matchExpressions"][-1]["values"] == ["default"]
+    settings = {variable["name"]: variable["expression"] for variable in defaults["variables"]}
+    assert settings.items() >= {
+        "schedulerName": "'other'", "runtimeClassName": "'nvidia'", "gpuCorePolicy": "'force'"}.items()
 
 
 @pytest.mark.parametrize(("path", "registry"), [

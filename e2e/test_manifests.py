@@ -28,8 +28,9 @@ from e2e.sandbox import Sandbox
 Object = dict[str, Any]
 ROOT = MANIFESTS.parent
 OVERLAYS = sorted(path.parent for path in ROOT.glob("overlays/*/kustomization.yaml"))
-# earlier API servers do not know DeviceClasses
-COMPONENTS = [pytest.param(path.parent, marks=[pytest.mark.since(1, 34)] if path.parent.name == "dra" else [])
+SINCE = {"dra": (1, 34), "admission-policies": (1, 36)}
+"""Earlier API servers do not know their types."""
+COMPONENTS = [pytest.param(path.parent, marks=[pytest.mark.since(*SINCE.get(path.parent.name, (1, 0)))])
               for path in sorted(ROOT.glob("components/*/kustomization.yaml"))]
 PAGES = [ROOT.parent / "README.md", ROOT.parent / "docs" / "installation.md"]
 CONFIG = "ConfigMap/hami-kube-scheduler-"

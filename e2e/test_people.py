@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -14,6 +15,8 @@ from e2e.nodes import gpus
 from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import container, job, pod
 from e2e.processes import free_port
+from hami.codec.keys import NODE_RESIZES, RESIZE, RESIZE_APPLIED, RESIZED
+from hami.codec.resize import AppliedSizes, render_applied
 
 PLUGIN = f"""\
 #!{sys.executable}
@@ -110,6 +113,32 @@ def test_a_snapshot_answers_as_the_cluster(ask, shared, tmp_path):
     assert waiting["suggestions"] and waiting["events"]
     replayed = hami(kept, "replay", kept)
     assert replayed.status == 0 and replayed.text == "2 decisions, 0 of them different\n"
+
+
+def test_a_running_pod_is_resized(ask, sandbox):
+    """The test answers for the node."""
+    sandbox.add_gpu_nodes({"n": gpus(1)}, annotations={NODE_RESIZES: "true"})
+    sandbox.create(pod("a", gpu=1, gpumem=30_000, gpucores=40))
+    sandbox.started()
+    more = ("resize", "pod", "a", "--memory=50000Mi", "--timeout=50s")
+    tried = ask(*more, "--dry-run")
+    assert (tried.status, tried.text) == (0, "it fits: main 50,000 MiB and 40 cores\n"), tried.errors
+    assert RESIZE not in sandbox.pod("a")["metadata"]["annotations"]
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(ask, *more)
+        booked = sandbox.kube.wait("Pod", lambda pods: pods["a"]["metadata"]["annotations"].get(RESIZED),
+                                   sandbox.namespace, timeout=50, what="the new size is booked")
+        sandbox.kube.merge_patch("Pod", "a", {"metadata": {"annotations": {
+            RESIZE_APPLIED: render_applied(AppliedSizes(booked))}}}, sandbox.namespace)
+        answer = following.result()
+    first, *_, last = answer.text.splitlines()
+    assert (answer.status, first, last) == (0, "requested: main 50000Mi", "applied: main 50,000 MiB and 40 cores")
+    (row,) = ask("top", "pods", "-o", "json").document["items"]
+    assert (row["memoryMib"], row["memoryWantedMib"]) == (50_000, 50_000)
+    refused = ask("resize", "pod", "a", "--cores=100")
+    assert refused.status == 1 and refused.text.splitlines()[-1].startswith("infeasible; ")
+    assert "Resize: infeasible; " in ask("explain", "pod", "a").text and ask("audit").status == 0
+    sandbox.delete("a")
 
 
 def test_an_inconsistency_is_found(ask, shared):

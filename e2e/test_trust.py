@@ -34,8 +34,10 @@ HIDDEN = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}
 SYSTEM = "kube-system"
 PLUGIN = "hami-device-plugin"
 POLICY = re.compile(r"ValidatingAdmissionPolicy '([\w-]+)'")
+RESIZE, RESIZE_APPLIED = "hami.io/resize", "hami.io/resize-applied"
+RESIZES = "hami.io/vgpu-devices-resized", "hami.io/vgpu-devices-target", "hami.io/resize-status"
 KEYS = sorted({key for vendor in VENDORS for key in (vendor.allocated, vendor.to_allocate) if key} | {
-    PHASE, NODE, TIME, "hami.io/bind-time", "hami.io/vgpu-mig-allocations", "CAMBRICON_DSMLU_PROFILE",
+    PHASE, NODE, TIME, *RESIZES, RESIZE_APPLIED, "hami.io/bind-time", "hami.io/vgpu-mig-allocations", "CAMBRICON_DSMLU_PROFILE",
     "huawei.com/Ascend910A", "predicate-time", "mthreads.com/gpu-index", "BAIDU_COM_DEVICE_IDX", "NEURON_ALLOCATED",
     "enflame.com/gcu-assigned", "metax-tech.com/gpu-devices-allocated"})
 
@@ -321,7 +323,8 @@ def test_a_stolen_token_cannot_change_pods_beyond_annotations(sandbox: Sandbox, 
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "0"}
     for patch in ({"metadata": {"labels": {"app": "x"}}}, annotated({"example.com/x": "1"}),
                   {"metadata": {"finalizers": ["example.com/stay"]}}, {"metadata": {"ownerReferences": [owner]}},
-                  {"spec": {"activeDeadlineSeconds": 1}}, {"metadata": {"labels": {NODE: None}}}):
+                  {"spec": {"activeDeadlineSeconds": 1}}, {"metadata": {"labels": {NODE: None}}},
+                  *(annotated({key: ";", PHASE: "success"}) for key in (RESIZE, *RESIZES))):
         assert refused(lambda patch=patch: stolen.merge_patch("Pod", running, patch, sandbox.namespace)) == (
             "hami-allocations")
 
@@ -392,7 +395,8 @@ def test_a_device_plugin_can_do_its_work(sandbox: Sandbox, stolen: Kube, running
                    {"hami.io/node-handshake": "Reported"}, {"hami.io/lock-free": "NVIDIA"},
                    {"hami.io/lock-free": None}):
         stolen.merge_patch("Node", own, annotated(values))
-    for values in ({TO_ALLOCATE: ";", PHASE: "success"}, {"hami.io/vgpu-mig-allocations": "[]"}):
+    for values in ({TO_ALLOCATE: ";", PHASE: "success"}, {"hami.io/vgpu-mig-allocations": "[]"},
+                   {RESIZE_APPLIED: "{}"}, {RESIZE_APPLIED: None}):
         stolen.merge_patch("Pod", running, annotated(values), sandbox.namespace)
 
 
@@ -775,6 +779,7 @@ def bundle(webhook: int, text: str) -> Object:
 
 def test_tenants_keep_their_own_metadata(sandbox: Sandbox, tenant: Kube, running: str) -> None:
     for patch in (annotated({"example.com/mine": "1", "hami.io/gpu-scheduler-policy": "spread"}),
+                  annotated({RESIZE: '{"main": {"cores": 5}}'}),
                   {"metadata": {"labels": {"team": "a"}}}, {"spec": {"activeDeadlineSeconds": 3600}}):
         tenant.merge_patch("Pod", running, patch, sandbox.namespace)
     tenant.call("POST", path_of("Pod", sandbox.namespace, running, "eviction"), {

@@ -148,7 +148,8 @@ class FakeCluster:
             namespace=namespace, selector=selector)
 
     def annotate_pod(self, ref: PodRef, annotations: Mapping[str, str | None],
-                     labels: Mapping[str, str | None] = {}, *, resource_version: str = "") -> Pod:
+                     labels: Mapping[str, str | None] = {}, *, resource_version: str = "",
+                     timeout: float | None = None) -> Pod:
         def effect():
             pod = self._same(ref)
             _check_version(f"pod {ref}", pod.resource_version, resource_version)
@@ -156,7 +157,7 @@ class FakeCluster:
                                         labels=_merged(pod.labels, labels)))
 
         return self._do("annotate_pod", effect, ref=ref, annotations=dict(annotations), labels=dict(labels),
-                        resource_version=resource_version)
+                        resource_version=resource_version, timeout=timeout)
 
     def annotate_node(self, name: str, annotations: Mapping[str, str | None], resource_version: str = "") -> Node:
         def effect():

@@ -1,8 +1,12 @@
 """The simulated device plugins of ``e2e.agent``."""
 
+import json
 import threading
 
-from e2e.agent import NodeAgent
+import pytest
+
+from e2e.agent import APPLIED, RESIZED, TARGET, NodeAgent
+from e2e.eventually import eventually
 from e2e.vendors import PHASE, VENDORS
 
 POD = {"metadata": {"name": "p", "namespace": "n", "uid": "1",
@@ -15,6 +19,16 @@ class Kube:
 
     def find(self, kind, name, namespace=None):
         return {"metadata": {"annotations": {"kwok.x-k8s.io/node": "fake"}}}
+
+
+class Recorder(Kube):
+    """Keeps what is written to pods."""
+
+    def __init__(self):
+        self.written = []
+
+    def merge_patch(self, kind, name, patch, namespace):
+        self.written.append((name, patch["metadata"]))
 
 
 class Eager(threading.Condition):
@@ -45,3 +59,51 @@ def test_a_pod_that_is_due_while_the_pods_are_listed_again_is_served():
     agent._changed.worker = work
     agent._see_pods([POD])
     assert served == [POD]
+
+
+def resized(name="p", version="7", **notes):
+    return {"metadata": {"name": name, "namespace": "n", "uid": name, "resourceVersion": version, "annotations": notes},
+            "spec": {"nodeName": "node"}, "status": {}}
+
+
+@pytest.fixture
+def answers():
+    """What an agent of one node writes; it is stopped at the end."""
+    kube = Recorder()
+    agent = NodeAgent(kube)
+    agent._nodes = {"node": {}}
+    thread = threading.Thread(target=agent._confirm)
+    thread.start()
+    yield agent, kube.written
+    agent._ended.set()
+    thread.join()
+
+
+def answer(pod, sizes):
+    meta = pod["metadata"]
+    return meta["name"], {"resourceVersion": meta["resourceVersion"],
+                          "annotations": {APPLIED: json.dumps({"sizes": sizes})}}
+
+
+def test_a_resized_pod_is_confirmed_once_with_what_it_is_to_have(answers):
+    agent, written = answers
+    grown, shrinking = resized("a", **{RESIZED: "more"}), resized("b", **{RESIZED: "more", TARGET: "less"})
+    for item in (grown, shrinking, grown, resized("c"), resized("d", **{
+            RESIZED: "more", APPLIED: json.dumps({"sizes": "more"})})):
+        agent._see_pod("MODIFIED", item)
+    eventually(lambda: len(written) > 1, "both are answered")
+    assert sorted(written, key=str)[:2] == [answer(grown, "more"), answer(shrinking, "less")]
+    eventually(lambda: agent._resized == {}, "nothing is left to do")
+
+
+def test_a_resize_that_does_not_hold_is_confirmed_later(answers):
+    agent, written = answers
+    held = {"a"}
+    agent.confirms = lambda namespace, name: name not in held
+    pods = [resized(name, **{RESIZED: "more", TARGET: "less"}) for name in "ab"]
+    agent._see_pods(pods)
+    eventually(lambda: written, "the other one is answered")
+    assert written == [answer(pods[1], "less")]
+    held.clear()
+    eventually(lambda: len(written) > 1, "it is answered")
+    assert written[1:] == [answer(pods[0], "less")]

@@ -37,7 +37,8 @@ READERS = [path for path in MODULES if path.parts[1] in ("inspect", "dashboard")
 READ = {  # of hami.state: views and records, and functions of a pod
     "hami.state.view.View", "hami.state.view.Policies", "hami.state.table.Booking", "hami.state.binding.assigned_at",
     "hami.state.binding.bound_at", "hami.state.pods.FOREIGN_TTL_S", "hami.state.preemption.plan_preemption",
-    "hami.state.preemption.PreemptionRules", "hami.state.claims.Claimed",
+    "hami.state.preemption.PreemptionRules", "hami.state.claims.Claimed", "hami.state.resizes.as_resized",
+    "hami.state.resizes.resized_annotations",
 }
 STORES = {  # readers that fill a store, or take the views of one
     "hami/inspect/cluster.py", "hami/dashboard/program.py", "hami/dashboard/live.py",

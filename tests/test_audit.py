@@ -55,6 +55,11 @@ def vxpu(name, memory, *indexes):
                 name=name)
 
 
+def resized(allocated, text):
+    """Returns a pod that has requested 3000 MiB, and holds *text* since it was resized."""
+    return held("NVIDIA", allocated, {"gpu": 1, "gpumem": 3000}, **{"hami.io/vgpu-devices-resized": text})
+
+
 DCU, MIG_CARD = nodes.hygon(card("d", 32_752, slots=2)), nodes.nvidia(mig_gpu(uuid="GPU-m"))
 SGPU, INF = nodes.sgpu("x"), nodes.neuron("inf2.xlarge", 1)
 XPUS = nodes.vxpu(*(card(f"x{index}", 98_304) for index in range(8)))
@@ -93,6 +98,7 @@ def mlu(name, **notes):
     pytest.param([nodes.nvidia(gpu(uuid="g")), DCU], [
         held("NVIDIA", "g,NVIDIA,3000,0:;;", {"gpu": 1, "gpumem": 3000}, {"hygon.com/dcunum": 1},
              **{"hami.io/dcu-devices-allocated": ";d,DCU,32752,100:;"})], id="two-vendors"),
+    pytest.param([nodes.nvidia(gpu(uuid="g"))], [resized("g,NVIDIA,4000,20:;", "g,NVIDIA,4000,20:;")], id="resized"),
     pytest.param([nodes.cambricon(1)], [mlu("a", CAMBRICON_DSMLU_ASSIGNED="true")], id="mlu"),
 ])
 def test_a_consistent_cluster_has_no_violations(outfits, pods):
@@ -100,6 +106,12 @@ def test_a_consistent_cluster_has_no_violations(outfits, pods):
 
 
 @pytest.mark.parametrize(("outfit", "pods", "found"), [
+    pytest.param(nodes.nvidia(gpu(uuid="g")), [resized("g,NVIDIA,3000,0:;", "g,NVIDIA,4000,0:;")],
+                 "holds 'g,NVIDIA,4000,0:;', its allocation says 'g,NVIDIA,3000,0:;'", id="resized-in-one-of-two"),
+    pytest.param(nodes.nvidia(gpu(uuid="g", memory_mib=4000)), [resized(*["g,NVIDIA,4001,0:;"] * 2)],
+                 "g on n has 4000 MiB, 4001 are given out", id="resized-beyond-the-card"),
+    pytest.param(nodes.nvidia(gpu(uuid="g"), gpu(uuid="h")), [resized(*["g,NVIDIA,9,0:h,NVIDIA,9,0:;"] * 2)],
+                 "requests 1 devices of nvidia.com/gpu, holds 2", id="resized-to-another-device"),
     pytest.param(DCU, [dcu("a", 30_000, 50), dcu("b", 3000, 50)], "d on n has 32752 MiB, 33000 are given out",
                  id="memory"),
     pytest.param(DCU, [dcu("a", 9, 60), dcu("b", 9, 50)], "d on n has 100 cores, 110 are given out", id="cores"),

@@ -143,8 +143,12 @@ def test_modules_and_tox_environments_exist(path):
 
 
 def event_reasons():
-    """Yields the reasons of all events that the code records."""
+    """Yields the reasons of all events that the code records, in its calls or by a table."""
     for tree in CODE:
+        for table in (node.value for node in tree.body if isinstance(node, ast.AnnAssign)
+                      and getattr(node.target, "id", "") == "_EVENTS"):
+            yield from (node.value for node in ast.walk(table) if isinstance(node, ast.Constant)
+                        and re.fullmatch(r"[A-Z][a-z]+[A-Z]\w+", node.value))
         constants = {target.id: node.value.value for node in tree.body if isinstance(node, ast.Assign)
                      and isinstance(node.value, ast.Constant)
                      for target in node.targets if isinstance(target, ast.Name)}
@@ -171,7 +175,7 @@ KUBERNETES = {"FailedScheduling", "GenericWorkload", "UnexpectedAdmissionError",
 
 def test_the_events_are_found():
     assert {"FilteringFailed", "AllocationExpired", "NotAdmitted", "AllocationFailed", "InventoryUnreadable",
-            "AsymmetricGPUP2PLink"} <= EVENTS
+            "AsymmetricGPUP2PLink", "ResizePending", "ResizeRefused"} <= EVENTS
 
 
 @pytest.mark.parametrize("path", [path for path in DOCS if path.name != "configuration.md"], ids=lambda path: path.name)

@@ -6,7 +6,9 @@ import yaml
 from click.testing import CliRunner
 
 from hami.codec.device_config import chart_config, parse_device_config
+from hami.codec.keys import CORES_LIMIT, RESIZE, SCHEDULERS_ALONE
 from hami.vendors.entry_points import full_catalog
+from tools import admission
 from tools.policies import (
     BASE, generated_files, main, node_keys, pod_keys, render_managed_resources, render_match_conditions,
     render_policies,
@@ -38,6 +40,16 @@ def test_names_fit_into_literals_of_cel():
     assert not [name for name in names if not re.fullmatch(r"[\w./-]+", name)]
 
 
+def test_a_device_plugin_writes_no_key_of_schedulers_alone():
+    """Each right to write on the own node leaves out these keys, and what the owner of a pod asks for."""
+    item = next(item for item in yaml.safe_load_all(render_policies(CATALOG))
+                if item["metadata"]["name"] == "hami-allocations")
+    expression = item["spec"]["validations"][0]["expression"]
+    _, _, beside = expression.partition(".check('write-on-own-node').allowed()")
+    assert set(re.findall(r"'(hami\.io/[a-z-]+)'", beside)) == {*SCHEDULERS_ALONE, RESIZE}
+    assert "all(k, pair[0][?k] == pair[1][?k])" in beside
+
+
 def test_the_expressions_stay_far_below_the_limits_of_the_api_server():
     """An object may have 1.5 MiB, and YAML lines must not break an expression."""
     text = render_policies(CATALOG)
@@ -57,3 +69,21 @@ def test_the_command_writes_into_a_folder(tmp_path):
     assert all("example.com/mem" in path.read_text() for path in generated_files(CATALOG, tmp_path))
     CliRunner().invoke(main, [str(tmp_path)], catch_exceptions=False)
     assert all((tmp_path / path.name).read_text() == path.read_text() for path in generated_files(CATALOG))
+
+
+def test_the_policies_of_admission_follow_the_device_configuration():
+    config = parse_device_config(RENAMED.replace("  defaultGPUNum: 1", "  defaultGPUNum: 2"), "device-config.yaml")
+    made = admission.generated_files(full_catalog(config), config.nvidia)
+    policies, webhook = made[admission.FOLDER / "policies.yaml"], made[admission.FOLDER / "webhook.yaml"]
+    assert "'example.com/mem'" in policies and "nvidia.com/gpumem'" not in policies and 'expression: "2"' in policies
+    assert "nvidia.com" not in webhook and "example.com" not in webhook and "'huawei.com/Ascend910A'" in webhook
+    assert not admission.needs_webhook(config.nvidia)
+    strict = parse_device_config(RENAMED.replace("nvidia:\n", "nvidia:\n  strict: true\n", 1), "device-config.yaml")
+    assert admission.needs_webhook(strict.nvidia)
+
+
+def test_a_resource_that_is_left_out_is_in_no_policy_of_admission():
+    config = parse_device_config("nvidia: {resourceCountName: nvidia.com/gpu, defaultGPUNum: 1}", "device-config.yaml")
+    text = admission.generated_files(full_catalog(config), config.nvidia)[admission.FOLDER / "policies.yaml"]
+    names = set(re.findall(r"'([a-z.]*nvidia\.com/[a-z-]+)'", text))
+    assert names == {"nvidia.com/gpu", CORES_LIMIT} and not re.search(r"'' in |\['']|Key\(''", text)

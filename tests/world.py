@@ -24,6 +24,7 @@ from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.preemptor import Preemptor
+from hami.scheduler.resizer import ResizablePods, Resizer
 from hami.scheduler.settings import Settings
 from hami.scheduling.usage import peak_charges
 from hami.state.binding import awaits_allocation
@@ -81,6 +82,8 @@ class RecordedMetrics:
         self.reasons, self.waits = [], []
         self.refused, self.lock_wait = self.reasons.append, self.waits.append
         self.preemptions, self.victims, self.bound_after, self.in_vain = [], 0, [], 0
+        self.resizes = []
+        self.resize = self.resizes.append
         self.preemption, self.preemptor_bound = self.preemptions.append, self.bound_after.append
 
     def evicted(self, pods):
@@ -218,6 +221,8 @@ class Replica:
                                    clock=clock, now=clock.now)
         self.verbs = Verbs(Admitter(self.cache, settings), self.node_filter, self.preemption_filter, self.binder,
                            self.cache.reservations.get, in_flight)
+        self.resizer = Resizer(self.cluster, self.cache, self.events, self.leadership, self.metrics, clock=clock)
+        self.pods = ResizablePods(self.cache.pods, self.resizer.observe)
         self.controller = Controller(
             self.cluster, self.cache, self.locks, self.events, self.leadership, settings, clock=clock, now=clock.now)
         self.cursors = {"nodes": 0, "pods": 0}
@@ -227,7 +232,7 @@ class Replica:
         """Lists everything, as a reflector does at first and after it has missed events."""
         started = self.clock()
         for kind, sink, things in (("nodes", self.locks.watched, self.fake.nodes),
-                                   ("pods", self.cache.pods, self.fake.pods)):
+                                   ("pods", self.pods, self.fake.pods)):
             for thing in things.values():
                 sink.upsert(thing, started)
             sink.prune({t.name if kind == "nodes" else t.ref.uid for t in things.values()}, started)
@@ -242,7 +247,7 @@ class Replica:
     def deliver(self, kind, news):
         """Delivers changes and advances the watch by as many."""
         for verb, thing in news:
-            getattr(self.locks.watched if kind == "nodes" else self.cache.pods, verb)(thing)
+            getattr(self.locks.watched if kind == "nodes" else self.pods, verb)(thing)
         self.cursors[kind] += len(news)
 
     def filter(self, pod, names=None):

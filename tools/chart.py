@@ -52,6 +52,7 @@ RULES: dict[str, dict[str, object]] = {
     "devicePlugin.deviceSplitCount": {"minimum": 1},
     "devicePlugin.deviceMemoryScaling": {"exclusiveMinimum": 0},
     "devicePlugin.deviceCoreScaling": {"exclusiveMinimum": 0},
+    "admission.mode": {"enum": ["webhook", "policy"]},
     "policies.mode": {"enum": ["auto", "deny", "warn"]},
     "devices.nvidia.gpuCorePolicy": {"enum": ["default", "force", "disable"]},
     "dra.extendedResource": {"pattern": r"^([a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9._-]*)?$"},

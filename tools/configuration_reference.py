@@ -78,6 +78,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "overwriteEnv": "hides all devices from containers without a request",
     "strict": "refuses what a pod can do to lift limits or to see other devices: docs/threat-model.md",
     "gpuCorePolicy": "how the limiter enforces the cores of a container",
+    "gpucoresLimits": "the annotation `nvidia.com/gpucores-limit` of pods without it, by namespace: percent of a GPU "
+                      "that a container may use while no other does",
     "runtimeClassName": "runtime class set on pods with devices that name none; empty for none",
     "deviceSplitCount": "containers that may share a device",
     "deviceMemoryScaling": "ratio of the memory that can be allocated to a device's memory",
@@ -223,8 +225,9 @@ def _of_chart(path: str, key: str) -> object:
 def _plain(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return "" if value is None or isinstance(value, list | tuple) else f"{value:g}" if isinstance(value, float) else (
-        str(value))
+    if value is None or value is msgspec.NODEFAULT or isinstance(value, list | tuple | dict):
+        return ""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

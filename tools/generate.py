@@ -15,7 +15,7 @@ from e2e import compatibility
 from hami.codec.device_config import chart_config
 from hami.inspect.vendors import entries, render
 from hami.vendors.entry_points import full_catalog
-from tools import chart, configuration_reference, policies
+from tools import admission, chart, configuration_reference, policies
 
 __all__ = ["generated_files"]
 
@@ -37,11 +37,13 @@ spec:
 
 def generated_files() -> dict[Path, str]:
     """Returns the content of each generated file, without the code of the kubelet's messages."""
-    readme, base = compatibility.README, policies.generated_files(full_catalog(chart_config()))
+    config = chart_config()
+    readme, base = compatibility.README, policies.generated_files(full_catalog(config))
     return {
         # a copy: kustomize reads nothing outside of its folder, and the package needs the file, too
         policies.BASE / "device-config.yaml": DEVICE_CONFIG.read_text(),
         **base,
+        **admission.generated_files(full_catalog(config), config.nvidia),
         policies.CLAIMS_CONFIG: policies.render_claims_config(base[policies.BASE / "scheduler-config.yaml"]),
         ROOT / "manifests" / "components" / "prometheus" / "rules.yaml": render_rules(),
         **chart.generated_files(),
@@ -67,7 +69,7 @@ def render_devices(page: str) -> str:
 @click.command(help="Write all generated files that are outdated.")
 def main() -> None:
     for path, content in generated_files().items():
-        if path.read_text() != content:
+        if not path.exists() or path.read_text() != content:
             path.write_text(content)
             click.echo(path.relative_to(ROOT))
 

@@ -15,9 +15,10 @@ from string import Template
 
 import click
 
-from hami.codec.device_config import chart_config, parse_device_config
+from hami.codec.device_config import DeviceConfig, chart_config, parse_device_config
 from hami.codec.keys import (
-    ALLOCATION_PATTERN, CLAIM_RESOURCE, NODE_LOCK, PREEMPTIBLE, ROOM, SCHEDULER_OWNED, is_scheduler_owned,
+    ALLOCATION_PATTERN, CLAIM_RESOURCE, NODE_LOCK, PREEMPTIBLE, RESIZE, ROOM, SCHEDULER_OWNED, SCHEDULERS_ALONE,
+    is_scheduler_owned,
 )
 from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED
 from hami.vendors.capacity import capacity_names
@@ -120,20 +121,21 @@ def render_policies(catalog: Catalog) -> str:
         scheduler=SCHEDULER,
         extender=EXTENDER,
         token_node="request.userInfo.?extra['authentication.kubernetes.io/node-name'].orValue([''])[0]",
-        only_hami=_indented(_confined(_HAMI), 6),
-        only_hami_and_capacity=_indented(_confined(_HAMI, status=_only_amounts(catalog)), 6),
-        only_pod_keys=_indented(_confined(f"{_HAMI}\n|| {_owned_pod_key(catalog)}", labels=True), 6),
-        only_node_keys=_indented(_confined(f"{_HAMI}\n|| {_owned_node_key(catalog)}"), 6),
-        pod_key=_indented(_owned_pod_key(catalog), 8),
-        node_key=_indented(_owned_node_key(catalog), 8),
-        requests_devices=_indented(_requests_devices(catalog), 6),
-        requested_devices=_indented(_requests_devices(catalog, pod="oldObject"), 6),
+        only_hami=indented(_confined(_HAMI), 6),
+        only_hami_and_capacity=indented(_confined(_HAMI, status=_only_amounts(catalog)), 6),
+        only_pod_keys=indented(_confined(f"{_HAMI}\n|| {_owned_pod_key(catalog)}", labels=True), 6),
+        only_node_keys=indented(_confined(f"{_HAMI}\n|| {_owned_node_key(catalog)}"), 6),
+        not_of_plugins=indented(_names(sorted({*SCHEDULERS_ALONE, RESIZE})), 10),
+        pod_key=indented(_owned_pod_key(catalog), 8),
+        node_key=indented(_owned_node_key(catalog), 8),
+        requests_devices=indented(_requests_devices(catalog), 6),
+        requested_devices=indented(_requests_devices(catalog, pod="oldObject"), 6),
         is_preempted=_IS_PREEMPTED,
-        only_preemption=_indented(_ONLY_PREEMPTION, 6),
+        only_preemption=indented(_ONLY_PREEMPTION, 6),
         preemptible=PREEMPTIBLE,
         priority=" or ".join(f"'{vendor.resources.priority}'" for vendor in catalog if vendor.resources.priority)
                  or "priority",
-        has_high_priority=_indented(_HIGH_PRIORITY, 6),
+        has_high_priority=indented(_HIGH_PRIORITY, 6),
         most_containers=MAX_CONTAINERS,
         most_variables=MAX_VARIABLES,
     )
@@ -145,10 +147,10 @@ def render_match_conditions(catalog: Catalog) -> str:
   matchConditions:
   - name: managed-resource-or-reserved-key
     expression: >-
-      {_indented(_requests_devices(catalog), 6)}
+      {indented(_requests_devices(catalog), 6)}
       || [object.metadata.?annotations.orValue({{}}), object.metadata.?labels.orValue({{}})].exists(keys,
         keys.size() <= {MAX_KEYS} && keys.exists(k,
-          {_indented(_owned_pod_key(catalog), 10)}))
+          {indented(_owned_pod_key(catalog), 10)}))
 """
 
 
@@ -187,9 +189,9 @@ oldObject != null
 && object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([])
 && object.metadata.?ownerReferences.orValue([]) == oldObject.metadata.?ownerReferences.orValue([])
 && [
-  {_indented(changing, 2)}
+  {indented(changing, 2)}
 ].all(pair, pair[0] == pair[1] || pair.all(keys, keys.size() <= {MAX_KEYS} && keys.all(k,
-  {_indented(key, 2)}
+  {indented(key, 2)}
   || (k in pair[0] && k in pair[1] && pair[0][k] == pair[1][k]))))"""
 
 
@@ -201,30 +203,36 @@ def _only_amounts(catalog: Catalog) -> str:
   pair[0].?status.orValue({{}}).all(f, pair[0].status[?f] == pair[1].?status[?f]
     || (f in ['capacity', 'allocatable'] && pair[0].status[f].all(k,
       k in [
-        {_indented(_names(names), 8)}]
+        {indented(_names(names), 8)}]
       || pair[0].status[f][?k] == pair[1].?status[?f][?k]))))"""
 
 
 def _owned_pod_key(catalog: Catalog) -> str:
     """Returns the CEL expression for: *k* is a key of pods that users may not write."""
-    return f"k in [\n  {_indented(_names(pod_keys(catalog)), 2)}]\n|| k.matches(r'^{ALLOCATION_PATTERN}$')"
+    return f"k in [\n  {indented(_names(pod_keys(catalog)), 2)}]\n|| k.matches(r'^{ALLOCATION_PATTERN}$')"
 
 
 def _owned_node_key(catalog: Catalog) -> str:
     """Returns the CEL expression for: *k* is an annotation of nodes that users may not write."""
-    return f"k.startsWith('{NODE_PREFIX}') || k in [\n  {_indented(_names(node_keys(catalog)), 2)}]"
+    return f"k.startsWith('{NODE_PREFIX}') || k in [\n  {indented(_names(node_keys(catalog)), 2)}]"
 
 
 def _requests_devices(catalog: Catalog, pod: str = "object") -> str:
     """Returns the CEL expression for: a container of *pod* names a resource of the catalog, or that of pods which get
     their devices by claims of the scheduler."""
-    resources = _names((*(name for vendor in catalog for name in vendor.resources.names), CLAIM_RESOURCE))
+    return requests_of((name for vendor in catalog for name in vendor.resources.names), pod)
+
+
+def requests_of(resources: Iterable[str], pod: str = "object") -> str:
+    """Returns the CEL expression for: a container of *pod* names one of *resources*, or that of pods which get their
+    devices by claims of the scheduler."""
+    names = _names((*resources, CLAIM_RESOURCE))
     return f"""\
 [{pod}.spec.containers + {pod}.spec.?initContainers.orValue([])].exists(all,
   all.size() > {MAX_CONTAINERS} || all.exists(c,
     [c.?resources.limits.orValue({{}}), c.?resources.requests.orValue({{}})].exists(amounts,
       amounts.size() > {MAX_AMOUNTS} || amounts.exists(r, r in [
-        {_indented(resources, 8)}]))))"""
+        {indented(names, 8)}]))))"""
 
 
 def _names(names: Iterable[str]) -> str:
@@ -232,7 +240,7 @@ def _names(names: Iterable[str]) -> str:
     return "\n".join(textwrap.wrap(", ".join(f"'{name}'" for name in names), WIDTH, break_on_hyphens=False))
 
 
-def _indented(text: str, columns: int) -> str:
+def indented(text: str, columns: int) -> str:
     """Returns *text* with *columns* spaces before each line but the first."""
     return text.replace("\n", "\n" + columns * " ")
 
@@ -244,10 +252,10 @@ def _replace_end(text: str, end: str) -> str:
     return "".join(lines[:place + 1]) + end
 
 
-def _catalog(device_config: Path | None) -> Catalog:
+def _read(device_config: Path | None) -> DeviceConfig:
     if device_config is None:
-        return full_catalog(chart_config())
-    return full_catalog(parse_device_config(device_config.read_text(), str(device_config), known=sections()))
+        return chart_config()
+    return parse_device_config(device_config.read_text(), str(device_config), known=sections())
 
 
 @click.command(help="Write the generated parts of the manifests in FOLDER (default: manifests/base).")
@@ -255,12 +263,20 @@ def _catalog(device_config: Path | None) -> Catalog:
               help="The device configuration, if its resources have other names than those of HAMi's chart.")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=BASE)
 def main(device_config: Path | None, folder: Path) -> None:
-    for path, content in generated_files(_catalog(device_config), folder).items():
+    from tools import admission  # which needs this module
+
+    config = _read(device_config)
+    catalog = full_catalog(config)
+    files = generated_files(catalog, folder)
+    if folder == BASE:
+        files[CLAIMS_CONFIG] = render_claims_config(files[BASE / "scheduler-config.yaml"])
+        if admission.needs_webhook(config.nvidia):
+            click.echo(f"{admission.FOLDER}: not written, since nvidia.strict and nvidia.overwriteEnv need the webhook")
+        else:
+            files |= admission.generated_files(catalog, config.nvidia)
+    for path, content in files.items():
         path.write_text(content)
         click.echo(path)
-    if folder == BASE:
-        CLAIMS_CONFIG.write_text(render_claims_config((BASE / "scheduler-config.yaml").read_text()))
-        click.echo(CLAIMS_CONFIG)
 
 
 if __name__ == "__main__":

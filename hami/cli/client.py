@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hami.inspect.cluster import ClusterRecord, InspectedCluster, SchedulingEvent
     from hami.inspect.manifests import PriorityClass
     from hami.inspect.read import Reader
-    from hami.kube.pages import Requester
+    from hami.kube.pages import Writer
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 TIMEOUT_S = 30.0  # for each page
@@ -43,7 +43,7 @@ class Client:
     node_policy: str
     device_policy: str
     snapshot: str
-    connect: Callable[[Client], Requester]
+    connect: Callable[[Client], Writer]
 
     def reader(self) -> Reader:
         """Returns a reader that shows its progress on a terminal, and notes on standard error."""
@@ -133,7 +133,7 @@ def read_snapshot(path: str) -> ClusterRecord:
     return parse_snapshot(data, path)
 
 
-def connect_api(client: Client) -> Requester:
+def connect_api(client: Client) -> Writer:
     """Returns calls to the API server of the user's kubeconfig. Raises: HamiError."""
     from hami.kube.api import Api
 

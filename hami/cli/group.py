@@ -18,7 +18,8 @@ from hami.inspect.tables import printable
 _SHORT_WITH_VALUE = re.compile(r"(-[A-Za-z])=(.+)", re.DOTALL)
 
 
-PEOPLE = dict.fromkeys(("audit", "capacity", "explain", "replay", "simulate", "snapshot", "top"), "hami.cli.people")
+PEOPLE = dict.fromkeys(("audit", "capacity", "explain", "replay", "simulate", "snapshot", "top"), "hami.cli.people") | {
+    "resize": "hami.cli.resize"}
 """The commands for people, and the module that has them."""
 
 

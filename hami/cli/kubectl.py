@@ -22,7 +22,7 @@ WITH_FILES = ":0"
 def kubectl_main() -> None:
     """See how devices are shared in a cluster with HAMi, and why pods wait.
 
-    Nothing is written, and nothing needs to be installed in the cluster.
+    Only resize writes anything. For the others, nothing needs to be installed in the cluster.
     """
 
 

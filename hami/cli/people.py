@@ -164,13 +164,13 @@ def audit_command(*, client: Client, style: Style, before_upgrade: bool, files: 
     """Find where annotations, inventories and specifications contradict each other, and say what to do.
 
     Over-committed cards, allocations and inventories that cannot be read, cards and nodes that are gone, stale locks,
-    ghost reservations, pods without the devices that they request, upgrades from HAMi that have not been finished, and
-    rights that are left of an upgrade.
+    ghost reservations, pods without the devices that they request, resizes that hang, upgrades from HAMi that have not
+    been finished, and rights that are left of an upgrade.
     Exit status 1 if there is any.
 
     With --before-upgrade: workloads whose pods the webhook would refuse, and why. Nothing needs to be installed for it.
     """
-    from hami.inspect.audit import audit, render_audit
+    from hami.inspect.audit import audit, render_audit, settle
     from hami.inspect.cluster import InspectedCluster
 
     if before_upgrade:
@@ -179,7 +179,8 @@ def audit_command(*, client: Client, style: Style, before_upgrade: bool, files: 
         raise click.UsageError("-f is an option of --before-upgrade")
     record = client.read()
     if not client.snapshot:
-        record = replace(record, installation=client.reader().installation())
+        reader = client.reader()
+        record = settle(replace(record, installation=reader.installation()), reader.pod, time.sleep)
     cluster = InspectedCluster(record)
     findings = audit(cluster)
     return Answer(document={"items": findings}, text=lambda: render_audit(cluster, findings), status=bool(findings))

@@ -40,6 +40,9 @@ ObjectName = Annotated[str, Meta(pattern=rf"^{_DOMAIN}\Z", max_length=253,
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX, description=f"a whole number from 0 to {INT32_MAX}")]
 PositiveCount = Annotated[int, Meta(ge=1, le=INT32_MAX, description=f"a whole number from 1 to {INT32_MAX}")]
 Percent = Annotated[int, Meta(ge=0, le=100, description="a whole number from 0 to 100")]
+CoreLimits = Annotated[
+    dict[Annotated[str, Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")], Annotated[int, Meta(ge=1, le=100)]],
+    Meta(description="whole numbers from 1 to 100 by namespace, such as {team-a: 60}")]
 LogLevel = Annotated[int, Meta(ge=0, le=4, description="a whole number from 0 to 4")]
 Factor = Annotated[float, Meta(gt=0, le=sys.float_info.max, description="a number above 0, such as 1.5")]
 Text = Annotated[str | int, Meta(description="a text")]
@@ -80,8 +83,9 @@ class NvidiaConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     *memory_factor*: MiB for each unit of the memory resource. *default_memory* is in MiB, 0 for the whole device;
     *default_cores* in percent of one device. *default_gpu_num*: devices for a container that requests only memory or
     cores, 0 for none. *overwrite_env*: hides all devices from containers without a request. *strict*: does the same,
-    and refuses what could lift limits. *gpu_core_policy*: how the limiter enforces cores. Only the device plugin reads
-    the second group: *preconfigured_device_memory* in MB, 0 for the device's own memory.
+    and refuses what could lift limits. *gpu_core_policy*: how the limiter enforces cores. *gpucores_limits*: by
+    namespace, the percentage of a device that a container may use while no other does, for pods that do not say. Only
+    the device plugin reads the second group: *preconfigured_device_memory* in MB, 0 for the device's own memory.
     Source: HAMi v2.10, pkg/device/nvidia/device.go, NvidiaConfig.
     """
 
@@ -97,6 +101,7 @@ class NvidiaConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     overwrite_env: bool = False
     strict: bool = False
     gpu_core_policy: Literal["default", "force", "disable"] = "default"
+    gpucores_limits: CoreLimits = {}
     runtime_class_name: ObjectName = ""
 
     device_split_count: PositiveCount = 10

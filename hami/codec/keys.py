@@ -50,6 +50,7 @@ SCHEDULER_OWNED = SCHEDULERS_ALONE | {
     ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS, PREEMPTING, RESIZE_APPLIED}
 ALLOCATION_PATTERN = r"hami\.io/[^/]+-(devices-to-allocate|devices-allocated|allocated)"  # also in the policies: RE2
 _ALLOCATION_KEY = re.compile(ALLOCATION_PATTERN)
+_ALLOCATIONS = frozenset({MIG_ALLOCATIONS, RESIZED, RESIZE_TARGET})
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 
 
@@ -60,7 +61,7 @@ def is_scheduler_owned(key: str) -> bool:
 
 def is_allocation(key: str) -> bool:
     """Reports whether *key* holds a pod's devices, or places on them."""
-    return key == MIG_ALLOCATIONS or _ALLOCATION_KEY.fullmatch(key) is not None
+    return key in _ALLOCATIONS or _ALLOCATION_KEY.fullmatch(key) is not None
 
 
 def is_label_value(text: str) -> bool:

@@ -45,7 +45,7 @@ class Size:
 
 
 class ResizeState(enum.StrEnum):
-    """What has become of a resize: its sizes are booked and the node has not confirmed them yet; they are enforced;
+    """The outcome of a resize: its sizes are booked and the node has not confirmed them yet; they are enforced;
     they do not fit now and are tried again; they never can."""
 
     BOOKED = "Booked"
@@ -121,13 +121,14 @@ def render_resize(sizes: Mapping[str, Size]) -> str:
 
 
 def held_text(annotations: Mapping[str, str]) -> str | None:
-    """Returns the text of what a pod holds of GPUs, as in an allocation; ``None`` if it has none."""
-    return annotations.get(RESIZED, annotations.get(GPU_ALLOCATED))
+    """Returns the text of what a pod holds of GPUs, as in an allocation; ``None`` if it has none. An empty text is one
+    of an earlier assignment, which a Binding cannot remove."""
+    return annotations.get(RESIZED) or annotations.get(GPU_ALLOCATED)
 
 
 def wanted_text(annotations: Mapping[str, str]) -> str | None:
     """Returns the text of what a pod is to have of GPUs, which is never more than what it holds."""
-    return annotations.get(RESIZE_TARGET, held_text(annotations))
+    return annotations.get(RESIZE_TARGET) or held_text(annotations)
 
 
 def render_status(status: ResizeStatus) -> str:

@@ -15,6 +15,7 @@ from hami.dashboard.caches import Poller, Renderings
 from hami.dashboard.explainer import explainer
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import Monitors, use_poller
+from hami.dashboard.pod_size import read_size, size_poller
 from hami.dashboard.scheduling_condition import condition_poller, read_condition
 from hami.dashboard.settings import DashboardSettings
 from hami.dashboard.views import Views
@@ -58,10 +59,11 @@ class DashboardProgram:
         self._pollers: list[Poller[Any, Any]] = [
             answers := explainer(self._live, clock=clock),
             uses := use_poller(monitors.page, clock=clock, now=utc_now),
-            conditions := condition_poller(partial(read_condition, api), clock=clock)]
+            conditions := condition_poller(partial(read_condition, api), clock=clock),
+            sizes := size_poller(partial(read_size, api), clock=clock)]
         tls = _tls(settings)
         self._app = create_dashboard(Dashboard(
-            Views(self._live, explain=answers.view, uses=uses.view, condition=conditions.view),
+            Views(self._live, explain=answers.view, uses=uses.view, condition=conditions.view, size=sizes.view),
             Access(Reviews(api) if tls is not None else None, clock=clock), Renderings(clock=clock), self._version,
             self.unready_reason, self.hung_reason, is_local=tls is None))
         self._server = AppServer("dashboard", settings.bind_address, self._app, flag="--bind-address", tls=tls)

@@ -13,10 +13,12 @@ from hami.dashboard.access import Scope
 from hami.dashboard.errors import PageError
 from hami.dashboard.explainer import Explanation, Question
 from hami.dashboard.live import DeviceParts, LiveCluster
+from hami.dashboard.pod_size import PodSize
 from hami.dashboard.scheduling_condition import SchedulingCondition
 from hami.dashboard.use import Use, Uses, total_use
 from hami.inspect.cluster import InspectedCluster, unknown_name
 from hami.inspect.explain import RequestedDevices, requested_devices
+from hami.inspect.resize_report import ResizeReport
 from hami.inspect.top import NAMESPACES, NODES, PODS, NamespaceRow, NodeRow, PodRow, age_of, namespace_rows, pod_rows
 from hami.model import Pod, PodRef
 
@@ -112,13 +114,15 @@ class DevicePage(msgspec.Struct, rename="camel", frozen=True):
 
 
 class PodPage(msgspec.Struct, rename="camel", frozen=True):
-    """A pod that holds devices, or *waits*. *problems*: why its allocation cannot be read."""
+    """A pod that holds devices, or *waits*. *problems*: why its allocation cannot be read. *size*: ``None`` while it is
+    being read, and of a pod that waits."""
 
     row: PodRow
     bound_at: int
     problems: tuple[str, ...]
     cards: tuple[DevicePage, ...]
     waits: Waiting | None
+    size: PodSize | None
 
 
 class NamespaceList(msgspec.Struct, rename="camel", frozen=True):
@@ -142,16 +146,18 @@ class Views:
     """The pages about *live*. The thread that renders calls them, one at a time.
 
     *explain*: returns the answer to a question, *uses* the use of a node's cards, *condition* why kube-scheduler does
-    not place a pod; ``None`` if it is not known.
+    not place a pod, *size* what the annotations of a bound pod say; ``None`` if it is not known.
     """
 
     def __init__(self, live: LiveCluster, *, explain: Callable[[Question], Explanation | None],
                  uses: Callable[[str], Uses | None],
-                 condition: Callable[[PodRef], SchedulingCondition | None]) -> None:
+                 condition: Callable[[PodRef], SchedulingCondition | None],
+                 size: Callable[[PodRef], PodSize | None]) -> None:
         self._live = live
         self._explain = explain
         self._uses = uses
         self._condition = condition
+        self._size = size
 
     def nodes(self, scope: Scope, query: NodeQuery) -> NodeList:
         """Returns a page of nodes with their cards."""
@@ -198,16 +204,17 @@ class Views:
         waiting, booking = store.pods.waiting_pod(record.ref.uid), store.booking(record.ref.uid)
         cluster = self._live.cluster([booking.node] if booking else [], scope, [waiting] if waiting is not None else [])
         pod = cluster.pods.get(record.ref.uid) or Pod(ref=record.ref, node_name=record.node, phase=record.phase)
-        held, waits = [], None
+        held, waits, size = [], None, None
         if booking is not None:
+            size = self._size(record.ref)
             uuids = {charge.uuid for _, charges in booking.charges for charge in charges}
             devices = self._live.devices([booking.node], scope, self._uses).get(booking.node, ())
             held = [DevicePage(booking.node, device) for device in devices if device.row.uuid in uuids]
         elif waiting is not None:
             waits = msgspec.structs.replace(
                 self._waiting(cluster, waiting, scope), condition=self._condition(waiting.ref))
-        return PodPage(row=pod_rows(cluster, [pod])[0], bound_at=record.bound_at, problems=record.problems,
-                       cards=tuple(held), waits=waits)
+        return PodPage(row=_sized(pod_rows(cluster, [pod])[0], size), bound_at=record.bound_at,
+                       problems=record.problems, cards=tuple(held), waits=waits, size=size)
 
     def namespaces(self, scope: Scope) -> NamespaceList:
         """Returns what the namespaces of *scope* hold."""
@@ -230,6 +237,16 @@ class Views:
             namespace=pod.ref.namespace, name=pod.ref.name, created=pod.created,
             age_s=age_of(pod.created, self._live.now()), scheduler=pod.scheduler_name,
             requests=requested_devices(cluster, pod), explanation=self._explain(Question.of(pod, scope)))
+
+
+def _sized(row: PodRow, size: PodSize | None) -> PodRow:
+    """Returns the row of a pod with what its annotations say, which are not in the store."""
+    if size is None:
+        return row
+    resize = size.resize or ResizeReport("")
+    return msgspec.structs.replace(row, cores_limit=size.cores_limit,
+                                   memory_wanted_mib=max(0, row.memory_mib - resize.excess_mib),
+                                   cores_wanted=max(0, row.cores - resize.excess_cores))
 
 
 def node_query(given: Mapping[str, str]) -> NodeQuery:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import msgspec
 
-from hami.codec.allocation import parse_shares
 from hami.codec.claims import AllocatedClaim
-from hami.codec.keys import ASSIGNED_NODE, DOOR
+from hami.codec.keys import ASSIGNED_NODE, DOOR, RESIZE_APPLIED, RESIZED
+from hami.codec.resize import parse_applied, wanted_text
 from hami.codec.slices import device_name, pool_name
 from hami.codec.states import parse_lock
 from hami.codec.times import parse_time
 from hami.errors import MalformedInput
-from hami.inspect.cluster import InspectedCluster
+from hami.inspect.cluster import ClusterRecord, InspectedCluster
+from hami.inspect.resize_report import REQUESTED, resize_report, shares_in
 from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_text
-from hami.model import Pod
+from hami.model import Pod, PodRef
 from hami.state.binding import assigned_at, bound_at
 from hami.state.pods import FOREIGN_TTL_S
 from hami.vendors.request import most_shares
+from hami.vendors.shares import held_shares
 
 LOCK_TIMEOUT_S = 300.0  # as the scheduler's --node-lock-timeout
+SHOWN = 200  # characters of a request
+SETTLE_S = 10.0  # in which a resize that is under way is carried out
 CLAIM_LATE_S = 60.0  # claims are listed before pods, perhaps by another clock than that of the Binding
 _MAX_UNIX = 1 << 36  # seconds; later times are no dates
 
@@ -160,7 +165,7 @@ def _claim_problem(cluster: InspectedCluster, pod: Pod, claim: AllocatedClaim | 
     booked: dict[str, list[tuple[str, str, int, int]]] = {}
     for vendor in (vendor for vendor in cluster.vendors.allocated_in(pod.annotations) if vendor.annotations.door):
         try:
-            shares = parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated])
+            shares = held_shares(pod.annotations, vendor)
         except MalformedInput:
             return ""  # a finding of its own
         booked |= {container.name: sorted((pool_name(pod.node_name), device_name(share.uuid), share.memory_mib,
@@ -214,6 +219,42 @@ def _allocations(cluster: InspectedCluster) -> Iterator[Finding]:
         if record.allocating and _age(cluster, bound_at(pod)) > LOCK_TIMEOUT_S:
             yield Finding("StuckAllocation", f"pod {pod.ref}", f"the device plugin of node {pod.node_name} has not "
                           "allocated its devices", "check the device plugin of the node, then recreate the pod")
+
+
+def _resizes(cluster: InspectedCluster) -> Iterator[Finding]:
+    """Yields resizes that the scheduler or the node of the pod has not carried out."""
+    for pod in cluster.pods.values():
+        if not pod.node_name or pod.is_terminated or pod.deleting:
+            continue
+        subject, report = f"pod {pod.ref}", resize_report(pod.annotations)
+        if report is not None and report.state == REQUESTED:
+            yield Finding("ResizeUnanswered", subject,
+                          f"no scheduler has answered its request {report.request[:SHOWN]}",
+                          "check that HAMi's scheduler has a leader, and that no older version leads")
+        applied = parse_applied(pod.annotations.get(RESIZE_APPLIED))
+        wanted = wanted_text(pod.annotations)
+        if wanted is None or (applied is None and RESIZED not in pod.annotations) or (
+                applied is not None and shares_in(RESIZED, applied.sizes) == shares_in(RESIZED, wanted)):
+            continue
+        sizes = f"; its node enforces {applied.sizes}" if applied is not None else "; its node has not answered"
+        problem = f" and says: {applied.problem}" if applied is not None and applied.problem else ""
+        if report is not None and (report.excess_mib or report.excess_cores):
+            remedy = ("nothing, if it still uses more: hami top pods shows what stays booked; otherwise check the "
+                      f"device plugin and the monitor of node {pod.node_name}")
+        else:
+            remedy = f"check the device plugin of node {pod.node_name}, and who may write {RESIZE_APPLIED}"
+        yield Finding("ResizeHangs", subject, f"it is to have {wanted}{sizes}{problem}", remedy)
+
+
+def settle(record: ClusterRecord, read: Callable[[PodRef], Pod | None],
+           sleep: Callable[[float], None]) -> ClusterRecord:
+    """Returns *record* with the pods whose resize was under way as *read* returns them some seconds later."""
+    moving = {finding.subject for finding in _resizes(InspectedCluster(record))}
+    if not moving:
+        return record
+    sleep(SETTLE_S)
+    later = (read(pod.ref) if f"pod {pod.ref}" in moving else pod for pod in record.pods)
+    return replace(record, pods=tuple(pod for pod in later if pod is not None))
 
 
 def _upgrade(cluster: InspectedCluster) -> Iterator[Finding]:
@@ -275,5 +316,5 @@ def _age(cluster: InspectedCluster, unix: int) -> float:
 
 
 _CHECKS: tuple[Callable[[InspectedCluster], Iterator[Finding]], ...] = (
-    _overcommitted, _unreadable, _missing_devices, _doors, _own_claims, _locks, _reservations, _allocations, _upgrade,
-    _excess_bindings, _device_classes)
+    _overcommitted, _unreadable, _missing_devices, _doors, _own_claims, _locks, _reservations, _allocations, _resizes,
+    _upgrade, _excess_bindings, _device_classes)

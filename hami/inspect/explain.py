@@ -10,18 +10,21 @@ from types import MappingProxyType
 
 import msgspec
 
-from hami.codec.allocation import parse_shares
+from hami.codec.core_limits import pod_cores_limit
+from hami.codec.keys import RESIZE
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.changes import KINDS, find_changes
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, selection_keys
 from hami.inspect.gang import GangReport, gang_of, gang_sentences
 from hami.inspect.preemption import PreemptionReport, preemption_of, preemption_sentences
+from hami.inspect.resize_report import ResizeReport, resize_report
 from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_of, age_text
 from hami.model import DisruptionBudget, Pod
 from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, request_text
 from hami.state.binding import bound_at
 from hami.vendors.request import device_requests, requests_devices
+from hami.vendors.shares import held_shares
 
 SHOWN_NODES = 5  # nearest nodes of a text that is not wide
 SHOWN_DEVICES = 4  # of each of them
@@ -103,7 +106,8 @@ class HeldDevice(_Record, frozen=True):
 
 
 class BoundReport(_Record, frozen=True):
-    """A pod that is bound. *bound_s*: the seconds since; ``None`` if it is not known."""
+    """A pod that is bound. *bound_s*: the seconds since; ``None`` if it is not known. *cores_limit*: percent of a GPU
+    that a container may use while no other does; ``None`` if the pod does not say. *resize*: its last one."""
 
     namespace: str
     name: str
@@ -113,6 +117,8 @@ class BoundReport(_Record, frozen=True):
     requests: tuple[RequestedDevices, ...]
     cards: tuple[HeldDevice, ...]
     problems: tuple[str, ...]
+    cores_limit: int | None = None
+    resize: ResizeReport | None = None
 
 
 def explain_pod(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent], *,
@@ -269,7 +275,8 @@ def _bound(cluster: InspectedCluster, pod: Pod) -> BoundReport:
         namespace=pod.ref.namespace, name=pod.ref.name, node=pod.node_name, phase=pod.phase,
         bound_s=max(0, int(cluster.record.taken.timestamp()) - since) if since else None,
         requests=requested_devices(cluster, pod), cards=tuple(_held_devices(cluster, pod)),
-        problems=record.problems if record is not None else ())
+        problems=record.problems if record is not None else (), cores_limit=pod_cores_limit(pod.annotations),
+        resize=resize_report(pod.annotations))
 
 
 def _held_devices(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
@@ -277,7 +284,7 @@ def _held_devices(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
                for usage in cluster.usages_on(pod.node_name)}
     for vendor in cluster.vendors.allocated_in(pod.annotations):
         try:
-            containers = parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated])
+            containers = held_shares(pod.annotations, vendor)
         except MalformedInput:
             continue  # one of the problems of the report
         names = [container.name for container in pod.containers]
@@ -312,6 +319,12 @@ def _bound_lines(report: BoundReport) -> Iterator[str]:
                + (f"shared with {', '.join(device.pods)}" if device.pods else "alone on it"))
     for problem in report.problems:
         yield f"  unreadable: {problem}; all devices that it names count as taken"
+    if report.cores_limit is not None:
+        yield f"While no other container works on a GPU, each of its own may use {report.cores_limit} percent of it."
+    if report.resize is not None:
+        yield from ("", f"Resize: {report.resize.sentence}")
+        if report.resize.request:
+            yield f"  {RESIZE}: {report.resize.request}"
 
 
 def request_lines(containers: Sequence[RequestedDevices],

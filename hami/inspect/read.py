@@ -12,7 +12,7 @@ import msgspec
 
 from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.documents import decode
-from hami.codec.keys import CORDON, DOOR, LOCK_FREE, NODE_LOCK, is_scheduler_owned
+from hami.codec.keys import CORDON, CORES_LIMIT, DOOR, LOCK_FREE, NODE_LOCK, NODE_RESIZES, RESIZE, is_scheduler_owned
 from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
 from hami.codec.pods import parse_pod
 from hami.codec.slices import API, DRIVER, PublishedSlice, parse_slice
@@ -38,9 +38,11 @@ Progress = Callable[[str, int, int], None]
 """Called with a resource, the number of objects read, and the expected total."""
 
 CONFIG_KEY = "device-config.yaml"
+FAILED = "FailedScheduling"
 MAX_EVENTS = 3  # that are shown of a pod
 MAX_OBJECTS = 500_000  # of one resource; a list that does not end must not fill the memory
-_NODE_KEYS = frozenset({NODE_LOCK, LOCK_FREE, CORDON, PAIR_SCORES, DOOR})
+_NODE_KEYS = frozenset({NODE_LOCK, LOCK_FREE, CORDON, PAIR_SCORES, DOOR, NODE_RESIZES})
+_POD_KEYS = frozenset({RESIZE, CORES_LIMIT})
 _LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 _GROUPS = {"CronJob": "/apis/batch/v1", "Job": "/apis/batch/v1", "ReplicationController": "/api/v1", "Pod": "/api/v1"}
 _APPS = "/apis/apps/v1"  # that of the other TEMPLATE_KINDS
@@ -91,7 +93,7 @@ class RecordFilter:
         annotations = [vendor.annotations for vendor in vendors]
         self._node_keys = _NODE_KEYS | {key for keys in annotations
                                         for key in (keys.register, keys.handshake, keys.lock, *keys.node_keys)}
-        self._pod_keys = selection_keys(vendors) | {
+        self._pod_keys = selection_keys(vendors) | _POD_KEYS | {
             key for keys in annotations for key in (keys.to_allocate, keys.allocated, *keys.extra_keys)}
 
     def node(self, node: Node) -> Node:
@@ -204,11 +206,11 @@ class Reader:
             return {}
         return classes
 
-    def events(self, ref: PodRef) -> list[SchedulingEvent]:
-        """Returns why *ref* could not be scheduled, in the words of kube-scheduler, latest last; with a note if events
-        may not be listed."""
+    def events(self, ref: PodRef, reason: str = FAILED) -> list[SchedulingEvent]:
+        """Returns the events about *ref* with this *reason*, by default why it could not be scheduled, in the words of
+        kube-scheduler; latest last; with a note if events may not be listed."""
         return _latest(self._events(f"/api/v1/namespaces/{ref.namespace}/events", f"namespace {ref.namespace}",
-                                    {"involvedObject.name": ref.name, "involvedObject.uid": ref.uid}))
+                                    {"involvedObject.name": ref.name, "involvedObject.uid": ref.uid}, reason))
 
     def all_events(self) -> dict[str, tuple[SchedulingEvent, ...]]:
         """Returns the events of all pods that could not be scheduled, by uid; with a note if they may not be listed."""
@@ -218,14 +220,14 @@ class Reader:
                 by_uid.setdefault(uid, []).append(event)
         return {uid: tuple(_latest(events)) for uid, events in by_uid.items()}
 
-    def _events(self, path: str, scope: str, fields: dict[str, str]) -> list[_PodEvent]:
+    def _events(self, path: str, scope: str, fields: dict[str, str], reason: str = FAILED) -> list[_PodEvent]:
         events: list[_PodEvent] = []
 
         def take(raw: msgspec.Raw) -> None:
             with contextlib.suppress(MalformedInput):
                 events.append(decode("event", _EVENT, raw))
 
-        wanted = {"reason": "FailedScheduling", **fields}
+        wanted = {"reason": reason, **fields}
         selector = ",".join(f"{key}={value}" for key, value in wanted.items() if value)
         try:
             self._each("events", path, {"fieldSelector": selector}, take, scope=scope)

@@ -16,13 +16,19 @@ from gzip import GzipFile
 import msgspec
 import yaml
 
-from hami.codec.allocation import parse_shares
-from hami.codec.keys import ASSIGNED_NODE, NODE_LOCK, PREEMPTIBLE, PREEMPTING
+from hami.codec.keys import (
+    ASSIGNED_NODE, NODE_LOCK, PREEMPTIBLE, PREEMPTING, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED,
+)
+from hami.codec.resize import (
+    AppliedSizes, ResizeStatus, parse_applied, parse_resize, parse_status, render_applied, render_resize, render_status,
+)
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, UnreadableObject
 from hami.inspect.installation import Installation
+from hami.inspect.resize_report import shares_in
 from hami.model import Node, Pod, PodRef, QuotaLimits, ScopeRequirement, Share
 from hami.state.view import Policies
+from hami.vendors.shares import held_shares
 
 KIND = "HamiSnapshot"
 VERSION = 1
@@ -172,8 +178,10 @@ class _Anonymizer:
     def _shares(self, pod: Pod) -> Iterator[Share]:
         for vendor in self._vendors.allocated_in(pod.annotations):
             with contextlib.suppress(MalformedInput):
-                for shares in parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated]):
+                for shares in held_shares(pod.annotations, vendor):
                     yield from shares
+        for key in (RESIZED, RESIZE_TARGET):
+            yield from (share for shares in shares_in(key, pod.annotations.get(key)) for share in shares)
 
     def _node(self, node: Node) -> Node:
         return replace(node, name=self._nodes[node.name],
@@ -198,8 +206,29 @@ class _Anonymizer:
                        claim=self._claims[pod.claim], claim_problem="redacted" if pod.claim_problem else "",
                        preemptor=self._uids.get(pod.preemptor, "uid-gone") if pod.preemptor else "",
                        scheduler_name=self._schedulers.get(pod.scheduler_name, pod.scheduler_name),
-                       annotations={key: self._place(text) if key in (ASSIGNED_NODE, PREEMPTING) else self._text(text)
-                                    for key, text in pod.annotations.items()})
+                       annotations={key: self._annotation(pod, key, text) for key, text in pod.annotations.items()})
+
+    def _annotation(self, pod: Pod, key: str, text: str) -> str:
+        if key in (ASSIGNED_NODE, PREEMPTING):
+            return self._place(text)
+        if key == RESIZE:
+            return self._resize(pod, text)
+        if key == RESIZE_STATUS and (status := parse_status(text)) is not None:
+            return render_status(ResizeStatus(status.state, self._resize(pod, status.request),
+                                              self._text(status.message)))
+        if key == RESIZE_APPLIED and (applied := parse_applied(text)) is not None:
+            return render_applied(AppliedSizes(self._text(applied.sizes), self._text(applied.problem)))
+        return self._text(text)
+
+    def _resize(self, pod: Pod, text: str) -> str:
+        """Returns a request to resize *pod* with the other names of its containers."""
+        try:
+            sizes = parse_resize(text)
+        except MalformedInput:
+            return self._text(text)
+        known = [container.name for container in pod.containers]
+        names = [*known, *sorted(sizes.keys() - set(known))]
+        return render_resize({f"container-{names.index(name) + 1}": size for name, size in sizes.items()})
 
     def _quota(self, quota: QuotaLimits) -> QuotaLimits:
         return replace(quota, namespace=self._namespaces[quota.namespace], name=self._quotas[quota.name],

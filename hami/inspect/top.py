@@ -10,9 +10,11 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from hami.codec.core_limits import pod_cores_limit
 from hami.codec.selector import Matches, parse_selector
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, unknown_name
+from hami.inspect.resize_report import excess
 from hami.inspect.tables import Column, Style, counted, meter_column, render_rows
 from hami.model import Budget, DeviceUsage, Node, Pod
 from hami.scheduling.amounts import Amounts, cores_of, total_amounts, used_amounts
@@ -66,7 +68,9 @@ class DeviceRow(_Row, frozen=True):
 
 
 class PodRow(_Row, frozen=True):
-    """A pod that holds or requests devices. *cards*: those that it holds, as ``vendor index``."""
+    """A pod that holds or requests devices. *cards*: those that it holds, as ``vendor index``. *memory_wanted_mib*,
+    *cores_wanted*: what it is to have; less than it holds while a resize waits until it uses no more. *cores_limit*:
+    percent of a GPU that a container may use while no other does; ``None`` if the pod does not say."""
 
     namespace: str
     name: str
@@ -74,7 +78,10 @@ class PodRow(_Row, frozen=True):
     cards: tuple[str, ...]
     requests: tuple[str, ...]
     memory_mib: int
+    memory_wanted_mib: int
     cores: int
+    cores_wanted: int
+    cores_limit: int | None
     state: str
     created: str
     age_s: int | None
@@ -193,11 +200,14 @@ def pod_rows(cluster: InspectedCluster, pods: Iterable[Pod]) -> list[PodRow]:
         indexes = {_key(node, usage): usage.device.index for usage in cluster.usages_on(node)}
         requests = [request_text(request, cluster.vendors[request.vendor]) for container in pod.containers
                     for request in device_requests(cluster.vendors, container)]
+        memory = sum(charge.memory_mib for _, charge in charges)
+        cores = sum(cores_of(cluster.vendors[vendor], charge.cores) for vendor, charge in charges)
+        excess_mib, excess_cores = excess(pod.annotations)
         rows.append(PodRow(
             namespace=pod.ref.namespace, name=pod.ref.name, node=node,
             cards=tuple(str(indexes.get((node, vendor, charge.uuid), charge.uuid)) for vendor, charge in charges),
-            requests=tuple(requests), memory_mib=sum(charge.memory_mib for _, charge in charges),
-            cores=sum(cores_of(cluster.vendors[vendor], charge.cores) for vendor, charge in charges),
+            requests=tuple(requests), memory_mib=memory, memory_wanted_mib=max(0, memory - excess_mib), cores=cores,
+            cores_wanted=max(0, cores - excess_cores), cores_limit=pod_cores_limit(pod.annotations),
             state=_pod_state(cluster, pod, is_holding=bool(charges)), created=pod.created,
             age_s=age_of(pod.created, cluster.record.taken)))
     return rows
@@ -312,6 +322,10 @@ def _number(number: int | None) -> str:
     return "" if number is None else f"{number:,}"
 
 
+def _change(held: int, wanted: int) -> str:
+    return f"{held:,}" if wanted == held else f"{held:,}→{wanted:,}"
+
+
 NODE_COLUMNS: tuple[Column[NodeRow], ...] = (
     Column("NODE", lambda row: row.name),
     Column("MODEL", lambda row: ", ".join(row.models)),
@@ -343,8 +357,9 @@ POD_COLUMNS: tuple[Column[PodRow], ...] = (
     Column("STATE", lambda row: row.state),
     Column("NODE", lambda row: row.node),
     Column("CARDS", lambda row: ",".join(row.cards)),
-    Column("MIB", lambda row: _number(row.memory_mib) if row.cards else ""),
-    Column("CORES", lambda row: str(row.cores) if row.cards else ""),
+    Column("MIB", lambda row: _change(row.memory_mib, row.memory_wanted_mib) if row.cards else ""),
+    Column("CORES", lambda row: _change(row.cores, row.cores_wanted) if row.cards else ""),
+    Column("MOST CORES", lambda row: _number(row.cores_limit)),
     Column("AGE", lambda row: age_text(row.age_s)),
     Column("REQUESTS", lambda row: "; ".join(row.requests), wide=True),
 )

@@ -105,9 +105,9 @@ class Cluster:
         return self._pods(_path("pods", namespace), {"labelSelector": selector})
 
     def annotate_pod(self, ref: PodRef, annotations: Edits, labels: Edits = _NO_EDITS, *,
-                     resource_version: str = "") -> Pod:
+                     resource_version: str = "", timeout: float | None = None) -> Pod:
         """Changes annotations and labels of exactly this pod and returns the new state. With *resource_version* it is a
-        compare-and-swap.
+        compare-and-swap, with *timeout* one attempt.
 
         Raises: NotFound; Conflict if another pod has that name now, or this one has changed since *resource_version*.
         """
@@ -115,7 +115,7 @@ class Cluster:
         if resource_version:
             meta["resourceVersion"] = resource_version
         with _same_pod(ref):
-            return parse_pod(self._patch(_path("pods", ref.namespace, ref.name), {"metadata": meta}))
+            return parse_pod(self._patch(_path("pods", ref.namespace, ref.name), {"metadata": meta}, timeout))
 
     def annotate_node(self, name: str, annotations: Edits, resource_version: str = "") -> Node:
         """Changes annotations of a node and returns its new state. With *resource_version* it is a compare-and-swap.
@@ -253,7 +253,9 @@ class Cluster:
             self._write("PATCH", f"{_path('pods', ref.namespace, ref.name)}/status",
                         body=_json({"metadata": {"uid": ref.uid}, "status": status}), content_type=content_type)
 
-    def _patch(self, path: str, patch: Mapping[str, Any]) -> bytes:
+    def _patch(self, path: str, patch: Mapping[str, Any], timeout: float | None = None) -> bytes:
+        if timeout is not None:
+            return self._api.request("PATCH", path, body=_json(patch), content_type=MERGE_PATCH, timeout=timeout)
         return self._write("PATCH", path, body=_json(patch), content_type=MERGE_PATCH)
 
 

@@ -72,6 +72,14 @@ class Requester(Protocol):
         """Returns the body of the response. Raises: ClusterError."""
 
 
+class Writer(Requester, Protocol):
+    """Makes one call to the API server, which may write."""
+
+    def __call__(self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: bytes | None = None,
+                 content_type: str = "") -> bytes:
+        """Returns the body of the response. Raises: ClusterError."""
+
+
 def page_query(query: Mapping[str, str], token: str) -> dict[str, str]:
     """Returns the parameters of the request for the page *token*, empty for the first."""
     return {**query, "limit": str(PAGE_SIZE)} | ({"continue": token} if token else {})

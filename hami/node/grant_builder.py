@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
+from hami.codec.core_limits import pod_cores_limit
+from hami.codec.keys import CORES_LIMIT
 from hami.devices.cards import Card, Instance, MigDevice
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory
@@ -15,6 +18,10 @@ from hami.node.grant import Grant, shares_grant, visible_devices_grant
 from hami.node.host import Host
 from hami.node.limits import container_limits
 from hami.node.pods import NodePods
+
+log = logging.getLogger(__name__)
+
+_SHOWN = 100  # characters of a value in a log message
 
 
 class GrantBuilder:
@@ -51,11 +58,20 @@ class GrantBuilder:
             instances, annotations = self._mig.prepare(pod, position, [share for _, share in parts])
             return instances_grant(self._config, self._host, [card for card, _ in parts], instances, token), annotations
         env = self.variables(pod.ref, container) if variables is None else variables
-        limits = container_limits(self._config, parts, env, self._context_bytes)
+        limits = container_limits(self._config, parts, env, self._context_bytes, self._cores_most(pod))
         facts = self._host.facts(limited=True)
         own = self._host.prepare(pod.ref.uid, container, keep=is_kept)
         self._host.write_limits(pod.ref.uid, container, token, limits, keep=is_kept)
         return shares_grant(self._config, parts, facts, own=str(own), token=token, variables=env), {}
+
+    def _cores_most(self, pod: Pod) -> int | None:
+        """Returns the limit of cores of *pod*; ``None`` if it has none, or one that cannot be read: whoever may edit
+        the pod can write it."""
+        limit = pod_cores_limit(pod.annotations)
+        if limit is None and CORES_LIMIT in pod.annotations:
+            log.warning("annotation ignored", extra={"pod": str(pod.ref), "annotation": CORES_LIMIT,
+                                                     "value": pod.annotations[CORES_LIMIT][:_SHOWN]})
+        return limit
 
     def variables(self, ref: PodRef, container: str) -> Mapping[str, str]:
         """Returns the literal variables in the specification of a container. Raises: ClusterError."""

@@ -34,12 +34,13 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 @dataclass(frozen=True, slots=True)
 class DeviceLimit:
     """The limits on one device. *memory*: bytes. *cores*: percent; 100 for no limit. *context*: bytes that a context
-    takes; 0 if unknown."""
+    takes; 0 if unknown. *cores_most*: percent that may be used while no other container does; 0 or 100 for all."""
 
     uuid: str
     memory: int
     cores: int
     context: int = 0
+    cores_most: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +57,11 @@ class ContainerLimits:
 
 
 def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]], env: Mapping[str, str],
-                     context_bytes: Callable[[Card], int] = lambda card: 0) -> ContainerLimits:
+                     context_bytes: Callable[[Card], int] = lambda card: 0,
+                     cores_most: int | None = None) -> ContainerLimits:
     """Returns the limits of a container. *parts*: its shares with their cards. *env*: variables in its specification,
     which may choose what is not enforced on them, and what the webhook sets. *context_bytes*: what a context takes on a
-    card; 0 if unknown.
+    card; 0 if unknown. *cores_most*: as in :func:`core_limits`.
 
     Raises: AllocationRefused if it has more devices than the region.
     """
@@ -69,15 +71,28 @@ def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]], 
     policy = env.get("GPU_CORE_UTILIZATION_POLICY") or ("disable" if config.nvidia.disable_core_limit else "default")
     level = parse_integer(env.get("LIBCUDA_LOG_LEVEL") or config.log_level)
     return ContainerLimits(
-        devices=tuple(replace(share_limit(share), context=context_bytes(card)) for card, share in in_order),
+        devices=tuple(replace(share_limit(share, cores_most), context=context_bytes(card)) for card, share in in_order),
         priority=task_priority(env),
         policy=policy.lower() if policy.lower() in _POLICIES else "default",
         log_level=None if level is None else min(max(level, 0), 9), compute_by=config.nvidia.compute_by)
 
 
-def share_limit(share: Share) -> DeviceLimit:
-    """Returns the limits of a share, without the size of a context."""
-    return DeviceLimit(share.uuid, share.memory_mib * MIB, share.cores if 0 < share.cores < 100 else 100)
+def share_limit(share: Share, most: int | None = None) -> DeviceLimit:
+    """Returns the limits of a share, without the size of a context. *most*: as in :func:`core_limits`."""
+    cores, cores_most = core_limits(share.cores, most)
+    return DeviceLimit(share.uuid, share.memory_mib * MIB, cores, cores_most=cores_most)
+
+
+def core_limits(cores: int, most: int | None) -> tuple[int, int]:
+    """Returns ``cores`` and ``cores-most`` of a device in a limits file; 0 for none of the latter.
+
+    *cores*: those of the share; without any, all may be used. *most*: the limit of the pod; ``None`` if it has none.
+    The limiter refuses a file whose limit is below the cores, so the larger one counts; with no cores of its own, a
+    container has the limit.
+    """
+    if most is None or most >= 100 or cores >= 100:
+        return (cores if 0 < cores < 100 else 100), 0
+    return (cores, max(cores, most)) if cores > 0 else (most, most)
 
 
 def task_priority(env: Mapping[str, str]) -> int:
@@ -94,6 +109,7 @@ def render_limits(limits: ContainerLimits, region: str) -> str:
     if limits.log_level is not None:
         lines.append(f"log-level {limits.log_level}")
     lines += (f"device {device.uuid} memory={device.memory} cores={device.cores}"
+              + (f" cores-most={device.cores_most}" if 0 < device.cores_most < 100 else "")
               + (f" context={device.context}" if device.context else "") for device in limits.devices)
     return "\n".join(lines) + "\n"
 
@@ -108,7 +124,8 @@ def parse_limits(text: str) -> ContainerLimits | None:
                 priority = int(values[0])
             elif word == "device":
                 amounts = dict(value.split("=") for value in values[1:])
-                devices.append(DeviceLimit(values[0], _parse_bytes(amounts["memory"]), int(amounts["cores"])))
+                devices.append(DeviceLimit(values[0], _parse_bytes(amounts["memory"]), int(amounts["cores"]),
+                                           cores_most=int(amounts.get("cores-most", 0))))
     except (ValueError, LookupError):
         return None
     return ContainerLimits(devices=tuple(devices), priority=priority) if first == FIRST_LINE else None

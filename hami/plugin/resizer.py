@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from hami.codec.allocation import parse_shares, render_shares
+from hami.codec.core_limits import pod_cores_limit
 from hami.codec.keys import RESIZE_APPLIED, RESIZED
 from hami.codec.resize import AppliedSizes, held_text, parse_applied, render_applied, wanted_text
 from hami.devices.config import PluginConfig
@@ -138,12 +139,13 @@ class SizeEnforcer(Task):
         present = self._host.limits(uid, name)
         if present is None:  # it gets its sizes when it starts
             return _Outcome({container.position: shares})
-        limits = tuple(map(share_limit, shares))
+        most = pod_cores_limit(pod.annotations)
+        limits = tuple(share_limit(share, most) for share in shares)
         if over := booked.problem(_grown(present, limits)):
             if self._waited_s(pod) < OVERBOOKED_S:
                 return _Outcome({}, waits_for=over)
-            return _Outcome({container.position: _with_limits(shares, present)}, problem=over)
-        enforced = _with_limits(shares, self._host.resize_limits(uid, name, limits) or limits)
+            return _Outcome({container.position: _with_limits(shares, present, most)}, problem=over)
+        enforced = _with_limits(shares, self._host.resize_limits(uid, name, limits) or limits, most)
         memory = {share.uuid: share.memory_mib for share in held}
         shrunk = [share for share in enforced if share.memory_mib < memory.get(share.uuid, 0)]
         if shrunk and (waits := self._wait_for_use(pod, name, shrunk)) is not None:
@@ -185,10 +187,12 @@ class SizeEnforcer(Task):
         answer = pod.resource_version, render_applied(applied)
         if parse_applied(pod.annotations.get(RESIZE_APPLIED)) == applied or self._answers.get(pod.ref.uid) == answer:
             return CHECK_S
-        try:
-            self._cluster.annotate_pod(pod.ref, {RESIZE_APPLIED: answer[1]})
-        except (NotFound, Conflict):
-            return CHECK_S  # the pod is gone; another pod of that name is not affected
+        try:  # about the pod as it was looked at: it may be to have something else by now, and the same again later
+            self._cluster.annotate_pod(pod.ref, {RESIZE_APPLIED: answer[1]}, resource_version=pod.resource_version)
+        except NotFound:
+            return CHECK_S
+        except Conflict:
+            return PENDING_S
         except ClusterError as error:
             if self._reported.is_new(pod.ref.uid, f"answer: {error}"):
                 log.warning("sizes of a pod cannot be confirmed", extra={"pod": pod.ref, "error": error})
@@ -229,13 +233,15 @@ def _grown(present: Iterable[DeviceLimit], limits: Iterable[DeviceLimit]) -> lis
             and (limit.memory > old.memory or limit.cores > old.cores)]
 
 
-def _with_limits(shares: Iterable[Share], limits: Iterable[DeviceLimit]) -> tuple[Share, ...]:
-    """Returns *shares* as the *limits* allow them. A limit of 100 percent is none, as of a share of no cores."""
+def _with_limits(shares: Iterable[Share], limits: Iterable[DeviceLimit], most: int | None) -> tuple[Share, ...]:
+    """Returns *shares* as the *limits* allow them. A limit of 100 percent is none, as of a share of no cores. *most*:
+    the limit of the pod, which a share of no cores has."""
     by_uuid = {limit.uuid: limit for limit in limits}
     sized = []
     for share in shares:
-        limit = by_uuid.get(share.uuid, share_limit(share))
-        cores = share.cores if limit.cores == share_limit(share).cores else limit.cores if limit.cores < 100 else 0
+        own = share_limit(share, most)
+        limit = by_uuid.get(share.uuid, own)
+        cores = share.cores if limit.cores == own.cores else limit.cores if limit.cores < 100 else 0
         sized.append(replace(share, memory_mib=limit.memory // MIB, cores=cores))
     return tuple(sized)
 

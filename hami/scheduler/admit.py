@@ -59,27 +59,27 @@ class Admitter:
         if not review.pod:
             return Denied("there is no content to decode", 400)
         try:
-            draft = PodDraft(review.pod)
+            draft = PodDraft(review.pod, review.namespace)
         except MalformedInput as error:
             return Denied(str(error), 400)
         try:
             if review.subresource == "ephemeralcontainers":
                 return self._admit_ephemeral(draft)
             if draft.decoded.claim:
-                return self._admit_claimed(draft, review.namespace)
-            return self._admit_new(draft, review.namespace)
+                return self._admit_claimed(draft)
+            return self._admit_new(draft)
         except MalformedInput as error:
             return Denied(str(error), 500)
 
-    def _admit_claimed(self, draft: PodDraft, namespace: str) -> Admitted | Denied:
+    def _admit_claimed(self, draft: PodDraft) -> Admitted | Denied:
         """Decides about a pod that has been given a claim already, or says so: as about the pod without it."""
         from hami.dra.own_claim import take_claim
 
         claimed = take_claim(draft.wire, draft.decoded, self._cache.vendors)
-        answer = self._admit_new(PodDraft(claimed.plain), namespace)
+        answer = self._admit_new(PodDraft(claimed.plain, draft.namespace))
         if isinstance(answer, Denied):
             return answer
-        given = self.give_claim(answer, namespace, claimed.name, claimed.users)
+        given = self.give_claim(answer, draft.namespace, claimed.name, claimed.users)
         if isinstance(given, Mapping):
             return Admitted(given)
         return Denied(f"claim {claimed.name}: {given.reason if given is not None else 'the pod requests no GPUs'}")
@@ -115,7 +115,7 @@ class Admitter:
             return Denied("ephemeralContainers are not permitted in strict mode on a pod that requests devices")
         return Admitted(draft.wire)
 
-    def _admit_new(self, draft: PodDraft, namespace: str) -> Admitted | Denied:
+    def _admit_new(self, draft: PodDraft) -> Admitted | Denied:
         pod, vendors = draft.decoded, self._cache.vendors
         if not any(container.kind is ContainerKind.APP for container in pod.containers):
             return Denied("pod has no containers")
@@ -139,8 +139,7 @@ class Admitter:
                 if pod.node_name:
                     return Denied("pod has node assigned")
                 draft.set_scheduler(scheduler)
-        namespace = namespace or pod.ref.namespace
-        if self._cache.quotas_of(namespace) and not self._cache.quota_allows(namespace, draft.changed()):
+        if self._cache.quotas_of(draft.namespace) and not self._cache.quota_allows(draft.namespace, draft.changed()):
             return Denied("exceeding resource quota")
         return Admitted(draft.render())
 

@@ -19,6 +19,7 @@ from hami.model import Reason
 PREFIX = "hami_scheduler_"
 VERBS = ("webhook", "filter", "prioritize", "preempt", "bind")
 PREEMPTION_RESULTS = ("planned", "none")
+RESIZE_OUTCOMES = ("booked", "applied", "deferred", "infeasible", "failed")
 OUTCOMES = ("ok", "refused", "error")
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0)
 
@@ -32,7 +33,8 @@ class MetricSources(Collector):
     *unreadable_pods*: pods whose allocation cannot be read. *events*: number of events by outcome. *handshakes*: number
     of requests written to nodes. *edits_refused*: number of edits that would have changed what bound pods hold.
     *foreign_reservations*: whether those of other schedulers count, as during an upgrade from HAMi.
-    *certificate_expiry*: when the self-signed certificate expires (Unix seconds), None without one.
+    *certificate_expiry*: when the self-signed certificate expires (Unix seconds), None without one. *resizing*: number
+    of bound pods that wait for other sizes.
     """
 
     reserved: Callable[[], int]
@@ -46,6 +48,7 @@ class MetricSources(Collector):
     edits_refused: Callable[[], int]
     foreign_reservations: bool = False
     certificate_expiry: Callable[[], float | None] = lambda: None
+    resizing: Callable[[], int] = lambda: 0
 
     def collect(self) -> Iterator[Metric]:
         """Yields the current gauges and counters."""
@@ -69,6 +72,8 @@ class MetricSources(Collector):
         yield CounterMetricFamily(
             PREFIX + "allocation_edits_refused", "Edits of annotations that would have changed what bound pods hold",
             value=self.edits_refused())
+        yield _gauge("resizes_pending", "Bound pods whose new sizes have not been decided or do not fit yet",
+                     self.resizing())
         if (expiry := self.certificate_expiry()) is not None:
             yield _gauge("certificate_expiry_timestamp_seconds", "When the self-signed certificate expires", expiry)
 
@@ -94,6 +99,8 @@ class Metrics:
                                 registry=registry)
         self._preemption_seconds = Histogram(PREFIX + "preemption_seconds", "Time from a plan until its pod is bound",
                                              registry=registry, buckets=SECONDS)
+        self._resizes = Counter(PREFIX + "resizes", "Answers to pods that are resized by outcome", ("outcome",),
+                                registry=registry)
         # a series that exists from the start shows its first increase
         for labels in itertools.product(VERBS, OUTCOMES):
             self._durations.labels(*labels)
@@ -101,6 +108,8 @@ class Metrics:
             self._refusals.labels(reason)
         for result in PREEMPTION_RESULTS:
             self._preemptions.labels(result)
+        for outcome in RESIZE_OUTCOMES:
+            self._resizes.labels(outcome)
 
     def observe(self, verb: str, outcome: str, seconds: float) -> None:
         """Records that *verb* (one of VERBS) ended with *outcome* (one of OUTCOMES)."""
@@ -125,6 +134,10 @@ class Metrics:
     def preemptor_bound(self, seconds: float) -> None:
         """Records how long after the plan a pod was bound."""
         self._preemption_seconds.observe(seconds)
+
+    def resize(self, outcome: str) -> None:
+        """Counts an answer to a pod that is resized; *outcome* is one of RESIZE_OUTCOMES."""
+        self._resizes.labels(outcome).inc()
 
     def preempted_in_vain(self) -> None:
         """Counts evictions after which their pod did not get the devices."""

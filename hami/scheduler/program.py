@@ -37,6 +37,7 @@ from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.preemptor import Preemptor
+from hami.scheduler.resizer import ResizablePods, Resizer
 from hami.scheduler.settings import Settings
 from hami.state.store import Store
 from hami.web.bodies import BodyBudget
@@ -78,8 +79,9 @@ class SchedulerProgram:
 
             claims = self._claims = ClaimParts(
                 api, self._cluster, self._events, lambda: self._leadership.leads(), settings, clock=clock)
+        pods = ResizablePods(self._cache.pods, lambda pod: self._resizer.observe(pod))
         self._watches = Watches(api, nodes=WatchedNodes(self._cache.nodes, self._lock_states),
-                                pods=claims.pods(self._cache.pods) if claims else self._cache.pods,
+                                pods=claims.pods(pods) if claims else pods,
                                 quotas=self._cache.quotas, node_selector=settings.node_selector)
         self._elector = AlwaysLeader() if not settings.leader_elect else Election(
             self._cluster, _candidate(settings, self._cache))
@@ -96,6 +98,7 @@ class SchedulerProgram:
         planner = PreemptionPlanner(self._cluster, settings, in_flight, clock=clock, now=utc_now)
         self._preemptor = Preemptor(self._cluster, self._cache, self._events, self._leadership, planner, self._metrics,
                                     clock=clock, now=utc_now)
+        self._resizer = Resizer(self._cluster, self._cache, self._events, self._leadership, self._metrics, clock=clock)
         admitter = Admitter(self._cache, settings)
         self._verbs = Verbs(
             admitter,
@@ -115,8 +118,9 @@ class SchedulerProgram:
         registry.register(self._metric_sources())
         self._exporter = Exporter(registry, settings.metrics_bind_address, self._families)
         # In the order in which they are stopped: the election releases its lease when nothing is written any more.
-        tasks = (FreezeGc(self._watches.is_synced), self._controller, self._preemptor, self._certificates,
-                 *(claims.tasks if claims else ()), self._leadership, *self._watches.tasks, self._elector, self._events)
+        tasks = (FreezeGc(self._watches.is_synced), self._controller, self._preemptor, self._resizer,
+                 self._certificates, *(claims.tasks if claims else ()), self._leadership, *self._watches.tasks,
+                 self._elector, self._events)
         self._tasks = [task for task in tasks if isinstance(task, Task)]
 
     def app(self) -> WSGIApplication:
@@ -164,7 +168,7 @@ class SchedulerProgram:
             events={"dropped": lambda: self._events.dropped, "written": lambda: self._events.written},
             handshakes=lambda: self._controller.handshakes_requested,
             edits_refused=lambda: cache.pods.edits_refused,
-            foreign_reservations=self._settings.foreign_reservations,
+            foreign_reservations=self._settings.foreign_reservations, resizing=self._resizer.pending,
             certificate_expiry=self._certificates.expiry if self._certificates is not None else lambda: None)
 
     def _families(self) -> list[Family]:
@@ -199,4 +203,4 @@ def _candidate(settings: Settings, cache: Store) -> Participant:
         namespace=settings.leader_elect_resource_namespace or settings.pod_namespace,
         lease=f"{settings.leader_elect_resource_name or 'hami-scheduler'}-extender",
         identity=make_identity(settings.pod_name), has_ended=partial(has_ended, pod=settings.pod_name),
-        is_writing=cache.reservations.are_binding)
+        is_writing=cache.is_writing)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from hami.codec.keys import is_scheduler_owned
+from hami.codec.objects import parse_resource_version
 from hami.errors import MalformedInput
 from hami.model import ContainerKind, DeviceUsage, Pod, PodRef
 from hami.scheduling.placement import NodeUsage
@@ -35,6 +36,8 @@ class PodBookings:
         self._table = table
         self._after_init: dict[str, tuple[Booking, Booking]] = {}  # of the pods whose two bookings differ
         self._unreadable: dict[str, Pod] = {}  # pods whose annotations cannot be read completely
+        # pods for which more is booked than their annotations say yet: the version that says less, and what it says
+        self._growing: dict[str, tuple[int, tuple[Booking, Booking]]] = {}
 
     def believe(self, pod: Pod, limits: Mapping[str, int]) -> tuple[str, ...]:
         """Books what the annotations of *pod* say. *limits*: as for `read_booking`. Returns why parts of them cannot be
@@ -69,6 +72,37 @@ class PodBookings:
             self._hold(later, pod.init_done)
         return is_finer
 
+    def resize(self, pod: Pod, limits: Mapping[str, int]) -> bool:
+        """Books what a resize has left *pod*: other amounts of the same devices. Reports whether that is what its
+        annotations say."""
+        uid = pod.ref.uid
+        booked = self._table.bookings.get(uid)
+        later, problems = self._read(pod, limits)
+        is_resize = booked is not None and not problems and all(
+            _has_same_devices(*pair) for pair in zip(later, self._after_init.get(uid, (booked, booked))))
+        if is_resize:
+            self._hold(later, pod.init_done)
+        return is_resize
+
+    def grow(self, pod: Pod, limits: Mapping[str, int]) -> None:
+        """Books what the annotations of *pod* will say, to which its version is about to be changed."""
+        uid = pod.ref.uid
+        booked = self._table.bookings[uid]
+        self._growing[uid] = parse_resource_version(pod.resource_version), self._after_init.get(uid, (booked, booked))
+        self._hold(self._read(pod, limits)[0], pod.init_done)
+
+    def shrink_back(self, pod: Pod, *, is_refused: bool = False) -> None:
+        """Books for a pod that grows what it had before, if *pod* is a later version of it, since that has been changed
+        by somebody, or the change *is_refused*."""
+        version, bookings = self._growing.get(pod.ref.uid, (0, None))
+        if bookings is not None and (is_refused or parse_resource_version(pod.resource_version) > version):
+            del self._growing[pod.ref.uid]
+            self._hold(bookings, pod.init_done)
+
+    def growing(self, uid: str | None = None) -> bool:
+        """Reports whether it is not known yet if the pod has grown, or any pod."""
+        return bool(self._growing) if uid is None else uid in self._growing
+
     def reread(self, node: str) -> None:
         """Reads unreadable annotations again, since the devices of *node* have changed and they may name new ones."""
         for pod in [pod for pod in self._unreadable.values() if assigned_node(pod) == node]:
@@ -77,6 +111,7 @@ class PodBookings:
     def forget(self, uid: str) -> bool:
         """Forgets what the annotations of the pod said; its booking stays. Reports whether they were unreadable."""
         self._after_init.pop(uid, None)
+        self._growing.pop(uid, None)
         return self._unreadable.pop(uid, None) is not None
 
     def unbook(self, uid: str) -> None:
@@ -164,6 +199,13 @@ def _by_device(booking: Booking) -> dict[tuple[str, str], Charge]:
 def _without_identities(charge: Charge) -> Charge:
     partitions = tuple(replace(partition, instance=()) for partition in charge.partitions)
     return msgspec.structs.replace(charge, partitions=partitions)
+
+
+def _has_same_devices(later: Booking, booked: Booking) -> bool:
+    """Reports whether two bookings name the same devices, each with as many shares."""
+    slots = [{key: (charge.slots, charge.partitions) for key, charge in _by_device(booking).items()}
+             for booking in (later, booked)]
+    return slots[0] == slots[1]
 
 
 def _covers(later: Charge, charge: Charge) -> bool:

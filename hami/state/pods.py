@@ -1,7 +1,8 @@
 """The pods that hold or request devices, as last seen. Fed by the pod watch; makes no calls.
 
 A pod holds what was written on its Binding, until it ends. This process knows what it has written itself; of other
-pods it believes what they carry when they are first seen bound. Later edits of the annotations add details at most.
+pods it believes what they carry when they are first seen bound. Later edits of the annotations add details at most,
+or say what a resize has left of the same devices.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from hami.codec.allocation import LONGEST_CACHED, parse_shares
-from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, PREEMPTIBLE
+from hami.codec.allocation import LONGEST_CACHED
+from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, PREEMPTIBLE, RESIZED
 from hami.codec.objects import parse_resource_version
 from hami.codec.pods import DEFAULT_GRACE_S
 from hami.codec.times import parse_time
@@ -32,6 +33,7 @@ from hami.state.nodes import NodeCache
 from hami.state.reservations import BindingStage, Reservations
 from hami.state.sighting import Sighting, Sightings
 from hami.vendors.request import most_shares
+from hami.vendors.shares import held_shares
 from hami.vendors.spec import Catalog
 
 FOREIGN_TTL_S = 60.0  # annotations of another scheduler on an unbound pod count as a reservation for this long
@@ -60,7 +62,8 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     the pod shows these. *most_shares*: how many devices it requests, by vendor. *seen_at*: on the monotonic clock.
     *vendors*: vendors whose allocation an unbound pod carries. *problems*: why its annotations cannot be read.
     *allocation*: a hash of the annotations from which the devices of a bound pod are read. *awaits_allocation*: it is
-    bound without a lock, and its devices have not been allocated yet. *group*: of pods that are placed together.
+    bound without a lock, and its devices have not been allocated yet. *resized*: a hash of what the last resize of a
+    bound pod has left it, 0 if there was none. *group*: of pods that are placed together.
     *started*: when the kubelet admitted it, *ends_by*: when it ends at the latest if it is being deleted; Unix seconds,
     0 if that is not known. *preempted*, *preemptor*: as in :class:`hami.model.Pod`.
     """
@@ -84,6 +87,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     vendors: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     allocation: int = 0
+    resized: int = 0
     awaits_allocation: bool = False
     group: str = ""
     priority: int = 0
@@ -150,7 +154,7 @@ class PodCache:
         self._edited: dict[PodRef, None] = {}  # pods with edits that no one has taken yet
         self._allocation_keys = frozenset(
             key for keys in (vendor.annotations for vendor in vendors) if keys.allocated
-            for key in (keys.allocated, *((*keys.pod_keys, *keys.extra_keys) if keys.read_shares else ())))
+            for key in (keys.allocated, *((*keys.pod_keys, *keys.extra_keys) if keys.read_shares else ()))) | {RESIZED}
         self.edits_refused = 0
         """The number of edits of bound pods' annotations that would have changed what they hold."""
         self.changes = 0
@@ -188,9 +192,9 @@ class PodCache:
         if not long or ((record := self._records.get(pod.ref.uid)) is not None
                         and record.allocation == self._allocation(pod)):
             return
-        for vendor in self._vendors.allocated_in(long):
+        for vendor in self._vendors.allocated_in(pod.annotations):
             with contextlib.suppress(MalformedInput):  # raised again when the booking is read
-                parse_shares(vendor.annotations.allocated, long[vendor.annotations.allocated])
+                held_shares(pod.annotations, vendor)
 
     def remove(self, pod: Pod) -> None:
         """Removes *pod*, which has been deleted; a late version of it is ignored."""
@@ -311,7 +315,7 @@ class PodCache:
             bind_phase=sys.intern(annotations.get(BIND_PHASE, "")), allocating=is_allocating(pod, self._vendors),
             assigned_at=assigned_time, assigned=assigned, bound_at=bound_time, bound=bound,
             most_shares=limits, terminated=is_terminated, seen_at=self._clock(), vendors=vendors,
-            problems=problems, allocation=allocation,
+            problems=problems, allocation=allocation, resized=_resized(pod) if pod.node_name else 0,
             awaits_allocation=awaits_allocation(pod, self._vendors), group=sys.intern(pod.group),
             priority=pod.priority, traits=self._traits_of(pod), started=parse_time(pod.started),
             ends_by=parse_time(pod.deletion), preempted=pod.preempted, preemptor=pod.preemptor)
@@ -365,13 +369,16 @@ class PodCache:
         """Books what was written on the Binding of *pod*, or keeps it. Returns why parts of it cannot be read."""
         record = self._records.get(pod.ref.uid)
         if record is not None and record.node and not record.terminated:
-            believed, problems = record.allocation, record.problems
+            believed, resized, problems = record.allocation, record.resized, record.problems
+            self._bookings.shrink_back(pod)
             self._bookings.follow(pod)
         else:
             written = self._as_written(pod)
-            believed = allocation if written is pod else self._allocation(written)
+            believed, resized = allocation if written is pod else self._allocation(written), _resized(written)
             problems = self._bookings.believe(written, limits)
-        if allocation != believed and not self._bookings.refine(pod, limits):
+        if allocation == believed or (resized != _resized(pod) and self._bookings.resize(pod, limits)):
+            return problems
+        if not self._bookings.refine(pod, limits):
             self.edits_refused += 1
             self._edited[pod.ref] = None
         return problems
@@ -382,7 +389,7 @@ class PodCache:
         if (reservation is None or reservation.stage is not BindingStage.FINISHED
                 or reservation.node != pod.node_name):
             return pod
-        return replace(pod, annotations={**pod.annotations, **reservation.annotations})
+        return replace(pod, annotations={**pod.annotations, RESIZED: "", **reservation.annotations})
 
     def _unbook(self, uid: str) -> None:
         """Removes what the pod's annotations have booked, and their problems. A reservation's booking stays."""
@@ -419,6 +426,11 @@ class PodCache:
         if self._uids.get((record.ref.namespace, record.ref.name)) == uid:
             del self._uids[record.ref.namespace, record.ref.name]
         self._unbook(uid)
+
+
+def _resized(pod: Pod) -> int:
+    text = pod.annotations.get(RESIZED)
+    return hash(text) if text else 0
 
 
 def _interned(text: str | None) -> str | None:

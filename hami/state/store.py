@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -17,6 +17,7 @@ from functools import partial
 import msgspec
 
 from hami.codec.pods import preempting_on
+from hami.codec.resize import Size
 from hami.errors import MalformedInput
 from hami.model import Budget, NodePolicy, Pod, PodRef, PodScope, QuotaLimits
 from hami.scheduling.node_order import NodeOrder, node_order_of
@@ -25,6 +26,7 @@ from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.preempt import PreemptionPlan
 from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota, quota_allows
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
+from hami.scheduling.resize import ResizePlan, ResizeRefusal, plan_resize
 from hami.state.bookings import PodBookings
 from hami.state.holds import MAX_HOLDS, Hold, HoldEnd, Holds, alone, hold_uid, is_free
 from hami.state.nodes import NodeCache
@@ -32,6 +34,7 @@ from hami.state.pending import PendingPod, PendingPods
 from hami.state.pods import PodCache, PodRecord
 from hami.state.quotas import QuotaCache
 from hami.state.reservations import BindingStage, Rejected, Reservation, Reservations
+from hami.state.resizes import as_resized, is_current, resizable_devices, resized_annotations
 from hami.state.table import Booking, Table
 from hami.state.verdicts import Verdicts
 from hami.state.view import Facts, Policies, View, booking_of
@@ -62,7 +65,7 @@ class Store:
         self._pending = PendingPods()
         self._holds = Holds(self._table)
         self._ended_holds: list[tuple[Hold, HoldEnd]] = []
-        bookings = PodBookings(vendors, self._table)
+        bookings = self._bookings = PodBookings(vendors, self._table)
         self.nodes = NodeCache(vendors, self._lock, self._table, bookings, clock=clock, now=now)
         self.reservations = Reservations(self._table, self._lock, self.nodes, clock=clock, now=now)
         self.pods = PodCache(vendors, self._lock, bookings, self.reservations, self.nodes,
@@ -223,6 +226,44 @@ class Store:
             self.pods.expire()
             self.nodes.expire()
             return expired
+
+    # Resize
+
+    def begin_resize(self, pod: Pod, sizes: Mapping[str, Size]) -> ResizePlan | ResizeRefusal | None:
+        """Returns what follows from the *sizes* that the containers of *pod* are to have. What it grows by is booked.
+        ``None`` if this is not the pod as it is known, or the outcome of an earlier resize is not.
+
+        Raises: MalformedInput if the pod has no allocation that can be resized.
+        """
+        with self._lock:
+            self._settle_holds()
+            record, booked = self.pods.get(pod.ref.uid), self._table.bookings.get(pod.ref.uid)
+            if record is None or not is_current(pod, record) or self._bookings.growing(pod.ref.uid):
+                return None
+            charges = dict(booked.charges) if booked is not None else {}
+            devices = resizable_devices(
+                pod, make_pod_request(pod, self.vendors, self.policies.device), self.vendors,
+                self.nodes.get(pod.node_name), self._table.usages(pod.node_name), charges,
+                self._budgets(pod.ref.namespace, pod.scope))
+            plan = plan_resize(sizes, devices)
+            if isinstance(plan, ResizePlan) and plan.booked != devices.held:
+                self._bookings.grow(as_resized(pod, resized_annotations(plan)), record.most_shares)
+            return plan
+
+    def refuse_resize(self, pod: Pod) -> None:
+        """Records that *pod*, which was about to grow, certainly has not been changed."""
+        with self._lock:
+            self._bookings.shrink_back(pod, is_refused=True)
+
+    def is_growing(self, uid: str) -> bool:
+        """Reports whether more is booked for the pod than it is known to carry."""
+        with self._lock:
+            return self._bookings.growing(uid)
+
+    def is_writing(self) -> bool:
+        """Reports whether a Binding or a larger allocation may still be written."""
+        with self._lock:
+            return self.reservations.are_binding() or self._bookings.growing()
 
     # Preemption
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
+from hami.codec.resize import Size
 from hami.model import Budget, Device, Node, Pod, PodRef, PodScope, QuotaLimits
 from hami.scheduling.fit import Unfit
 from hami.scheduling.node_order import NodeOrder, node_order_of, weights
@@ -16,10 +17,12 @@ from hami.scheduling.placement import NodeUsage, place_pod
 from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.quota import QuotaCheck, ScopedUsage, budgets_of, check_quota, quota_allows
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
+from hami.scheduling.resize import ResizePlan, ResizeRefusal, plan_resize
 from hami.scheduling.score import node_score
 from hami.scheduling.usage import charged_by, peak_charges, shares_of, total_charge
 from hami.state.inventories import devices_on, excess_of
 from hami.state.pods import PodRecord
+from hami.state.resizes import resizable_devices
 from hami.state.table import Booking, Table
 from hami.state.verdicts import Verdicts, vendor_score
 from hami.vendors.spec import Catalog
@@ -158,6 +161,17 @@ class View:
     def closest(self, refusal: Refusal, count: int | None = None) -> list[NodeRefusal]:
         """Returns the refused nodes that are closest to serving, at most *count*, nearest first."""
         return self._merged._verdicts.closest(refusal, count)
+
+    def plan_resize(self, pod: Pod, sizes: Mapping[str, Size], node: Node | None) -> ResizePlan | ResizeRefusal:
+        """Returns what would follow from the *sizes* that the containers of *pod*, which is on *node*, are to have.
+
+        Raises: MalformedInput if the pod has no allocation that can be resized.
+        """
+        booked = self.bookings.get(pod.ref.uid)
+        return plan_resize(sizes, resizable_devices(
+            pod, make_pod_request(pod, self.vendors, self.facts.policies.device), self.vendors, node,
+            self.usages(pod.node_name), dict(booked.charges) if booked is not None else {},
+            self._budgets(pod.ref.namespace, pod.scope)))
 
     def may_preempt_on(self, pod: Pod, names: Sequence[str]) -> list[str]:
         """Returns those of the nodes *names*, lowest priority first, where pods of lower priority than *pod* hold

@@ -18,13 +18,14 @@ from hami.vendors.resources import Resources
 class PodDraft:
     """A pod with the changes of admission. The object that came in is never modified.
 
-    *wire*, *decoded*: the pod as it came in. *requests_devices*: a vendor has found that a container requests its
-    devices.
+    *wire*, *decoded*: the pod as it came in. *namespace*: where it is created. *requests_devices*: a vendor has found
+    that a container requests its devices.
     """
 
-    def __init__(self, wire: Mapping[str, Any]) -> None:
-        """Decodes *wire*, a pod from JSON. Raises: MalformedInput."""
+    def __init__(self, wire: Mapping[str, Any], namespace: str = "") -> None:
+        """Decodes *wire*, a pod from JSON, in *namespace*, if it does not say so itself. Raises: MalformedInput."""
         self.decoded = convert_pod(wire)
+        self.namespace = namespace or self.decoded.ref.namespace
         self.requests_devices = False
         self.wire = wire
         self._spec: dict[str, Any] = {}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Mapping
 
+from hami.codec.core_limits import parse_cores_limit
 from hami.codec.device_config import NvidiaConfig
+from hami.codec.keys import CORES_LIMIT
 from hami.errors import PodRefused
 from hami.quantity import rounded_up
 from hami.vendors.admission import check_amounts
@@ -25,8 +28,8 @@ def admit(draft: ContainerDraft, *, config: NvidiaConfig) -> bool:
     """Admits a container. Returns whether it requests devices.
 
     A container that requests only memory, percent or cores gets the default number of devices. A container that
-    requests whole devices gets all their cores, so that they are not shared. Environment variables that would override
-    those of the device plugin are rejected.
+    requests whole devices gets all their cores, so that they are not shared. A pod gets the limit of cores of its
+    namespace. Environment variables that would override those of the device plugin are rejected.
     Raises: PodRefused.
     Source: HAMi v2.10, pkg/device/nvidia/device.go, MutateAdmission.
     """
@@ -38,6 +41,8 @@ def admit(draft: ContainerDraft, *, config: NvidiaConfig) -> bool:
     is_requested = resources.count in draft.given
     if is_requested and resources.cores and resources.cores not in draft.given and _wants_whole_devices(draft):
         draft.set_limit(resources.cores, WHOLE)
+    if draft.rounded(resources.count):
+        _limit_cores(draft, config.gpucores_limits)
 
     if resources.priority in draft.limits:
         draft.set_env("CUDA_TASK_PRIORITY", str(draft.parse(resources.priority, draft.limits[resources.priority])))
@@ -71,6 +76,26 @@ def _check_percent(draft: ContainerDraft) -> None:
     name = draft.resources.memory_percent
     if (percent := draft.rounded(name)) is not None and not 0 <= percent <= WHOLE:
         raise draft.invalid(name, percent, "must be an integer between 0 and 100")
+
+
+def _limit_cores(draft: ContainerDraft, limits: Mapping[str, int]) -> None:
+    """Checks the pod's limit of cores, or sets that of its namespace, which is never below what a container requests.
+    """
+    resources, own = draft.resources, draft.pod.decoded.annotations.get(CORES_LIMIT)
+    requested = draft.rounded(resources.cores)
+    cores = min(resources.default_cores if requested is None else requested, WHOLE)
+    if own is None:
+        if (limit := limits.get(draft.pod.namespace)) is not None:
+            others = parse_cores_limit(draft.pod.annotation(CORES_LIMIT) or "") or 0
+            draft.pod.set_annotation(CORES_LIMIT, str(max(limit, cores, others)))
+        return
+    shown, percent = f"annotation {CORES_LIMIT}={own[:_SHOWN]}", parse_cores_limit(own)
+    if percent is None:
+        raise PodRefused(f"{shown}: expected a whole number from 1 to 100, the percentage of a GPU that a container "
+                         "may use while no other does")
+    if percent < cores:
+        raise PodRefused(f"{shown}: expected {cores} or more, since container {draft.name} gets {cores} percent of "
+                         f"each GPU ({resources.cores})")
 
 
 def _check_variables(draft: ContainerDraft) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hami.codec.allocation import parse_shares
+from hami.codec.keys import GPU_ALLOCATED, RESIZED
 from hami.model import Allocation, Pod, Reason, Share
 from hami.vendors.request import WHOLE
 from hami.vendors.spec import Candidate, Vendor, read_with
@@ -40,13 +43,29 @@ def too_few_units(candidate: Candidate) -> Reason | None:
     return Reason.NO_CORES if free < units or (candidate.request.cores > 0 and units == 0) else None
 
 
+def held_key(annotations: Mapping[str, str], vendor: Vendor) -> str:
+    """Returns the annotation in which a pod's shares of *vendor*'s devices are: of NVIDIA's, that of the last resize,
+    as in :func:`hami.codec.resize.held_text`."""
+    allocated = vendor.annotations.allocated
+    return RESIZED if allocated == GPU_ALLOCATED and annotations.get(RESIZED) else allocated
+
+
+def held_shares(annotations: Mapping[str, str], vendor: Vendor) -> Allocation:
+    """Returns the shares of *vendor*'s devices in a pod's *annotations*, as they stand there; none if there are none.
+
+    Raises: MalformedInput.
+    """
+    key = held_key(annotations, vendor)
+    return parse_shares(key, annotations.get(key, ""))
+
+
 def read_allocation(pod: Pod, vendor: Vendor, limit: int) -> Allocation:
     """Returns the shares of *vendor*'s devices in the pod's annotation, at most *limit*: as many as it requests.
 
     Raises: MalformedInput.
     """
     keys = vendor.annotations
-    containers = parse_shares(keys.allocated, pod.annotations[keys.allocated])
+    containers = held_shares(pod.annotations, vendor)
     if keys.read_shares is not None:
         containers = read_with(keys.read_shares, vendor, pod, containers)
     if sum(map(len, containers)) <= limit:

@@ -12,6 +12,7 @@ from hami.dashboard.caches import Renderings
 from hami.dashboard.explainer import explainer
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import NoMonitor, use_poller
+from hami.dashboard.pod_size import PodSize, size_poller
 from hami.dashboard.scheduling_condition import SchedulingCondition, condition_poller
 from hami.dashboard.views import Views
 from hami.errors import ClusterError
@@ -53,6 +54,7 @@ class Stage:
     def __init__(self, nodes=(), pods=(), quotas=(), rights=None, unready="", **options):
         self.monitors = {}  # metrics pages by node
         self.conditions = {}  # by name of a pod
+        self.sizes = {}  # likewise
         self.clock = Clock()
         self.cache = Store(catalog_of(""), Policies(), clock=self.clock, now=lambda: NOW, **options)
         for node in nodes:
@@ -67,8 +69,9 @@ class Stage:
         self.rendered, self.hung = 0, ""
         self.uses = use_poller(self._page, clock=self.clock, now=lambda: NOW)
         self.conditions_polled = condition_poller(self._condition, clock=self.clock)
+        self.sizes_polled = size_poller(self._size, clock=self.clock)
         views = Views(self.live, explain=self.explainer.view, uses=self.uses.view,
-                      condition=self.conditions_polled.view)
+                      condition=self.conditions_polled.view, size=self.sizes_polled.view)
         self.app = create_dashboard(Dashboard(
             views, Access(rights, clock=self.clock), Renderings(clock=self.clock), self._version, lambda: unready,
             lambda: self.hung, is_local=rights is None))
@@ -87,7 +90,8 @@ class Stage:
         return stage
 
     def _version(self):
-        return *self.live.version(), self.explainer.changes, self.uses.changes, self.conditions_polled.changes
+        return (*self.live.version(), self.explainer.changes, self.uses.changes, self.conditions_polled.changes,
+                self.sizes_polled.changes)
 
     def _page(self, node):
         if node not in self.monitors:
@@ -96,6 +100,9 @@ class Stage:
 
     def _condition(self, ref):
         return self.conditions.get(ref.name, SchedulingCondition())
+
+    def _size(self, ref):
+        return self.sizes.get(ref.name, PodSize())
 
     def add(self, pod):
         self.cache.pods.upsert(parse_pod(json.dumps(pod).encode()))
@@ -115,7 +122,7 @@ class Stage:
 
     def collect(self):
         """Polls what pages have viewed, and lets a second pass."""
-        for poller in (self.uses, self.conditions_polled):
+        for poller in (self.uses, self.conditions_polled, self.sizes_polled):
             poller.step()
         self.clock.seconds += 1
 

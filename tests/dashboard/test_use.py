@@ -14,11 +14,14 @@ from hypothesis import strategies as some
 from hypothesis.strategies import randoms
 
 from e2e.nodes import gpu
+from hami.codec.keys import CORES_LIMIT, RESIZE, RESIZE_STATUS, RESIZE_TARGET, RESIZED
 from hami.dashboard.caches import FAILED_S, Poller, PollLimits
 from hami.dashboard.monitors import USE_LIMITS, Monitors, NoMonitor, is_host, read_page, use_poller
+from hami.dashboard.pod_size import PodSize, read_size
 from hami.dashboard.scheduling_condition import MESSAGE_LIMIT, SchedulingCondition, read_condition
 from hami.dashboard.use import LINE_LIMIT, MAX_MIB, MAX_SAMPLES, Use, parse_use, total_use
 from hami.errors import ClusterError, MalformedInput
+from hami.inspect.resize_report import ResizeReport
 from hami.model import PodRef
 from hami.monitor.metrics import families
 from hami.web.exposition import render
@@ -514,3 +517,37 @@ def test_a_waiting_pod_shows_why_kube_scheduler_does_not_place_it(stage):
     assert stage.json("/pods/default/waits", "t-admin")["waits"]["condition"]["reason"] == "Unschedulable"
     assert "0/2 nodes are &lt;b&gt;available" in stage.ask("/pods/default/waits", "t-admin").text
     assert stage.json("/pending", "t-admin")["items"][0]["condition"] is None
+
+
+# What the annotations of a bound pod say of its size
+
+LARGE, SMALL = "GPU-a,NVIDIA,8192,40:;", "GPU-a,NVIDIA,3072,20:;"
+
+
+@pytest.mark.parametrize("uid, annotations, expected", [
+    ("u", {}, PodSize()), ("other", {CORES_LIMIT: "60"}, PodSize()), ("u", {CORES_LIMIT: "60"}, PodSize(60)),
+    ("u", {CORES_LIMIT: "much", RESIZE: "{\x1b"}, PodSize(None, ResizeReport("Requested", "{?"))),
+    ("u", {RESIZED: LARGE, RESIZE_TARGET: SMALL, RESIZE_STATUS: '{"state":"Booked","message":"uses\\u202e 5"}'},
+     PodSize(None, ResizeReport("Booked", message="uses? 5", excess_mib=5120, excess_cores=20))),
+], ids=["nothing", "another pod", "limit of cores", "unreadable", "pending"])
+def test_the_size_of_a_bound_pod(uid, annotations, expected):
+    class Api:
+        def request(self, method, path):
+            assert (method, path) == ("GET", "/api/v1/namespaces/ns/pods/p")
+            return msgspec.json.encode({"metadata": {"uid": uid, "annotations": annotations}})
+
+    assert read_size(Api(), PodRef("ns", "p", "u")) == expected
+
+
+def test_a_pod_shows_what_it_may_use_and_is_to_have(stage):
+    stage.sizes["a"] = PodSize(60, ResizeReport("Booked", "{}", "it uses <b>more</b>", excess_mib=500, excess_cores=5))
+    before = stage.json("/pods/default/a", "t-admin")
+    assert before["size"] is None and before["row"]["memoryWantedMib"] == before["row"]["memoryMib"]
+    stage.collect()
+    stage.clock.seconds += 2
+    row = stage.json("/pods/default/a", "t-admin")["row"]
+    assert (row["memoryMib"] - row["memoryWantedMib"], row["cores"] - row["coresWanted"], row["coresLimit"]) == (
+        500, 5, 60)
+    text = stage.ask("/pods/default/a", "t-admin").text
+    assert "60% of a card" in text and "pending; it uses &lt;b&gt;more&lt;/b&gt;" in text and " → " in text
+    assert "of a card" not in stage.ask("/pods/default/waits", "t-admin").text

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from e2e.nodes import fake_node, gpu
 from e2e.pods import pod
-from hami.errors import ClusterError, Gone, NotFound
+from hami.errors import ClusterError, Conflict, Gone, NotFound
 
 CREATED = "2026-08-21T12:00:00Z"
 
@@ -55,7 +55,8 @@ def quota(namespace, name="quota", **limits):
 class FakeApi:
     """An API server for reading. *others*: objects by resource, such as ``deployments``. *errors*: by path.
 
-    *groups*: specifications of PodGroups of Kubernetes. *expired*: continue tokens that have expired, once.
+    *groups*: specifications of PodGroups of Kubernetes. *expired*: continue tokens that have expired, once. *answers*:
+    annotations that the next pod is given before each read of it, one after the other. *patches*: what was written.
     """
 
     nodes: list = field(default_factory=list)
@@ -68,9 +69,13 @@ class FakeApi:
     errors: dict = field(default_factory=dict)
     expired: set = field(default_factory=set)
     requests: list = field(default_factory=list)
+    answers: list = field(default_factory=list)
+    patches: list = field(default_factory=list)
 
-    def request(self, method, path, *, query=None):
-        assert method == "GET", "the commands for people write nothing"
+    def request(self, method, path, *, query=None, body=None, content_type=""):
+        if method == "PATCH":
+            return self._patch(path, json.loads(body), content_type)
+        assert method == "GET", "only resize writes anything"
         self.requests.append((path, query or {}))
         if path in self.errors:
             raise self.errors[path]
@@ -90,6 +95,8 @@ class FakeApi:
             case ["namespaces", namespace, "pods", name]:
                 for pod_object in self.pods:
                     if (pod_object["metadata"]["namespace"], pod_object["metadata"]["name"]) == (namespace, name):
+                        if self.patches and self.answers:
+                            pod_object["metadata"]["annotations"] |= self.answers.pop(0)
                         return json.dumps(pod_object).encode()
             case ["namespaces", namespace, "pods"]:
                 return self._page(_inside(self.pods, namespace), query)
@@ -98,6 +105,18 @@ class FakeApi:
             case ["v1", resource] | [("namespaces" | "replicationcontrollers") as resource]:
                 return self._page(self.others.get(resource, []), query)
         raise NotFound(f"{path}: 404: not found", 404)
+
+    def _patch(self, path, body, content_type):
+        assert content_type == "application/merge-patch+json" and list(body) == ["metadata"]
+        self.patches.append(body["metadata"])
+        if path in self.errors:
+            raise self.errors[path]
+        (found,) = (one["metadata"] for one in self.pods
+                    if path == f"/api/v1/namespaces/{one['metadata']['namespace']}/pods/{one['metadata']['name']}")
+        if (body["metadata"]["uid"], body["metadata"]["resourceVersion"]) != (found["uid"], found["resourceVersion"]):
+            raise Conflict(f"{path}: 409: it has changed", 409)
+        found["annotations"] |= body["metadata"]["annotations"]
+        return b"{}"
 
     def _page(self, items, query):
         token = query.get("continue", "")

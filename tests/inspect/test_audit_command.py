@@ -9,7 +9,7 @@ from pytest import param
 
 from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
 from hami.codec.slices import PublishedSlice
-from hami.inspect.audit import audit, render_audit
+from hami.inspect.audit import SETTLE_S, audit, render_audit, settle
 from hami.inspect.cluster import InspectedCluster, UnreadableObject
 from hami.inspect.installation import Installation, SchedulerDeployment
 from hami.model import Node
@@ -29,6 +29,52 @@ def locked(text):
 def with_keys(pod, **annotations):
     return replace(pod, annotations=pod.annotations | {f"hami.io/{key.replace('_', '-')}": text
                                                        for key, text in annotations.items()})
+
+
+APPLIED = '{{"sizes": "{}"}}'
+
+
+def resized(applied="", target=""):
+    """A pod that holds more since a resize, what its node says of it, and what it is to have."""
+    texts = {"vgpu_devices_resized": "a,NVIDIA,9,1:;", "vgpu_devices_allocated": "a,NVIDIA,9,1:;"}
+    texts |= {"resize_applied": APPLIED.format(applied)} if applied else {}
+    return with_keys(held("p", "n", ("a", 1, 1)), **texts, **({"vgpu_devices_target": target} if target else {}))
+
+
+@pytest.mark.parametrize("one", [
+    resized(applied="a,NVIDIA,9,1:;"), resized(applied="a,NVIDIA,9,1,:;"),
+    resized(applied="a,NVIDIA,2,1:;", target="a,NVIDIA,2,1:;"), replace(resized(), phase="Succeeded"),
+    replace(resized(), deleting=True)], ids=["as booked", "in another form", "less", "finished", "ends"])
+def test_resizes_that_are_carried_out(one):
+    assert rules(pods=[one]) == []
+
+
+def test_remedies_of_resizes():
+    def remedy(one):
+        (finding,) = audit(InspectedCluster(record([node("n", GPU)], [one])))
+        return finding.problem, finding.remedy
+
+    problem, help_ = remedy(with_keys(resized(), resize_applied='{"sizes": "a,NVIDIA,1,1:;", "problem": "no room"}'))
+    assert problem == "it is to have a,NVIDIA,9,1:;; its node enforces a,NVIDIA,1,1:; and says: no room"
+    assert help_.startswith("check the device plugin of node n")
+    assert remedy(resized(target="a,NVIDIA,2,1:;"))[1].startswith("nothing, if it still uses more")
+
+
+def test_a_resize_under_way_is_looked_at_again_after_some_seconds():
+    slow, done, gone = (replace(one, ref=replace(one.ref, name=name, uid=name)) for one, name in (
+        (resized(), "slow"), (resized(), "done"), (resized(), "gone")))
+    calm = held("calm", "n", ("a", 1, 1))
+    applied = with_keys(done, resize_applied=APPLIED.format("a,NVIDIA,9,1:;"))
+    later = {"slow": slow, "done": applied}
+    slept, before = [], record([node("n", GPU)], [slow, done, calm, gone])
+    after = settle(before, lambda ref: later.get(ref.name), slept.append)
+    assert slept == [SETTLE_S] and after.pods == (slow, applied, calm)
+    assert [finding.subject for finding in audit(InspectedCluster(after))] == ["pod default/slow"]
+
+
+def test_where_nothing_is_under_way_nobody_waits():
+    before = record([node("n", GPU)], [held("p", "n", ("a", 1, 1))])
+    assert settle(before, lambda ref: None, lambda seconds: pytest.fail("it waits")) is before
 
 
 def rules(nodes=(node("n", GPU),), pods=(), unreadable=()):
@@ -53,6 +99,12 @@ def rules(nodes=(node("n", GPU),), pods=(), unreadable=()):
     (None, [replace(held("p", "n", ("a", 1, 1)), containers=(container(),))], ("ForeignAllocation", "pod default/p")),
     (None, [with_keys(held("p", "n", ("a", 1, 1)), bind_phase="allocating", bind_time=LATE,
                       vgpu_devices_to_allocate="a,NVIDIA,1,1:;")], ("StuckAllocation", "pod default/p")),
+    (None, [with_keys(held("p", "n", ("a", 1, 1)), resize="{}")], ("ResizeUnanswered", "pod default/p")),
+    (None, [resized()], ("ResizeHangs", "pod default/p")),
+    (None, [resized(applied="a,NVIDIA,1,1:;")], ("ResizeHangs", "pod default/p")),
+    (None, [resized(applied="a,NVIDIA,9,1:;", target="a,NVIDIA,2,1:;")], ("ResizeHangs", "pod default/p")),
+    (None, [with_keys(held("p", "n", ("a", 1, 1)), resize_applied=APPLIED.format("b,NVIDIA,1,1:;"))],
+     ("ResizeHangs", "pod default/p")),
 ], ids=lambda value: value[0] if isinstance(value, tuple) else "")
 def test_each_inconsistency_is_found(nodes, pods, rule):
     assert rules(nodes or [node("n", GPU)], pods) == [rule]

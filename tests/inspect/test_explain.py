@@ -10,7 +10,8 @@ from hypothesis.strategies import randoms
 from pytest import param
 
 from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
-from hami.codec.keys import PREEMPTING
+from hami.codec.keys import CORES_LIMIT, PREEMPTING, RESIZE, RESIZE_STATUS, RESIZED
+from hami.codec.resize import ResizeState, ResizeStatus, render_status
 from hami.codec.slices import PublishedSlice
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, store_of
@@ -165,6 +166,21 @@ def test_what_a_claim_of_hami_s_scheduler_holds_is_told_once():
     *_, last = lines(explain_pod(cluster, holder, ()))
     assert last == "  c: 3,000 MiB and 10 cores of card 0 (GPU-a), alone on it"
     assert len(explain_pod(cluster, holder, ()).cards) == 1
+
+
+def test_a_pod_that_is_resized():
+    request = '{"c":{"memory":"8Gi"}}'
+    keys = {RESIZE: request, RESIZED: "a,NVIDIA,1000,0:b,NVIDIA,9000,0:;", CORES_LIMIT: "60",
+            RESIZE_STATUS: render_status(ResizeStatus(ResizeState.DEFERRED, request, "no\x1b[2J"))}
+    holder = held("z", "n1", ("a", 1000, 0), ("b", 9000, 0))
+    holds = report("z", pods=[replace(holder, annotations=holder.annotations | keys)])
+    assert lines(holds)[-4:] == [
+        "While no other container works on a GPU, each of its own may use 60 percent of it.",
+        "",
+        "Resize: deferred, it is tried again when something changes; no?[2J",
+        '  hami.io/resize: {"c":{"memory":"8Gi"}}']
+    document = msgspec.json.decode(msgspec.json.encode(holds))
+    assert (document["coresLimit"], document["resize"]["state"]) == (60, "Deferred")
 
 
 def test_since_when_a_pod_is_bound():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hami.codec.keys import CORES_LIMIT, NODE_RESIZES, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED
 from hami.codec.slices import render_slices
 from hami.errors import ClusterError, HamiError
 from hami.inspect.read import Reader
@@ -29,9 +30,11 @@ def test_everything_is_read_in_pages():
 
 def test_only_pods_with_devices_are_kept_and_only_what_is_read_of_them():
     holder = bound("a", "n", (0, 100, 10))
-    holder["metadata"]["annotations"] |= {"secret.example.com/token": "x"}
-    record, _, _ = read(FakeApi([node("n")], [holder, pending("web")]))
+    resize = {key: "x" for key in (RESIZE, RESIZED, RESIZE_TARGET, RESIZE_APPLIED, RESIZE_STATUS, CORES_LIMIT)}
+    holder["metadata"]["annotations"] |= {"secret.example.com/token": "x"} | resize
+    record, _, _ = read(FakeApi([node("n", annotations={NODE_RESIZES: "true"})], [holder, pending("web")]))
     (kept,) = record.pods
+    assert resize.items() <= kept.annotations.items() and record.nodes[0].annotations[NODE_RESIZES] == "true"
     assert kept.ref.name == "a" and "secret.example.com/token" not in kept.annotations
     assert kept.annotations["hami.io/vgpu-devices-allocated"] == "GPU-n-0,NVIDIA,100,10:;"
 

@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import from_regex, randoms, sampled_from
 
-from hami.codec.keys import CLAIM_AMOUNTS
+from hami.codec.keys import CLAIM_AMOUNTS, CORES_LIMIT, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED
+from hami.codec.resize import (
+    AppliedSizes, ResizeState, ResizeStatus, Size, parse_applied, parse_resize, parse_status, render_applied,
+    render_resize, render_status,
+)
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, UnreadableObject, store_of
 from hami.inspect.explain import explain_pod
+from hami.inspect.resize_report import resize_report
 from hami.inspect.simulate import render_replay, replay
 from hami.inspect.snapshot import anonymize, parse_snapshot, render_snapshot
 from hami.inspect.tables import Style
@@ -112,11 +117,35 @@ def test_a_snapshot_without_scopes_can_be_read():
     assert (again.pods[0].scope, again.quotas[0].scopes) == (PodScope(), ())
 
 
+def test_what_an_anonymous_snapshot_says_of_a_resize():
+    sizes = {"main": Size(memory_mib=8192, cores=40), "gone": Size(memory_percent=30)}
+    request = render_resize(sizes)
+    applied = AppliedSizes("GPU-x,NVIDIA,3072,20:;", "GPU-x of secretteam is full")
+    one = held("p", "n", ("GPU-x", 8192, 40))
+    one = replace(one, containers=(replace(one.containers[0], name="main"),), annotations=one.annotations | {
+        RESIZE: request, RESIZED: "GPU-x,NVIDIA,8192,40:;", RESIZE_TARGET: "GPU-x,NVIDIA,3072,20:;", CORES_LIMIT: "60",
+        RESIZE_APPLIED: render_applied(applied),
+        RESIZE_STATUS: render_status(ResizeStatus(ResizeState.BOOKED, request, "main uses 5,000 MiB of GPU-x"))})
+    (hidden,) = anonymize(record([node("n", gpu("GPU-x", **T4))], [one])).pods
+    notes, own = hidden.annotations, {"container-1": Size(memory_mib=8192, cores=40),
+                                      "container-2": Size(memory_percent=30)}
+    assert parse_resize(notes[RESIZE]) == own and hidden.containers[0].name == "container-1"
+    assert (notes[RESIZED], notes[RESIZE_TARGET]) == ("device-1,NVIDIA,8192,40:;", "device-1,NVIDIA,3072,20:;")
+    assert notes[CORES_LIMIT] == "60" and parse_applied(notes[RESIZE_APPLIED]) == AppliedSizes(
+        "device-1,NVIDIA,3072,20:;", "device-1 redacted redacted redacted redacted")
+    status = parse_status(notes[RESIZE_STATUS])
+    assert (status.state, status.request) == (ResizeState.BOOKED, notes[RESIZE]) and "main" not in status.message
+    assert resize_report(notes).excess_mib == 5120
+
+
 @given(secret=from_regex(r"\A[a-z]{3}secret[a-z0-9]{3}\Z"), key=sampled_from((
     "hami.io/vgpu-devices-allocated", "hami.io/vgpu-devices-to-allocate", "hami.io/vgpu-mig-allocations",
     "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gputype", "hami.io/gpu-scheduler-policy", "hami.io/bind-phase",
-    "huawei.com/Ascend910B", "hami.io/vgpu-time")), form=sampled_from((
-        "{}", "GPU-{}", "{},NVIDIA,1,1:;", "GPU-a,{},1,1:;", "GPU-a_{},x", '{{"{}": "{}"}}', "GPU-a {}", "n-{}-1")))
+    "huawei.com/Ascend910B", "hami.io/vgpu-time", RESIZE, RESIZED, RESIZE_TARGET, RESIZE_APPLIED, RESIZE_STATUS,
+    CORES_LIMIT)), form=sampled_from((
+        "{}", "GPU-{}", "{},NVIDIA,1,1:;", "GPU-a,{},1,1:;", "GPU-a_{},x", '{{"{}": "{}"}}', "GPU-a {}", "n-{}-1",
+        '{{"{}": {{"cores": 5}}}}', '{{"sizes": "{},NVIDIA,1,1:;", "problem": "{}"}}',
+        '{{"state": "Booked", "request": "{}", "message": "GPU-a {}"}}', '{{"main": {{"memory": "{}"}}}}')))
 def test_no_text_of_the_input_is_in_an_anonymous_snapshot(secret, key, form):
     """Whatever it is and wherever it stands, readable or not."""
     text = form.format(*[secret] * form.count("{}"))

@@ -8,6 +8,7 @@ from hypothesis.strategies import randoms
 
 from e2e.nodes import gpu
 from hami.cli.people import TOP_KINDS as KINDS
+from hami.codec.keys import CORES_LIMIT, RESIZE_TARGET, RESIZED
 from hami.codec.slices import render_slices
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster
@@ -91,6 +92,19 @@ def test_a_row_for_each_pod():
         ("a", "Running", ["0"], 6000), ("b", "Running", ["0", "1"], 3000), ("waits", "Pending", [], 0),
         ("c", "Running", ["0"], 1000)]
     assert items("pods")[2]["requests"] == ["2 × NVIDIA with 20000 MiB, 0 cores"]
+
+
+def test_what_a_pod_is_to_have_and_may_use_is_shown_beside_what_it_holds():
+    shrinks = bound("a", "n1", (0, 8192, 40))
+    shrinks["metadata"]["annotations"] |= {
+        RESIZED: "GPU-n1-0,NVIDIA,8192,40:;", RESIZE_TARGET: "GPU-n1-0,NVIDIA,3072,20:;", CORES_LIMIT: "60"}
+    of = cluster(pods=[shrinks, bound("b", "n1", (0, 1000, 10))])
+    assert [(row["memoryMib"], row["memoryWantedMib"], row["cores"], row["coresWanted"], row["coresLimit"])
+            for row in items("pods", of)] == [(8192, 3072, 40, 20, 60), (1000, 1000, 10, 10, None)]
+    head, *rows = render_top(of, TopQuery(kind="pods"), Style()).splitlines()
+    first = head.index("MIB")
+    assert [row[first:].split()[:3] for row in (head, *rows)] == [
+        ["MIB", "CORES", "MOST"], ["8,192→3,072", "40→20", "60"], ["1,000", "10", "–"]]
 
 
 def test_a_row_for_each_namespace():

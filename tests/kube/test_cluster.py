@@ -94,6 +94,15 @@ def test_annotate_pod_compares_and_swaps_when_asked():
     assert api.calls[0][3] == {"metadata": {"uid": "uid-1", "annotations": {"a": "1"}, "resourceVersion": "6"}}
 
 
+def test_annotate_pod_makes_one_attempt_within_a_time():
+    api, cluster = talk(POD, REFUSED, POD)
+    cluster.annotate_pod(REF, {"a": "1"}, timeout=2)
+    assert [call[-1] for call in api.calls] == [2]
+    with pytest.raises(ClusterError):
+        cluster.annotate_pod(REF, {"a": "1"}, timeout=2)
+    assert len(api.calls) == 2
+
+
 @pytest.mark.parametrize(("message", "kind"), [
     ('Pod "train" is invalid: metadata.uid: Invalid value: "x": field is immutable', Conflict),
     ('Pod "train" is invalid: metadata.labels: Invalid value', ClusterError)])

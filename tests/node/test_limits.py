@@ -7,7 +7,9 @@ from pytest import param
 
 from hami.devices.config import PluginConfig
 from hami.errors import AllocationRefused
-from hami.node.limits import ContainerLimits, DeviceLimit, container_limits, parse_limits, render_limits, resized_text
+from hami.node.limits import (
+    ContainerLimits, DeviceLimit, container_limits, core_limits, parse_limits, render_limits, resized_text,
+)
 from tests.builders import region_of
 from tests.devices.cards import config
 from tests.libvgpu.layout import FILE_SIZE, Region, make_region
@@ -78,6 +80,29 @@ log-level 3
 device {A} memory=1073741824 cores=30
 device {B} memory=2147483648 cores=100
 """
+
+
+@pytest.mark.parametrize("cores, most, found", [
+    param(30, None, (30, 0), id="no limit of the pod"),
+    param(30, 60, (30, 60), id="its limit"),
+    param(30, 100, (30, 0), id="all cores"),
+    param(80, 60, (80, 80), id="never below what it has booked"),
+    param(100, 60, (100, 0), id="whole devices"),
+    param(0, 60, (60, 60), id="no cores of its own"),
+    param(0, None, (100, 0), id="neither"),
+])
+def test_what_a_container_may_use_of_the_cores(cores, most, found):
+    assert core_limits(cores, most) == found
+    (device,) = container_limits(CONFIG, [(CARDS[0], share(A, 1, cores))], {}, cores_most=most).devices
+    assert (device.cores, device.cores_most) == found
+
+
+def test_the_most_cores_are_written_where_they_are_limited():
+    limits = ContainerLimits(devices=(DeviceLimit(A, GIB, 30, 7, cores_most=60), DeviceLimit(B, GIB, 30)))
+    text = render_limits(limits, "/x")
+    assert text.splitlines()[-2:] == [f"device {A} memory={GIB} cores=30 cores-most=60 context=7",
+                                      f"device {B} memory={GIB} cores=30"]
+    assert [device.cores_most for device in parse_limits(text).devices] == [60, 0]
 
 
 def test_the_text_of_limits_can_be_read_again():

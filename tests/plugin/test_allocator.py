@@ -10,7 +10,7 @@ from hypothesis.strategies import integers
 from pytest import param
 
 from hami.codec.allocation import render_shares
-from hami.codec.keys import RESIZE_TARGET, RESIZED
+from hami.codec.keys import CORES_LIMIT, RESIZE_TARGET, RESIZED
 from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, HostError, NotFound
 from hami.node.limits import ContainerLimits, DeviceLimit
 from tests.builders import pod as make_pod
@@ -94,6 +94,15 @@ def test_environment_variables_of_the_specification_are_read():
     stage.cluster.environments["uid-p", "c"] = {"CUDA_DISABLE_CONTROL": "true", "CUDA_TASK_PRIORITY": "0"}
     assert not any(mount.container_path == "/etc/ld.so.preload" for mount in stage.allocator.allocate(ids(A)).mounts)
     assert stage.host.limits["uid-p", "c"][1].priority == 0
+
+
+@pytest.mark.parametrize("text, most", [
+    ("80", 80), ("20", 30), ("100", 0), ("0", 0), ("101", 0), ("much", 0), ("+40", 0)])
+def test_the_limit_of_cores_of_the_pod_is_handed_over_if_it_can_be_read(text, most):
+    stage = stage_of(placed(asking(), shares=[[share(A, 1000, 30)]], annotations={CORES_LIMIT: text}))
+    stage.allocator.allocate(ids(A))
+    (device,) = stage.host.limits["uid-p", "c"][1].devices
+    assert (device.cores, device.cores_most) == (30, most)
 
 
 @pytest.mark.parametrize("asked, why", [

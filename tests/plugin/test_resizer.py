@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hami.codec.allocation import render_shares
-from hami.codec.keys import GPU_ALLOCATED, RESIZE_APPLIED, RESIZE_TARGET, RESIZED
+from hami.codec.keys import CORES_LIMIT, GPU_ALLOCATED, RESIZE_APPLIED, RESIZE_TARGET, RESIZED
 from hami.codec.resize import AppliedSizes, parse_applied
 from hami.devices.inventory import DeviceInventory
 from hami.errors import ClusterError, NotFound
@@ -57,13 +57,13 @@ class Stage:
     def pods(self):
         return list(self.cluster.pods.values()) if self.knows_pods else None
 
-    def run(self, pod, shares=OLD, name="c"):
-        """The pod runs, and its container *name* was started with these shares."""
+    def run(self, pod, shares=OLD, name="c", most=None):
+        """The pod runs, and its container *name* was started with these shares, and the limit *most* of its cores."""
         self.cluster.put_pod(pod)
         for of_container in shares:
             self.host.prepare(pod.ref.uid, name)
             self.host.write_limits(pod.ref.uid, name, "t", ContainerLimits(
-                devices=tuple(map(share_limit, of_container))))
+                devices=tuple(share_limit(one, most) for one in of_container)))
 
     def annotate(self, changes, name="p"):
         pod = self.cluster.pods["default", name]
@@ -254,13 +254,24 @@ def test_a_container_that_has_not_started_is_confirmed(stage):
     assert (stage.resizer.step(), stage.applied()) == (CHECK_S, AppliedSizes(text(SMALL)))
 
 
+def test_an_answer_about_what_a_pod_was_to_have_before_is_not_given(stage):
+    """The scheduler would take it for an answer about the same sizes when they are wanted once more."""
+    stage.run(resized(OLD, SMALL))
+    stage.resizer.step()
+    stage.uses({A: 400})
+    stage.pods, late = (lambda: late), stage.pods()
+    stage.start()
+    stage.annotate({RESIZE_TARGET: None})
+    assert (stage.resizer.step(), stage.applied()) == (PENDING_S, None)
+
+
 def test_another_pod_of_that_name_gets_no_answer(stage):
     stage.run(resized(LARGE))
     before = stage.pods()
     stage.pods = lambda: before
     stage.start()
     stage.cluster.put_pod(resized(LARGE, uid="another"))
-    assert (stage.resizer.step(), stage.applied()) == (CHECK_S, None)
+    assert (stage.resizer.step(), stage.applied()) == (PENDING_S, None)
 
 
 @pytest.mark.parametrize("error, delay", [(NotFound("gone", 404), CHECK_S), (ClusterError("away"), 5.0)])
@@ -372,6 +383,17 @@ def test_cores_without_a_limit_stay_none(stage):
     stage.time = OVERBOOKED_S
     stage.resizer.step()
     assert stage.applied().sizes == text([[share(A, 1000, 0)]])
+
+
+@pytest.mark.parametrize("before, after, cores", [
+    (0, 0, "cores=60 cores-most=60"), (30, 30, "cores=30 cores-most=60"), (0, 40, "cores=40 cores-most=60")])
+def test_the_most_cores_of_the_pod_stay(stage, before, after, cores):
+    wanted = [[share(A, 2000, after)]]
+    one = resized(wanted)
+    one = replace(one, annotations=one.annotations | {CORES_LIMIT: "60"})
+    stage.run(one, [[share(A, 1000, before)]], most=60)
+    assert (stage.resizer.step(), stage.applied()) == (CHECK_S, AppliedSizes(text(wanted)))
+    assert f"memory={2000 * MIB} {cores}\n" in (stage.path() / "limits").read_text()
 
 
 def test_files_that_cannot_be_changed_are_reported_and_tried_again(stage):

@@ -8,7 +8,7 @@ import pytest
 
 from hami.codec.admission import Review, parse_review, render_allowed
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
-from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
+from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, CORES_LIMIT
 from hami.model import ScopeRequirement
 from hami.scheduler.admit import MAX_RESOURCES, Admitted, Admitter, Denied
 from hami.scheduler.settings import Settings
@@ -241,6 +241,52 @@ def test_no_pod_exceeds_a_bound_where_all_containers_are_changed(config):
 def test_a_pod_at_the_bounds_is_admitted():
     names = {f"example.com/{n}": 1 for n in range(MAX_RESOURCES - 1)}
     assert isinstance(admit(raw(*[asking({**names, **ONE})] * MAX_CONTAINERS)), Admitted)
+
+
+def limited(percent, *containers, **fields):
+    return raw(*containers, meta={"annotations": {CORES_LIMIT: percent}}, **fields)
+
+
+THIRD, HALF = gpu_limits(gpu=1, gpumem=1, gpucores=30), gpu_limits(gpu=1, gpumem=1, gpucores=50)
+
+
+@pytest.mark.parametrize("thing, namespace, limit", [
+    (raw(THIRD), "team-a", "60"),
+    (raw(THIRD), "team-b", None),
+    (raw(asking()), "team-a", None),
+    (raw(gpu_limits(gpu=0)), "team-a", None),
+    (raw(gpu_limits(gpu=1, gpumem=1)), "team-a", "60"),
+    (raw(gpu_limits(gpu=1, gpumem=1, gpucores=70)), "team-a", "70"),
+    (raw(gpu_limits(gpu=1)), "team-a", "100"),
+    (raw(THIRD, inits=[gpu_limits(gpu=1, gpumem=1, gpucores=80)]), "team-a", "80"),
+    (raw(THIRD, meta={"namespace": "team-a"}), "", "60"),
+    (limited("30", THIRD), "team-a", "30"),
+    (limited("100", THIRD, HALF), "team-b", "100"),
+    (limited("0", asking()), "team-a", "0"),
+    (limited("much", gpu_limits(gpu=0)), "team-a", "much"),
+], ids=["that of the namespace", "none for another", "no devices", "no device", "no cores", "raised to its cores",
+        "whole devices", "raised to those of any container", "namespace of the pod", "its own", "its own, for several",
+        "ignored without devices", "ignored with no device"])
+def test_the_limit_of_cores(thing, namespace, limit):
+    answer = admit(thing, namespace, gpucores_limits={"team-a": 60})
+    assert isinstance(answer, Admitted)
+    assert answer.pod["metadata"].get("annotations", {}).get(CORES_LIMIT) == limit
+    assert admit(answer.pod, namespace, gpucores_limits={"team-a": 60}).pod == answer.pod
+
+
+@pytest.mark.parametrize("percent, containers, why", [
+    ("0", [THIRD], "expected a whole number from 1 to 100, the percentage of a GPU"),
+    ("101", [THIRD], "expected a whole number from 1 to 100"), ("+40", [THIRD], "expected a whole number"),
+    ("040", [THIRD], "expected a whole number"), ("40%", [THIRD], "expected a whole number"),
+    ("", [THIRD], "expected a whole number"),
+    ("29", [THIRD], "expected 30 or more, since container c gets 30 percent of each GPU (nvidia.com/gpucores)"),
+    ("40", [THIRD, HALF], "expected 50 or more, since container c gets 50 percent"),
+    ("99", [gpu_limits(gpu=1)], "expected 100 or more, since container c gets 100 percent"),
+])
+def test_a_limit_of_cores_that_cannot_be_kept_is_refused(percent, containers, why):
+    answer = admit(limited(percent, *containers))
+    assert isinstance(answer, Denied)
+    assert f"annotation {CORES_LIMIT}={percent}: {why}" in answer.message
 
 
 def calls(function, *args):

@@ -8,7 +8,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
 from hami.model import Reason
-from hami.scheduler.metrics import Metrics, MetricSources
+from hami.scheduler.metrics import RESIZE_OUTCOMES, Metrics, MetricSources
 
 
 @pytest.fixture
@@ -44,6 +44,13 @@ def test_durations_are_counted_by_verb_and_outcome(registry, metrics, seconds, b
 def test_series_exist_from_the_start(registry, metrics, verb, outcome):
     assert registry.get_sample_value(
         "hami_scheduler_request_duration_seconds_count", {"verb": verb, "outcome": outcome}) == 0
+
+
+def test_answers_to_resized_pods_are_counted_by_outcome(registry, metrics):
+    metrics.resize("booked")
+    counts = [registry.get_sample_value("hami_scheduler_resizes_total", {"outcome": outcome})
+              for outcome in RESIZE_OUTCOMES]
+    assert dict(zip(RESIZE_OUTCOMES, counts)) == dict.fromkeys(RESIZE_OUTCOMES, 0) | {"booked": 1}
 
 
 def test_lock_waits_are_counted(registry, metrics):
@@ -84,6 +91,7 @@ def test_unknown_reasons_and_verbs_are_counted_too(registry, metrics):
     ({"events": {"dropped": lambda: 4}}, "events_total", {"outcome": "dropped"}, 4),
     ({"handshakes": lambda: 9}, "handshake_requests_total", {}, 9),
     ({"edits_refused": lambda: 3}, "allocation_edits_refused_total", {}, 3),
+    ({"resizing": lambda: 6}, "resizes_pending", {}, 6),
     ({"certificate_expiry": lambda: 1.8e9}, "certificate_expiry_timestamp_seconds", {}, 1.8e9),
     ({}, "certificate_expiry_timestamp_seconds", {}, None),
 ])

@@ -9,7 +9,7 @@ from hypothesis.strategies import randoms
 from msgspec import structs
 from pytest import param
 
-from hami.codec.keys import ASSIGNED_NODE
+from hami.codec.keys import ASSIGNED_NODE, GPU_ALLOCATED, RESIZED
 from hami.model import PodScope, ScopeRequirement
 from hami.scheduling.refusal import Choice
 from hami.state.store import Store
@@ -150,6 +150,83 @@ def test_after_a_restart_the_pod_is_believed():
     cache = SmallStore()
     edit(cache, bound_to("a", ALLOCATION), "GPU-1,NVIDIA,1,1:;")
     assert cache.used("GPU-1") == (1, 1, 1) and cache.free()
+
+
+# resizes
+
+def resized(before, text, version="51", **annotations):
+    """*before* after a resize to *text*."""
+    return replace(before, resource_version=version, annotations={
+        **before.annotations, GPU_ALLOCATED: text, RESIZED: text, **annotations})
+
+
+def test_a_resize_changes_what_a_bound_pod_holds():
+    cache = SmallStore()
+    bound = bound_to("a", ALLOCATION)
+    for version, text, used in (("50", ALLOCATION, (1, 3000, 30)), ("51", "GPU-0,NVIDIA,7000,60:;", (1, 7000, 60)),
+                                ("52", "GPU-0,NVIDIA,1000,10:;", (1, 1000, 10))):
+        cache.pods.upsert(resized(bound, text, version) if version > "50" else bound)
+        assert (cache.used(), cache.pods.edits_refused) == (used, 0)
+    after = SmallStore()
+    after.pods.upsert(resized(bound, "GPU-0,NVIDIA,1000,10:;"))
+    assert content(after) == content(cache), "a scheduler that starts later reads the same"
+
+
+def test_a_resize_counts_until_the_end_of_init_containers_and_after():
+    cache = SmallStore()
+    bound = bound_to("a", "GPU-0,NVIDIA,7000,40:;GPU-0,NVIDIA,3000,10:;", gpus(kind=INIT), gpus(), init_done=True)
+    cache.pods.upsert(bound)
+    larger = resized(bound, "GPU-0,NVIDIA,7000,40:;GPU-0,NVIDIA,7500,10:;")
+    cache.pods.upsert(larger)
+    assert cache.used()[1] == 7500
+    cache.pods.upsert(replace(larger, resource_version="52", init_done=False))
+    assert cache.used() == (1, 7500, 40) and cache.pods.edits_refused == 0
+
+
+@pytest.mark.parametrize("text", [
+    "GPU-1,NVIDIA,3000,30:;", ";", "GPU-0,NVIDIA,1500,15:GPU-1,NVIDIA,1500,15:;", "GPU-0,NVIDIA,1,1:GPU-0,NVIDIA,1,1:;",
+    "GPU-0,NVIDIA,-1,30:;", "garbage,of,4", "x" * 2**20])
+def test_a_resize_to_other_devices_is_an_edit(text):
+    cache = SmallStore()
+    bound = bound_to("a", ALLOCATION, TWO)
+    cache.pods.upsert(bound)
+    before = content(cache)
+    cache.pods.upsert(resized(bound, text))
+    assert content(cache) == before and cache.pods.edits_refused == 1
+
+
+@pytest.mark.parametrize("text", ["GPU-0,NVIDIA,1,0:;", "GPU-0,NVIDIA,8000,100:;", ";", None])
+@pytest.mark.parametrize("was_resized", [False, True])
+def test_a_device_plugin_cannot_resize(text, was_resized):
+    """Its token may write the allocation of the pods of its node, but not RESIZED."""
+    cache = SmallStore()
+    bound = bound_to("a", ALLOCATION)
+    cache.pods.upsert(bound)
+    if was_resized:
+        bound = resized(bound, "GPU-0,NVIDIA,4000,40:;", "51")
+        cache.pods.upsert(bound)
+    before = content(cache)
+    edit(cache, bound, text, "52")
+    assert content(cache) == before
+
+
+def test_a_size_that_a_pod_carries_before_it_is_bound_does_not_count():
+    cache = SmallStore()
+    forged = "GPU-1,NVIDIA,1,0:;"
+    bound = bind(cache, pod(gpus(1, memory=3000, cores=30), annotations={RESIZED: forged}))
+    assert bound.annotations[RESIZED] == ""
+    cache.pods.upsert(bound)
+    assert cache.used("GPU-1") == (1, 3000, 30) and cache.pods.edits_refused == 0
+    later = SmallStore()
+    later.pods.upsert(bound)
+    assert later.used("GPU-1") == (1, 3000, 30)
+
+
+def test_a_size_between_binding_and_watch_is_a_resize():
+    cache = SmallStore()
+    bound = bind(cache, pod(gpus(1, memory=3000, cores=30)))
+    cache.pods.upsert(resized(bound, "GPU-1,NVIDIA,4000,40:;"))
+    assert cache.used("GPU-1") == (1, 4000, 40) and cache.pods.edits_refused == 0
 
 
 # refinements

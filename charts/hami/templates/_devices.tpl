@@ -1,6 +1,6 @@
 {{/* The device configuration, and what follows from its resource names: the webhook, the policies, kube-scheduler. */}}
 
-{{/* hami.devices: sets deviceConfig (text), resources, renamed, dropped, added and strict in ctx. */}}
+{{/* hami.devices: sets deviceConfig (text), resources, renamed, dropped, added, nvidia and strict in ctx. */}}
 {{- define "hami.devices" -}}
 {{- $ctx := . -}}
 {{- $v := .v -}}
@@ -73,6 +73,7 @@
 {{- $_ := set $ctx "added" $added -}}
 {{- $_ := set $ctx "native" $native -}}
 {{- $nvidia := $config.nvidia | default dict -}}
+{{- $_ := set $ctx "nvidia" $nvidia -}}
 {{- $_ := set $ctx "strict" (or $v.strict (get $nvidia "strict" | default false)) -}}
 {{- $_ := set $ctx "overwriteEnv" (eq (toString (get $nvidia "overwriteEnv")) "true") -}}
 {{- end -}}

@@ -18,6 +18,7 @@
 {{- if $v.limiter.regionMount -}}{{- include "hami.component" (list $ctx "components/region-mount") -}}{{- end -}}
 {{- if $v.selinux -}}{{- include "hami.component" (list $ctx "components/selinux") -}}{{- end -}}
 {{- if .strict -}}{{- include "hami.component" (list $ctx "components/strict") -}}{{- end -}}
+{{- if eq $v.admission.mode "policy" -}}{{- include "hami.component" (list $ctx "components/admission-policies") -}}{{- end -}}
 {{- if $v.prometheus.enabled -}}{{- include "hami.component" (list $ctx "components/prometheus") -}}{{- end -}}
 {{- if $v.dashboard.enabled -}}{{- include "hami.component" (list $ctx "components/dashboard") -}}{{- end -}}
 {{- if $v.dra.enabled -}}{{- include "hami.dra" $ctx -}}{{- end -}}
@@ -29,8 +30,8 @@
 {{- $drop = or $drop (and (not $v.disruptionBudget.enabled) (eq $object.kind "PodDisruptionBudget")) -}}
 {{- $drop = or $drop (and (not $v.scheduler.admissionWebhook.enabled) (eq $object.kind "MutatingWebhookConfiguration")) -}}
 {{- if $drop -}}{{- $_ := unset $ctx.objects $key -}}{{- end -}}
-{{- /* that of preemption is about our own account, which has no transition */ -}}
-{{- $warns := and $ctx.policiesWarn (ne $object.metadata.name (printf "%s-preemption" $ctx.name)) -}}
+{{- /* that of preemption is about our own account, which has no transition, and that of requests replaces the webhook */ -}}
+{{- $warns := and $ctx.policiesWarn (not (has $object.metadata.name (list (printf "%s-preemption" $ctx.name) (printf "%s-nvidia-requests" $ctx.name)))) -}}
 {{- if and $warns (eq $object.kind "ValidatingAdmissionPolicyBinding") -}}{{- $_ := set $object.spec "validationActions" (list "Warn" "Audit") -}}{{- end -}}
 {{- end -}}
 {{- if not $v.devicePlugin.enabled -}}{{- include "hami.drop" (list $ctx "device-plugin" list) -}}{{- end -}}
@@ -307,10 +308,57 @@
 {{- range .matchConditions -}}{{- $_ := set . "expression" (include "hami.expression" (list $ctx .expression)) -}}{{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if eq .v.admission.mode "policy" -}}{{- include "hami.admission" $ctx -}}{{- end -}}
 {{- range $key, $object := .objects -}}
-{{- if eq $object.kind "ValidatingAdmissionPolicy" -}}
+{{- if and (eq $object.kind "ValidatingAdmissionPolicy") (ne $object.metadata.name (printf "%s-nvidia-requests" $ctx.name)) -}}
 {{- range concat $object.spec.matchConditions $object.spec.validations -}}{{- $_ := set . "expression" (include "hami.expression" (list $ctx .expression)) -}}{{- end -}}
 {{- range $object.spec.validations -}}{{- $_ := set . "message" (include "hami.expression" (list $ctx .message) | replace "hami-priority-user" (printf "%s-priority-user" $ctx.name) | replace "hami-preemption-refuser" (printf "%s-preemption-refuser" $ctx.name)) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* hami.admission: the policies that do what the webhook does with pods that request NVIDIA GPUs. */}}
+{{- define "hami.admission" -}}
+{{- $ctx := . -}}
+{{- $w := .v.scheduler.admissionWebhook -}}
+{{- $nvidia := .nvidia -}}
+{{- if semverCompare "<1.36-0" .root.Capabilities.KubeVersion.Version -}}
+{{- fail (printf "admission.mode=policy needs Kubernetes 1.36 (MutatingAdmissionPolicy), and this is %s" .root.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- range $name, $wrong := dict "strict" .strict "scheduler.overwriteEnv" .overwriteEnv "dra.translate" .v.dra.translate "dra.allocate" .v.dra.allocate -}}
+{{- if $wrong -}}{{- fail (printf "%s needs admission.mode=webhook: the webhook must see all pods" $name) -}}{{- end -}}
+{{- end -}}
+{{- if not .v.policies.enabled -}}{{- fail "admission.mode=policy needs policies.enabled" -}}{{- end -}}
+{{- range $key, $usual := dict "resourceCountName" "nvidia.com/gpu" "resourceMemoryName" "nvidia.com/gpumem" "resourceMemoryPercentageName" "nvidia.com/gpumem-percentage" "resourceCoreName" "nvidia.com/gpucores" "resourcePriorityName" "nvidia.com/priority" -}}
+{{- if not (get $nvidia $key) -}}{{- fail (printf "admission.mode=policy needs nvidia.%s in the device configuration, such as %s" $key $usual) -}}{{- end -}}
+{{- end -}}
+{{- $schedulers := ternary "['', 'default-scheduler', " "[" .v.scheduler.forceOverwriteDefaultScheduler -}}
+{{- $given := dict "schedulerName" (squote .v.schedulerName) "defaultGPUNum" (toString $nvidia.defaultGPUNum) "runtimeClassName" (squote ($nvidia.runtimeClassName | default "")) "gpuCorePolicy" (squote ($nvidia.gpuCorePolicy | default "default")) "memoryFactor" (toString ($nvidia.memoryFactor | default 1)) "defaultCores" (toString ($nvidia.defaultCores | default 0)) -}}
+{{- $limits := list -}}
+{{- range $namespace, $limit := $nvidia.gpucoresLimits -}}{{- $limits = append $limits (printf "%s: %v" (squote $namespace) $limit) -}}{{- end -}}
+{{- $_ := set $given "gpucoresLimits" (printf "{%s}" (join ", " $limits)) -}}
+{{- range $key := list "MutatingAdmissionPolicy/%s-nvidia-defaults" "ValidatingAdmissionPolicy/%s-nvidia-requests" -}}
+{{- with get $ctx.objects (printf $key $ctx.name) -}}
+{{- $spec := .spec -}}
+{{- $mutations := list -}}
+{{- range $spec.mutations -}}{{- $mutations = append $mutations .jsonPatch -}}{{- end -}}
+{{- range concat $spec.matchConditions $spec.variables ($spec.validations | default list) $mutations -}}
+{{- $text := .expression -}}
+{{- if and .name (hasKey $given .name) -}}{{- $text = get $given .name -}}{{- end -}}
+{{- range $old, $new := $ctx.renamed -}}{{- $text = replace (printf "'%s'" $old) (printf "'%s'" $new) $text -}}{{- end -}}
+{{- $text = $text | replace "['', 'default-scheduler', " $schedulers | replace "'hami-scheduler" (printf "'%s" $ctx.v.schedulerName) -}}
+{{- $_ := set . "expression" $text -}}
+{{- if .message -}}
+{{- $message := .message -}}
+{{- range $old, $new := $ctx.renamed -}}{{- $message = regexReplaceAll (printf "%s\\b([^-]|$)" $old) $message (printf "%s${1}" $new) -}}{{- end -}}
+{{- $_ := set . "message" $message -}}
+{{- end -}}
+{{- end -}}
+{{- include "hami.selector" (list $spec.matchConstraints.namespaceSelector $w.namespaceSelector) -}}
+{{- if $w.whitelistNamespaces -}}
+{{- $_ := set $spec.matchConstraints.namespaceSelector "matchExpressions" (append $spec.matchConstraints.namespaceSelector.matchExpressions (dict "key" "kubernetes.io/metadata.name" "operator" "NotIn" "values" $w.whitelistNamespaces)) -}}
+{{- end -}}
+{{- include "hami.selector" (list $spec.matchConstraints.objectSelector $w.objectSelector) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

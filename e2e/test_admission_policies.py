@@ -1,0 +1,165 @@
+"""Admission without a call: policies of the API server against the webhook, which must make the same of each pod."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.cluster import MANIFESTS
+from e2e.eventually import eventually
+from e2e.gpu_operator import RUNTIME_CLASS
+from e2e.kube import ApiError, Kube, path_of
+from e2e.pods import RESOURCES, container, pod
+from e2e.sandbox import Sandbox, named
+from e2e.scheduler import Certificates, Scheduler, webhook_configuration
+from hami.codec.device_config import parse_device_config
+from hami.vendors.entry_points import full_catalog
+from tools.admission import FOLDER, generated_files
+
+pytestmark = pytest.mark.since(1, 36)
+Object = dict[str, Any]
+OTHER = {"defaultGPUNum": 2, "runtimeClassName": "nvidia", "gpuCorePolicy": "force", "memoryFactor": 1000,
+         "defaultCores": 5}
+PODS = 2500
+"""For each device configuration."""
+MODE, USER = "hami-e2e/admission", "user"
+AMOUNTS = ("1", "1", "1", "2", "0", "3", "50", "99", "100", "101", "1000", "3000", "1k", "1e2", "1e3", "100000m",
+           "99500m", "500m", "0.5", "-1", "1Mi", "2147483647", "2147483648", "4G", "9999999999999999999", "1E")
+VARIABLES = ("CUDA_TASK_PRIORITY", "GPU_CORE_UTILIZATION_POLICY", "CUDA_DISABLE_CONTROL", "NVIDIA_VISIBLE_DEVICES",
+             "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT_1", "CUDA_DEVICE_MEMORY_LIMITS", "CUDA_OVERSUBSCRIBE",
+             "CUDA_DEVICE_MEMORY_SHARED_CACHE", "LD_PRELOAD", "A")
+LIMITS = ("100", "100", "60", "3", "1", "0", "101", "", "60 ", "060", "+60", "6e1", "all")
+SCHEDULERS = (None, None, None, "default-scheduler", "hami-scheduler", "hami-scheduler-claims", "other")
+
+
+def generated_pod(number: int) -> Object:
+    """Returns the same pod each time, of which about one in three is refused."""
+    chance = random.Random(number)
+
+    def part(name: str) -> Object:
+        names = [name for name in RESOURCES if chance.random() < 0.4]
+        amounts = {name: chance.choice(AMOUNTS[:12] if chance.random() < 0.9 else AMOUNTS) for name in names}
+        if "priority" in amounts:
+            amounts["priority"] = chance.choice(("1", "1", "2", "1e2"))  # others need a right
+        made = container(name, privileged=chance.random() < 0.03, **amounts)
+        if chance.random() < 0.1:
+            made.setdefault("resources", {})["requests"] = {
+                RESOURCES[name]: chance.choice(AMOUNTS[:6]) for name in chance.sample(sorted(RESOURCES), 2)}
+        if chance.random() < 0.3:
+            made["env"] = [variable(chance.choice(VARIABLES)) for _ in range(chance.randint(1, 3))]
+        return made
+
+    def variable(name: str) -> Object:
+        value = chance.choice(("none", "void", "all", "", "0", None))
+        return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}} if value is None else {
+            "name": name, "value": value}
+
+    made = pod(f"p{number}", containers=[part(f"c{index}") for index in range(chance.randint(1, 3))],
+               inits=[part(f"i{index}") for index in range(chance.choice((0, 0, 1, 2)))],
+               scheduler=chance.choice(SCHEDULERS), node_name="n0" if chance.random() < 0.02 else None)
+    if chance.random() < 0.05:
+        made["spec"]["runtimeClassName"] = "nvidia"
+    if chance.random() < 0.15:
+        made["metadata"]["annotations"]["nvidia.com/gpucores-limit"] = chance.choice(LIMITS)
+    if chance.random() < 0.03:
+        made["metadata"]["labels"]["hami.io/webhook"] = "ignore"
+    if chance.random() < 0.02:
+        made["metadata"]["annotations"]["hami.io/vgpu-node"] = "n0"
+    return made
+
+
+def admitted(kube: Kube, namespace: str, item: Object) -> Object | None:
+    """Returns the specification of a pod that is admitted and not kept, with its annotations; ``None`` if it is
+    refused."""
+    try:
+        made = kube.call("POST", path_of("Pod", namespace), item, query={"dryRun": "All"})
+    except ApiError as error:
+        assert error.status in (400, 403, 422, 500), error
+        return None
+    return {**made["spec"], "annotations": made["metadata"].get("annotations", {})}
+
+
+@pytest.fixture
+def user(sandbox: Sandbox) -> Kube:
+    """A client with the role ``edit`` in the namespaces of the test: administrators may write all keys."""
+    grant_edit(sandbox.kube, sandbox.namespace)
+    return sandbox.kube.impersonating(USER, "system:authenticated")
+
+
+@pytest.fixture(params=["shipped", "other"])
+def settings(request: pytest.FixtureRequest, sandbox: Sandbox, scheduler: Scheduler, tmp_path: Path) -> list[Object]:
+    """The policies for a device configuration, which the webhook has, too."""
+    if request.param == "shipped":
+        return list(yaml.safe_load_all((FOLDER / "policies.yaml").read_text()))
+    text = (MANIFESTS / "device-config.yaml").read_text()
+    limits = {namespace: 40 for namespace in (sandbox.namespace, mutated_namespace(sandbox))}
+    for name, value in {**OTHER, "gpucoresLimits": json.dumps(limits)}.items():
+        text, count = re.subn(rf"^  {name}: .*$", f"  {name}: {value}", text, count=1, flags=re.MULTILINE)
+        text = text if count else text.replace("nvidia:\n", f"nvidia:\n  {name}: {value}\n", 1)
+    config = parse_device_config(text, "other")
+    file = tmp_path / "device-config.yaml"
+    file.write_text(text)
+    scheduler.run_with(device_config_file=str(file))
+    made = generated_files(full_catalog(config), config.nvidia)[FOLDER / "policies.yaml"]
+    return list(yaml.safe_load_all(made))
+
+
+@pytest.fixture
+def mutated(settings: list[Object], certificates: Certificates, scheduler: Scheduler,
+            sandbox: Sandbox) -> Iterator[str]:
+    """A namespace in which policies admit pods, and the webhook does not."""
+    kube, namespace = sandbox.kube, mutated_namespace(sandbox)
+    kube.create(named("Namespace", namespace, labels={MODE: "policies"}))
+    kube.create(RUNTIME_CLASS)
+    grant_edit(kube, namespace)
+    webhooks = webhook_configuration(certificates, scheduler.port)
+    for webhook in webhooks["webhooks"]:
+        webhook["namespaceSelector"]["matchExpressions"].append(
+            {"key": MODE, "operator": "NotIn", "values": ["policies"]})
+    kube.apply(webhooks)
+    for document in settings:
+        if (constraints := document["spec"].get("matchConstraints")) is not None:
+            constraints["namespaceSelector"]["matchExpressions"] = [
+                {"key": MODE, "operator": "In", "values": ["policies"]}]
+        kube.apply(document)
+    good, bad = pod("probe", gpu=1), pod("probe", gpu=1, percent=101)
+    eventually(lambda: (admitted(kube, namespace, good) or {}).get("schedulerName") == "hami-scheduler"
+               and admitted(kube, namespace, bad) is None, "the policies are in force")
+    yield namespace
+    for document in settings:
+        kube.delete(document["kind"], document["metadata"]["name"])
+    kube.apply(webhook_configuration(certificates, scheduler.port))
+    kube.delete("RuntimeClass", "nvidia")
+    kube.delete("Namespace", namespace)
+
+
+def mutated_namespace(sandbox: Sandbox) -> str:
+    return f"{sandbox.namespace}-p"
+
+
+def grant_edit(kube: Kube, namespace: str) -> None:
+    kube.create({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "edit"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": USER}]}, namespace)
+
+
+def test_policies_make_the_same_of_each_pod_as_the_webhook(sandbox: Sandbox, user: Kube, mutated: str) -> None:
+    def both(number: int) -> tuple[int, Object | None, Object | None]:
+        item = generated_pod(number)
+        return number, admitted(user, sandbox.namespace, item), admitted(user, mutated, item)
+
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(both, range(PODS)))
+    differing = [number for number, by_webhook, by_policies in results if by_webhook != by_policies]
+    assert not differing, [result for result in results if result[0] in differing[:3]]
+    refused = sum(by_webhook is None for _, by_webhook, _ in results)
+    assert PODS / 5 < refused < PODS * 4 / 5

@@ -1,0 +1,91 @@
+"""The command for people that writes: resize."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from hami.cli.client import Client, people_command
+from hami.codec.durations import parse_duration
+from hami.errors import HamiError
+from hami.inspect.tables import printable
+from hami.model import PodRef
+from hami.runtime.options import Value
+
+if TYPE_CHECKING:
+    from hami.codec.resize import Size
+    from hami.model import Pod
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as that of shells."""
+
+
+@people_command("resize", has_forms=False)
+@click.argument("kind", type=click.Choice(("pod",)))
+@click.argument("name")
+@click.argument("container", default="")
+@click.option("--memory", metavar="QUANTITY", help="Memory of each of its GPUs, such as 8Gi or 6000Mi, or 40% of them.")
+@click.option("--cores", type=click.IntRange(1, 100), help="Percent of the compute of each of its GPUs.")
+@click.option("--dry-run", is_flag=True, help="Say what would be decided, and write nothing.")
+@click.option("--timeout", type=Value("duration", parse_duration), default="60s", show_default=True,
+              help="How long to wait until it holds.")
+def resize_command(*, client: Client, kind: str, name: str, container: str, memory: str | None, cores: int | None,
+                   dry_run: bool, timeout: timedelta) -> None:
+    """Give a container of a running pod more or less of its GPUs, without a restart, and wait until it holds.
+
+    What is not named stays as it is. CONTAINER may be left out if only one has GPUs. More is given if it fits on the
+    GPUs and into the quota of the namespace. Less is given back when the container uses no more. Until then the request
+    stands, also after Ctrl-C. Needs the right to get and patch the pod. Exit status 1 if it does not hold.
+    """
+    from hami.codec.resize import make_size
+    from hami.inspect.read import Reader
+    from hami.inspect.resize import ask, follow, resizable
+
+    if memory is None and cores is None:
+        raise click.UsageError("expected --memory, --cores or both")
+    size = make_size(memory, cores, container or name)
+    ref = PodRef(client.single_namespace("a pod has one namespace"), name, "")
+    if dry_run:
+        click.get_current_context().exit(0 if _try(client, ref, container, size) else 1)
+    if client.snapshot:
+        raise HamiError("a snapshot does not change: only --dry-run answers from one")
+    request, reader = client.connect(client), client.reader()
+    silent = Reader(request)  # it says nothing about a missing right to list events
+
+    def read() -> Pod:
+        if (pod := reader.pod(ref)) is None:
+            raise HamiError(f"there is no pod {name} in namespace {ref.namespace}")
+        return pod
+
+    chosen = resizable(read(), container)
+    asked = ask(request, read, chosen, size)
+    _say(f"requested: {chosen} {_size_text(memory, cores)}")
+    try:
+        holds = follow(asked, lambda: reader.pod(ref), _say, timeout_s=timeout.total_seconds(),
+                       why=lambda ref: silent.events(ref, "ResizePending"))
+    except KeyboardInterrupt:
+        _say(f"interrupted. The request stands: see hami explain pod {name} -n {ref.namespace}")
+        click.get_current_context().exit(INTERRUPTED)
+    click.get_current_context().exit(0 if holds else 1)
+
+
+def _try(client: Client, ref: PodRef, container: str, size: Size) -> bool:
+    """Says what the scheduler would decide, and returns whether the size would be booked. Raises: HamiError."""
+    from hami.inspect.resize import requested_sizes, resizable, try_resize
+
+    cluster = client.cluster()
+    if (pod := cluster.pod_named(ref.namespace, ref.name)) is None:
+        raise HamiError(f"there is no pod {ref.name} with devices in namespace {ref.namespace}")
+    fits, text = try_resize(cluster, pod, requested_sizes(pod, resizable(pod, container), size))
+    _say(text)
+    return fits
+
+
+def _size_text(memory: str | None, cores: int | None) -> str:
+    return " and ".join(filter(None, (memory, f"{cores} cores" if cores is not None else None)))
+
+
+def _say(text: str) -> None:
+    click.echo(printable(text))

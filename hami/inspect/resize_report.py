@@ -1,0 +1,100 @@
+"""The words for what the annotations of a pod say of its resize."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from hami.codec.allocation import parse_shares
+from hami.codec.keys import RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED
+from hami.codec.resize import MAX_TEXT, ResizeState, held_text, parse_applied, parse_status
+from hami.errors import MalformedInput
+from hami.inspect.tables import counted
+from hami.model import Pod, Share
+
+REQUESTED = "Requested"
+"""The state of a resize that the scheduler has not answered yet; the others are those of ResizeState."""
+
+Shares = tuple[Share, ...]
+
+
+class ResizeReport(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
+    """The state of the resize of a pod. *request*: its text. *state*: ``Requested`` or one of ResizeState. *message*:
+    of the scheduler. *problem*: of the device plugin. *excess_mib*, *excess_cores*: what is still booked beyond what
+    the pod is to have, of all its devices."""
+
+    state: str
+    request: str = ""
+    message: str = ""
+    problem: str = ""
+    excess_mib: int = 0
+    excess_cores: int = 0
+
+    @property
+    def is_pending(self) -> bool:
+        """Reports whether more is booked than the pod is to have."""
+        return self.state == ResizeState.BOOKED and bool(self.excess_mib or self.excess_cores)
+
+    @property
+    def sentence(self) -> str:
+        """The state in words."""
+        excess = (f"{self.excess_mib:,} MiB and {self.excess_cores} cores more than it is to have stay booked until it "
+                  "uses no more" if self.excess_mib or self.excess_cores else "")
+        words = "pending" if self.is_pending else _WORDS[self.state]
+        return "; ".join(filter(None, (words, self.message, excess,
+                                       self.problem and f"its node says: {self.problem}")))
+
+
+_WORDS = {
+    REQUESTED: "requested, the scheduler has not answered yet",
+    ResizeState.BOOKED: "booked, its node has not confirmed it yet",
+    ResizeState.APPLIED: "applied",
+    ResizeState.DEFERRED: "deferred, it is tried again when something changes",
+    ResizeState.INFEASIBLE: "infeasible",
+}
+
+
+def resize_report(annotations: Mapping[str, str]) -> ResizeReport | None:
+    """Returns the state of the resize that the annotations of a pod tell of; ``None`` if there is none."""
+    request, status = annotations.get(RESIZE, "")[:MAX_TEXT], parse_status(annotations.get(RESIZE_STATUS))
+    memory, cores = excess(annotations)
+    is_answered = status is not None and status.request == request
+    if not request and not is_answered and not memory and not cores:
+        return None
+    applied = parse_applied(annotations.get(RESIZE_APPLIED))
+    state = REQUESTED if request else ResizeState.BOOKED  # without an answer
+    return ResizeReport(
+        state=status.state if status is not None and is_answered else state, request=request,
+        message=status.message if status is not None and is_answered else "",
+        problem=applied.problem if applied is not None else "", excess_mib=memory, excess_cores=cores)
+
+
+def excess(annotations: Mapping[str, str]) -> tuple[int, int]:
+    """Returns what is still booked for a pod beyond what it is to have: MiB and cores of all its devices. Both are 0 if
+    its annotations cannot be read."""
+    pairs = [(held, wanted) for held, wanted in zip(shares_in(RESIZED, held_text(annotations)),
+                                                    shares_in(RESIZE_TARGET, annotations.get(RESIZE_TARGET)))]
+    shares = [pair for held, wanted in pairs for pair in zip(held, wanted)]
+    return (sum(max(0, held.memory_mib - wanted.memory_mib) for held, wanted in shares),
+            sum(max(0, held.cores - wanted.cores) for held, wanted in shares))
+
+
+def shares_in(key: str, text: str | None) -> tuple[Shares, ...]:
+    """Returns the shares of each container in *text*, which is that of *key*; none if it cannot be read."""
+    try:
+        return parse_shares(key, text or "")
+    except MalformedInput:
+        return ()
+
+
+def size_lines(pod: Pod, text: str | None) -> Iterator[str]:
+    """Yields what each container with GPUs has by *text*, an allocation."""
+    containers, names = shares_in(RESIZED, text), [container.name for container in pod.containers]
+    if len(names) != len(containers):  # HAMi up to v2.10 leaves out containers without devices
+        names = ["?"] * len(containers)
+    for name, shares in zip(names, containers):
+        for share in dict.fromkeys((share.memory_mib, share.cores) for share in shares):
+            count = sum((other.memory_mib, other.cores) == share for other in shares)
+            of = f" of each of {counted(count, 'GPU')}" if count > 1 else ""
+            yield f"{name} {share[0]:,} MiB and {share[1]} cores{of}"

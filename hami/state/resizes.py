@@ -1,0 +1,73 @@
+"""What the resize of a bound pod depends on, read from its annotations and from what is booked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hami.codec.allocation import parse_shares, render_shares
+from hami.codec.keys import GPU_ALLOCATED, NODE_RESIZES, RESIZE_TARGET, RESIZED
+from hami.codec.objects import parse_resource_version
+from hami.errors import MalformedInput
+from hami.model import Allocation, Budget, Node, Pod
+from hami.quantity import INT32_MAX
+from hami.scheduling.placement import NodeUsage
+from hami.scheduling.pod_request import PodRequest
+from hami.scheduling.resize import ResizableDevices, ResizePlan, has_same_devices, without_charges
+from hami.scheduling.usage import Charge, peak_charges, total_charge
+from hami.state.pods import PodRecord
+from hami.vendors.shares import read_allocation
+from hami.vendors.spec import Catalog
+
+
+def is_current(pod: Pod, record: PodRecord | None) -> bool:
+    """Reports whether *record* is that of this version of *pod*, which holds devices and goes on to do so."""
+    return (record is not None and record.version == parse_resource_version(pod.resource_version)
+            and bool(record.node) and not (record.terminated or record.ends_by or record.preempted))
+
+
+def resizable_devices(pod: Pod, request: PodRequest | None, vendors: Catalog, node: Node | None, usages: NodeUsage,
+                      booked: Mapping[str, Sequence[Charge]], budgets: Mapping[str, Budget]) -> ResizableDevices:
+    """Returns what a resize of *pod* depends on. *booked*: what it holds of the *usages* of its *node*, by vendor.
+    *budgets*: what quotas leave beside it.
+
+    Raises: MalformedInput if it has no allocation that can be resized.
+    """
+    allocated = pod.annotations.get(GPU_ALLOCATED, "")
+    vendor = next(iter(vendors.allocated_in((GPU_ALLOCATED,))), None)
+    charges = tuple(booked.get(vendor.key, ())) if vendor is not None else ()
+    if vendor is None or request is None or not charges or not allocated:
+        raise MalformedInput(GPU_ALLOCATED, allocated, "the pod holds no GPUs")
+    held = read_allocation(pod, vendor, INT32_MAX)
+    kinds = [container.kind for container in pod.containers]
+    if peak_charges(kinds, held, init_done=pod.init_done) != charges:
+        raise MalformedInput(GPU_ALLOCATED, allocated, "the pod holds something else: its annotations have been edited")
+    memory, cores = total_charge(charges)
+    left = budgets.get(vendor.key, Budget())
+    return ResizableDevices(
+        pod=pod, request=request, vendor=vendor, held=held, wanted=_target(pod, held) or held,
+        usages=without_charges(usages.get(vendor.key, ()), charges),
+        budget=Budget(None if left.memory_mib is None else left.memory_mib + memory,
+                      None if left.cores is None else left.cores + cores),
+        node_resizes=node is not None and node.annotations.get(NODE_RESIZES) == "true")
+
+
+def resized_annotations(plan: ResizePlan) -> dict[str, str | None]:
+    """Returns the annotations of a pod that say what is booked for it and what it is to have."""
+    booked, wanted = render_shares(plan.booked), render_shares(plan.wanted)
+    return {RESIZED: booked, GPU_ALLOCATED: booked, RESIZE_TARGET: wanted if wanted != booked else None}
+
+
+def as_resized(pod: Pod, annotations: Mapping[str, str | None]) -> Pod:
+    """Returns *pod* as it will be with these *annotations*."""
+    return replace(pod, annotations={
+        key: text for key, text in {**pod.annotations, **annotations}.items() if text is not None})
+
+
+def _target(pod: Pod, held: Allocation) -> Allocation | None:
+    """Returns what *pod* is to have of the devices that it *held*, if its annotations say so."""
+    try:
+        target = parse_shares(RESIZE_TARGET, pod.annotations.get(RESIZE_TARGET, ""))
+    except MalformedInput:
+        return None
+    return target if has_same_devices(target, held) else None

@@ -1,0 +1,188 @@
+"""Admission without a call: what ``hami/vendors/nvidia.py`` does with a pod, as policies of the API server (CEL).
+
+The component ``admission-policies`` consists of them and of a patch that keeps pods which request GPUs of NVIDIA only
+away from the webhook. A test compares what both make of thousands of pods.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from string import Template
+
+from hami.codec.device_config import NvidiaConfig
+from hami.codec.keys import CORES_LIMIT
+from hami.quantity import INT32_MAX
+from hami.scheduler.admit import MAX_RESOURCES
+from hami.vendors.request import MAX_CONTAINERS, WHOLE
+from hami.vendors.spec import Catalog
+from tools.policies import BASE, GENERATED, OWN_PLUGIN, indented, requests_of
+
+FOLDER = BASE.parent / "components" / "admission-policies"
+TEMPLATE = Path(__file__).with_name("admission.template.yaml")
+SCHEDULERS = "", "default-scheduler", "hami-scheduler", "hami-scheduler-claims"
+"""Values of schedulerName of pods that the webhook takes for its scheduler."""
+_FIELDS = "containers", "initContainers"
+_AMOUNTS = "c.?resources.requests.orValue({})"
+"""CEL: the amounts of a container. The API server makes requests of limits before, and refuses other requests of such
+resources."""
+_VISIBLE, _NOTHING = "NVIDIA_VISIBLE_DEVICES", "['none', 'void']"
+_LIMIT = "e.name.startsWith('CUDA_DEVICE_MEMORY_LIMIT_') || e.name.startsWith('CUDA_DEVICE_SM_LIMIT_')"
+
+
+def generated_files(catalog: Catalog, config: NvidiaConfig) -> dict[Path, str]:
+    """Returns the generated files of the component. *config*: the section of NVIDIA in the device configuration."""
+    others = [name for vendor in catalog if vendor.key != OWN_PLUGIN for name in vendor.resources.names]
+    webhook = f"""\
+# {GENERATED}
+- {{op: test, path: /webhooks/1/name, value: vgpu.hami.io}}
+- op: replace
+  path: /webhooks/1/matchConditions
+  value:
+  - name: managed-resource-of-others
+    expression: >-
+      {indented(requests_of(others), 6)}
+"""
+    return {FOLDER / "policies.yaml": _Expressions(config).render(), FOLDER / "webhook.yaml": webhook}
+
+
+def needs_webhook(config: NvidiaConfig) -> bool:
+    """Reports whether only the webhook can carry out *config*: it must see all pods then."""
+    return config.strict or config.overwrite_env
+
+
+class _Expressions:
+    """The expressions about a container *c*, with the names of resources in *config*."""
+
+    def __init__(self, config: NvidiaConfig) -> None:
+        self._config = config
+        self._count, self._cores = config.resource_count_name, config.resource_core_name
+        self._memory, self._percent = config.resource_memory_name, config.resource_memory_percentage_name
+        self._priority = config.resource_priority_name
+
+    def render(self) -> str:
+        """Returns ``policies.yaml``."""
+        config, all_containers = self._config, "object.spec.containers + object.spec.?initContainers.orValue([])"
+        schedulers = ", ".join(f"'{name}'" for name in SCHEDULERS)
+        return Template(TEMPLATE.read_text()).substitute(
+            generated=GENERATED, default_count=config.default_gpu_num, runtime_class=config.runtime_class_name,
+            core_policy=config.gpu_core_policy, memory_factor=config.memory_factor, default_cores=config.default_cores,
+            cores_limit=CORES_LIMIT, limits_cores=_LIMITS_CORES, cores_name=self._cores or self._count,
+            cores_limits=", ".join(f"'{name}': {limit}" for name, limit in sorted(config.gpucores_limits.items())),
+            cores_with_defaults=indented(
+                self._cores_of(f"({all_containers})", self._lacks_count, self._lacks_cores), 6),
+            cores=indented(self._cores_of("variables.all", "false", "false"), 6), most_containers=MAX_CONTAINERS,
+            most_resources=MAX_RESOURCES, largest=INT32_MAX, memory=self._memory or self._count,
+            memory_percent=self._percent or "percentage",
+            is_ours=indented(f"object.spec.?schedulerName.orValue('') in [{schedulers}]\n"
+                             f"&& ({all_containers}).exists(c,\n"
+                             f"  {indented(self._names_any([*self._given, self._priority]), 2)})", 6),
+            requests_devices=indented(f"({all_containers}).exists(c,\n  {indented(self._requests, 2)})", 6),
+            requesting=f"variables.all.filter(c, {self._has(self._count)})",
+            patches=indented("\n".join(self._patches(field) for field in _FIELDS), 8),
+            percent_is_valid=indented(self._of_all(self._percent, "q.compareTo(quantity('0')) >= 0 && "
+                                                   f"q.compareTo(quantity('{WHOLE}')) <= 0"), 6),
+            amounts_are_valid=indented(
+                "\n&& ".join(self._of_all(name, self._is_amount(name)) for name in self._given), 6),
+            variables_are_free=indented(_FREE, 6))
+
+    @property
+    def _given(self) -> list[str]:
+        return [name for name in (self._count, self._memory, self._percent, self._cores) if name]
+
+    @staticmethod
+    def _names_any(names: list[str]) -> str:
+        listed = ", ".join(f"'{name}'" for name in names if name)
+        return f"{_AMOUNTS}.exists(r, r in [\n  {listed}])"
+
+    @staticmethod
+    def _has(name: str) -> str:
+        return f"'{name}' in {_AMOUNTS}" if name else "false"
+
+    @staticmethod
+    def _amount(name: str) -> str:
+        return f"quantity(string(c.resources.requests['{name}']))"
+
+    @property
+    def _lacks_count(self) -> str:
+        return f"variables.defaultGPUNum > 0 && !({self._has(self._count)}) && {self._names_any(self._given)}"
+
+    @property
+    def _requests(self) -> str:
+        return f"{self._has(self._count)} || (variables.defaultGPUNum > 0 && {self._names_any(self._given)})"
+
+    @property
+    def _lacks_cores(self) -> str:
+        """The container requests devices, all of their memory, and no cores."""
+        whole = (f"({self._has(self._percent)} ? {_rounded_to(self._amount(self._percent), WHOLE)}\n"
+                 f"  : !({self._has(self._memory)}))") if self._percent else f"!({self._has(self._memory)})"
+        return f"({self._requests})\n&& !({self._has(self._cores)})\n&& {whole}"
+
+    def _patches(self, field: str) -> str:
+        path = f"'/spec/{field}/' + string(i) + "
+        cores, count = (f"{path}'/resources/limits/' + jsonpatch.escapeKey('{name}')" for name in (
+            self._cores, self._count))
+        set_env = [f"({condition})" for condition, _, _ in self._variables]
+        lists = [
+            (self._lacks_count, f"JSONPatch{{op: 'add', path: {count},\n  value: string(variables.defaultGPUNum)}}"),
+            *([(self._lacks_cores, f"JSONPatch{{op: 'add', path: {cores}, value: '{WHOLE}'}}")] if self._cores else []),
+            (f"!has(c.env) && ({' || '.join(set_env)})", f"JSONPatch{{op: 'add', path: {path}'/env', value: []}}"),
+        ]
+        # places are those before the first patch, so all variables that are replaced are removed at once
+        replaced = " || ".join(f"(e.name == '{name}' && {condition})" for condition, name, _ in self._variables)
+        lists.append(("has(c.env)", (
+            f"c.env.transformList(j, e, {replaced}, j)\n"
+            f"  .transformList(k, j, JSONPatch{{op: 'remove', path: {path}'/env/' + string(j - k)}})")))
+        lists += ((condition, f"JSONPatch{{op: 'add', path: {path}'/env/-',\n"
+                   f"  value: {{'name': '{name}', 'value': {value}}}}}") for condition, name, value in self._variables)
+        return "\n".join(f"+ object.spec.?{field}.orValue([]).transformList(i, c,\n"
+                         f"  {indented(condition, 2)},\n  {indented(patches, 2)})"
+                         + (".flatten()" if "'remove'" in patches else "") for condition, patches in lists)
+
+    @property
+    def _variables(self) -> list[tuple[str, str, str]]:
+        """The variables that a container gets: in which case, the name and the value."""
+        amount = self._amount(self._priority)
+        # an amount that is no integer is refused by the API server
+        has_priority = f"{self._has(self._priority)} && {amount}.isInteger()"
+        has_policy = "!(variables.gpuCorePolicy in ['', 'default'])"  # also containers without GPUs, as in upstream
+        priorities = [(has_priority, "CUDA_TASK_PRIORITY", f"string({amount}.asInteger())")] if self._priority else []
+        return [*priorities, (has_policy, "GPU_CORE_UTILIZATION_POLICY", "variables.gpuCorePolicy")]
+
+    def _cores_of(self, containers: str, lacks_count: str, lacks_cores: str) -> str:
+        """Returns the expression for the percentages that *containers* which request devices get of each.
+        *lacks_count*, *lacks_cores*: the conditions under which one gets what it does not ask for."""
+        count = f"{self._amount(self._count)}.compareTo(quantity('0')) > 0"
+        has_some = f"({self._has(self._count)} ? {count} : {lacks_count})"
+        cores = "variables.defaultCores"
+        if self._cores:
+            amount = self._amount(self._cores)
+            cores = (f"{self._has(self._cores)} ? ({amount}.isInteger() ? {amount}.asInteger() : 0)\n"
+                     f"  : ({indented(lacks_cores, 4)})\n  ? {WHOLE} : variables.defaultCores")
+        return f"{containers}.filter(c, {has_some})\n.map(c, {cores})\n.map(cores, cores < {WHOLE} ? cores : {WHOLE})"
+
+    def _of_all(self, name: str, condition: str) -> str:
+        """Returns the expression for: *condition* holds for *q*, the amount of *name*, where a container has it."""
+        if not name:
+            return "true"
+        return f"variables.all.all(c, !({self._has(name)})\n  || [{self._amount(name)}].all(q, {condition}))"
+
+    def _is_amount(self, name: str) -> str:
+        least = "" if name == self._percent else " && q.asInteger() >= 0"
+        factor = f" && q.asInteger() * variables.memoryFactor <= {INT32_MAX}" if name == self._memory else ""
+        return f"q.isInteger(){least} && q.asInteger() <= {INT32_MAX}{factor}"
+
+
+def _rounded_to(amount: str, value: int) -> str:
+    """Returns the expression for: the quantity *amount* is *value* when it is rounded up."""
+    return f"{amount}.compareTo(quantity('{value - 1}')) > 0 && {amount}.compareTo(quantity('{value}')) <= 0"
+
+
+_LIMITS_CORES = f"""\
+variables.cores.size() > 0 && request.namespace in variables.gpucoresLimits
+          && !('{CORES_LIMIT}' in object.metadata.?annotations.orValue({{}}))"""
+_FREE = f"""\
+variables.requesting.all(c, c.?env.orValue([]).all(e,
+  !(e.name == '{_VISIBLE}' && !(e.?value.orValue('') in {_NOTHING}))
+  && !(e.name in [
+    'CUDA_DEVICE_MEMORY_LIMIT', 'CUDA_DEVICE_SM_LIMIT', 'CUDA_DEVICE_MEMORY_SHARED_CACHE', 'CUDA_OVERSUBSCRIBE'])
+  && !({_LIMIT})))"""
