@@ -11,7 +11,7 @@ from datetime import datetime
 
 import msgspec
 
-from hami.codec.keys import DOOR, LOCK_FREE
+from hami.codec.keys import DOOR, LOCK_FREE, NODE_RESIZES
 from hami.codec.register import render_devices_brief, render_devices_json
 from hami.codec.slices import is_publishable
 from hami.codec.states import parse_lock_free, render_lock_free
@@ -75,7 +75,14 @@ def node_annotations(snapshot: InventorySnapshot, config: PluginConfig,
         tuple(filter(is_publishable, devices(snapshot, config))) if config.is_managed else ())
     return {vendor.annotations.register: render(offered) if offered else None,
             PAIR_SCORES: _scores(snapshot.cards) if config.topology_score and offered else None,
-            DOOR: DRA if config.is_managed and offered else None}
+            DOOR: DRA if config.is_managed and offered else None,
+            NODE_RESIZES: "true" if offered and resizes(config) else None}
+
+
+def resizes(config: PluginConfig) -> bool:
+    """Reports whether the device plugin changes the limits of running containers. MIG instances and claims have sizes
+    that cannot change."""
+    return config.operating_mode != MIG and config.door != DRA
 
 
 def annotation_changes(node: Node, wanted: Mapping[str, str | None], config: PluginConfig,

@@ -7,11 +7,13 @@ What a container may use and its priority come from here, never from what it can
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hami.codec.keys import GPU_ALLOCATED, RESIZE_APPLIED, RESIZED
 from hami.codec.pods import NodePod
+from hami.codec.resize import parse_applied, wanted_text
 from hami.errors import MalformedInput
-from hami.model import Partition, PodRef, Share
+from hami.model import Partition, Pod, PodRef, Share
 from hami.monitor.processes import ContainerId, plain_uid
 from hami.node.limits import ContainerLimits, task_priority
 from hami.quantity import MIB
@@ -49,13 +51,15 @@ class AllocatedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitoredContainer:
-    """A container with devices. *priority*: 0 is the highest. *has_ended*: it has ended and was not started again."""
+    """A container with devices. *priority*: 0 is the highest. *has_ended*: it has ended and was not started again.
+    *is_resizing*: the device plugin has not confirmed the present sizes of its pod yet."""
 
     pod: PodRef
     name: str
     devices: tuple[AllocatedDevice, ...]
     priority: int = 1
     has_ended: bool = False
+    is_resizing: bool = False
 
     @property
     def key(self) -> Key:
@@ -96,18 +100,32 @@ def find_containers(pods: Iterable[NodePod], vendors: Catalog, vendor: Vendor, c
     return NodeContainers(tuple(containers), by_id, problems)
 
 
+def is_resizing(pod: Pod) -> bool:
+    """Reports whether *pod* was resized and the device plugin has not confirmed its present sizes yet."""
+    applied = parse_applied(pod.annotations.get(RESIZE_APPLIED))
+    return bool(pod.annotations.get(RESIZED)) and (applied is None or applied.sizes != wanted_text(pod.annotations))
+
+
+def _as_wanted(pod: Pod) -> Pod:
+    """Returns *pod* as if it held what it is to have, which is what its containers are limited to."""
+    wanted = wanted_text(pod.annotations)
+    if not pod.annotations.get(RESIZED) or wanted is None:
+        return pod
+    return replace(pod, annotations={**pod.annotations, RESIZED: wanted, GPU_ALLOCATED: wanted})
+
+
 def _of_pod(node_pod: NodePod, vendors: Catalog, vendor: Vendor,
             card_indexes: Mapping[str, int]) -> Iterator[MonitoredContainer]:
     pod = node_pod.pod
     limit = most_shares(vendors, pod.containers).get(vendor.key, 0)
     if pod.is_terminated or pod.claim or vendor.annotations.allocated not in pod.annotations or not limit:
         return
-    for container, shares in zip(pod.containers, read_allocation(pod, vendor, limit)):
+    for container, shares in zip(pod.containers, read_allocation(_as_wanted(pod), vendor, limit)):
         if shares:
             yield MonitoredContainer(
                 pod=pod.ref, name=container.name, devices=_devices(shares, card_indexes),
                 priority=task_priority(node_pod.environments.get(container.name, {})),
-                has_ended=container.name in node_pod.runs.ended)
+                has_ended=container.name in node_pod.runs.ended, is_resizing=is_resizing(pod))
 
 
 def _of_claims(node_pod: NodePod, limits: Callable[[str, str], ContainerLimits | None]) -> Iterator[MonitoredContainer]:

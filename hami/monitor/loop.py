@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from hami.codec.pods import NodePod
 from hami.devices.usage import CardUsage
 from hami.errors import HostError
-from hami.monitor.containers import Key, MonitoredContainer, NodeContainers, find_containers
+from hami.monitor.containers import Key, MonitoredContainer, NodeContainers, find_containers, is_resizing
 from hami.monitor.feedback import BLOCKED, HOLD_S, IDLE, FeedbackCandidate, Verdict, decide, is_active
 from hami.monitor.processes import ContainerId, HostProcess, HostProcesses, plain_uid
 from hami.monitor.region_files import RegionFiles, RegionReading
@@ -23,8 +23,10 @@ from hami.monitor.regions import Region, Write, control_writes, uncounted_writes
 from hami.monitor.source import UsageSource
 from hami.monitor.usage import (
     EXCESS_ROUNDS, ContainerReport, Excess, HostView, denies_use, excess_of, host_pids, host_utilization, host_view,
-    least_excess, region_device, report_container, slot_utilization,
+    known_use, least_excess, region_device, report_container, slot_utilization,
 )
+from hami.node.limits import parse_limits
+from hami.node.live_limits import SETTLED_NS, LimitsText
 from hami.runtime.once import OncePerKey
 from hami.vendors.spec import Catalog, Vendor
 
@@ -101,6 +103,7 @@ class MonitorLoop:
     def run_once(self, pods: Sequence[NodePod] | None, now: float, clock: float) -> NodeReport:
         """Runs a round. *pods*: those of the node, ``None`` if not known yet. *now*: Unix seconds. *clock*: monotonic
         seconds."""
+        settled = self._settled_limits(pods or (), now)  # before the use is read
         cards = self._source.read(now)
         for card in cards or ():
             for problem in card.problems:
@@ -121,7 +124,9 @@ class MonitorLoop:
             report = report_container(container, reading, host, now)
             limited = replace(report, is_blocked=verdict.is_blocked, is_limited=verdict.is_limited)
             reports.append(limited if self._writes else report)
-            self._update(container, reading, verdict, host, clock)
+            self._update(container, reading, verdict, host, now, clock)
+            if container.key in settled:
+                self._write_use(report, settled[container.key])
             if reading.is_held and self._writes:
                 self._end(container, pods)
         return NodeReport(node=self._node, at=clock, cards=cards, containers=tuple(reports),
@@ -180,13 +185,15 @@ class MonitorLoop:
         return decide(candidates, clock)
 
     def _update(self, container: MonitoredContainer, reading: RegionReading, verdict: Verdict, host: HostView,
-                clock: float) -> None:
+                now: float, clock: float) -> None:
         """Notes what the container has changed, and writes to its region."""
         region, before = reading.region, self._memories[container.key]
         if region is None:
             self._memories[container.key] = _Memory(verdict=verdict, active_at=before.active_at, used_at=before.used_at)
             return
         wrong = frozenset(_wrong(container, region, before, reading.inode))
+        if "limit" in wrong and self._was_resized(container, region, now):
+            wrong -= {"limit"}
         for fault in wrong - before.wrong:
             self._tampered[container.key, fault] += 1
         pids = host_pids(region, _host_processes(container, host))
@@ -200,6 +207,31 @@ class MonitorLoop:
             inode=reading.inode if is_written else 0, processes=_processes(region), excess=excess, verdict=verdict,
             active_at=before.active_at, used_at=before.used_at,
             wrong=wrong & {"limit", "priority"})  # the others have been corrected
+
+    def _settled_limits(self, pods: Sequence[NodePod], now: float) -> dict[Key, int]:
+        """Returns the times of change of limits whose use decides about a booking, where all processes follow them."""
+        resizing = [item.pod for item in pods if is_resizing(item.pod)] if self._writes else []
+        keys = [(pod.ref.uid, container.name) for pod in resizing for container in pod.containers]
+        limits = {key: self._files.limits_text(*key) for key in keys}
+        return {key: text.changed_ns for key, text in limits.items() if text is not None and not _is_new(text, now)}
+
+    def _write_use(self, report: ContainerReport, limits_ns: int) -> None:
+        try:
+            self._files.write_use(*report.container.key, limits_ns, known_use(report))
+        except (OSError, HostError) as error:
+            self._note("write", report.container.key, str(error))
+
+    def _was_resized(self, container: MonitoredContainer, region: Region, now: float) -> bool:
+        """Reports whether the limits in a region differ from the sizes on the pod because of the device plugin: it
+        writes the file with the limits, which tenants cannot change, and the region after it."""
+        text = self._files.limits_text(*container.key)
+        if text is None:
+            return container.is_resizing
+        limits = parse_limits(text.text)
+        memory = {device.uuid: device.memory for device in limits.devices} if limits is not None else {}
+        return _is_new(text, now) or all(
+            entry is None or entry.memory_limit == memory.get(device.card)
+            for device in container.devices for entry in (region_device(region, device),))
 
     def _end(self, container: MonitoredContainer, pods: Sequence[NodePod]) -> None:
         """Ends all containers of a pod, any of which may hold the file with which one of them fills the disk."""
@@ -231,6 +263,11 @@ class MonitorLoop:
             self._errors[step] += 1
         if self._reported.is_new((step, key), "" if is_of_tenant else problem):
             log.warning("round step failed", extra={"step": step, "subject": key, "reason": problem})
+
+
+def _is_new(limits: LimitsText, now: float) -> bool:
+    """Reports whether limits have changed so recently that not all processes follow them. *now*: Unix seconds."""
+    return now * _NANOSECONDS - limits.changed_ns < SETTLED_NS
 
 
 def _writes(container: MonitoredContainer, reading: RegionReading, region: Region, verdict: Verdict,

@@ -9,14 +9,15 @@ import contextlib
 import enum
 import os
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hami.errors import HostError
 from hami.monitor.regions import Region, Write, parse_region, parse_throttled, slot_count
 from hami.node.host import directory_name
-from hami.node.limits import LIMITS, ContainerLimits, parse_limits
+from hami.node.limits import ContainerLimits, parse_limits
+from hami.node.live_limits import LimitsText, read_limits, write_use
 from hami.node.region_layout import COMPUTE_HEARTBEAT, COMPUTE_SIZE, COMPUTE_SUFFIX, LAYOUTS, REGION_SUFFIX, identify
 from hami.node.tenant_files import HELD_SUFFIX, list_names, located_file, opened_directory, reopened
 
@@ -97,11 +98,22 @@ class RegionFiles:
 
     def limits(self, uid: str, container: str) -> ContainerLimits | None:
         """Returns the limits of a container, in a file that it cannot change; ``None`` without one."""
+        limits = self.limits_text(uid, container)
+        return parse_limits(limits.text) if limits is not None else None
+
+    def limits_text(self, uid: str, container: str) -> LimitsText | None:
+        """Returns the file with the limits of a container; ``None`` without one. Never raises."""
         try:
-            with self._directory(uid, container) as directory, located_file(directory, LIMITS) as (seen, _):
-                return parse_limits(Path(f"/proc/self/fd/{seen}").read_text())
-        except (OSError, HostError, UnicodeDecodeError):
+            with self._directory(uid, container) as directory:
+                return read_limits(directory)
+        except (OSError, HostError):
             return None
+
+    def write_use(self, uid: str, container: str, limits_ns: int, used: Mapping[str, int]) -> None:
+        """Writes for the device plugin what a container uses, by device, if it does not know that yet. *limits_ns*: as
+        for `live_limits.write_use`. Raises: OSError, HostError."""
+        with self._directory(uid, container) as directory:
+            write_use(directory, limits_ns, used)
 
     def write(self, uid: str, container: str, reading: RegionReading, writes: Collection[Write]) -> None:
         """Writes to the region of *reading*. Does nothing if it is no longer the same file. Raises: OSError, HostError

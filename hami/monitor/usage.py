@@ -137,6 +137,11 @@ def report_container(container: MonitoredContainer, reading: RegionReading, host
                            last_kernel_s=max(now - last, 0.0) if last and now - last < _LONGEST_S else None)
 
 
+def known_use(report: ContainerReport) -> dict[str, int]:
+    """Returns the bytes that a container uses, by card, without those of which nobody says so."""
+    return {usage.device.card: usage.used for usage in report.devices if usage.memory_source is not Source.NONE}
+
+
 def host_utilization(container: MonitoredContainer, host: HostView) -> int | None:
     """Returns the percent that a container uses of the device that it uses most, by the driver; ``None`` if unknown."""
     utilization = [_host_sm(device.uuid, container.key, host) for device in container.devices]

@@ -14,7 +14,7 @@ import stat
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import hami
@@ -24,7 +24,8 @@ from hami.node.cdi import CLASSES
 from hami.node.checkpoint import CHECKPOINT, CheckpointEntry, read_checkpoint
 from hami.node.driver import MIG_MINORS, instance_nodes, read_mig_minors
 from hami.node.grant import CONTROL_NODES, LOCKS, HostFacts
-from hami.node.limits import FIRST_LINE, LIMITS, ContainerLimits, region_parts, render_limits
+from hami.node.limits import FIRST_LINE, LIMITS, ContainerLimits, DeviceLimit, region_parts, render_limits
+from hami.node.live_limits import present_limits, read_use, resize
 from hami.node.region_layout import COMPUTE_SIZE, COMPUTE_SUFFIX, REGION_SIZE, REGION_SUFFIX
 from hami.node.tenant_files import HELD_SUFFIX, fill, list_names, opened_directory, remove_held, shrink
 from hami.runtime.files import FileVersion, version_of, write_atomically
@@ -71,7 +72,7 @@ class Host:
         instance that is allocated. Raises: HostError if a file of the limiter is missing (the container would not
         start or, worse, start without limits), or the device nodes of an instance.
         """
-        library = self._library if self._library.exists() else self._root / LIBRARY
+        library = self._newest_library()
         for path in (library, self._root / PRELOAD) if limited else ():
             if not path.is_file():
                 raise HostError(f"{path} is missing: the limiter is not installed on this node yet")
@@ -120,6 +121,27 @@ class Host:
                 fill(opened, f"{token}{REGION_SUFFIX}", REGION_SIZE, region_parts(limits))
                 fill(opened, f"{token}{COMPUTE_SUFFIX}", COMPUTE_SIZE, {})
             write_atomically(directory / LIMITS, text.encode(), 0o444, durable=not keep)
+
+    def limits(self, uid: str, container: str) -> tuple[DeviceLimit, ...] | None:
+        """Returns the limits that a container has; ``None`` if it was not prepared yet. Raises: HostError."""
+        with host_errors("cannot read the limits of a container"), self._of_container(uid, container) as directory:
+            return None if directory is None else present_limits(directory)
+
+    def resize_limits(self, uid: str, container: str, sizes: Sequence[DeviceLimit]) -> tuple[DeviceLimit, ...] | None:
+        """Gives the devices of a container, which may be running, new limits of memory and cores; returns those that it
+        has then, ``None`` if it was not prepared yet. With HAMi's library, cores stay as they are.
+
+        *sizes*: of all its devices. Writes only what differs, and nothing to a file that a tenant has put in the place
+        of one. Raises: HostError.
+        """
+        with host_errors("cannot change the limits of a container"), self._of_container(uid, container) as directory:
+            return None if directory is None else resize(directory, sizes, cores=self._follows_limits())
+
+    def use(self, uid: str, container: str) -> Mapping[str, int] | None:
+        """Returns the bytes that a container uses, by device; ``None`` if the monitor has not said so since all its
+        processes follow its limits. Raises: HostError."""
+        with host_errors("cannot read the use of a container"), self._of_container(uid, container) as directory:
+            return None if directory is None else read_use(directory)
 
     def directories(self) -> frozenset[str]:
         """Returns the names of all container directories. Raises: HostError."""
@@ -192,6 +214,23 @@ class Host:
     def allocations(self) -> list[CheckpointEntry] | None:
         """Returns all entries of the kubelet's checkpoint; ``None`` without one. Raises: HostError."""
         return read_checkpoint(self._checkpoint)
+
+    @contextlib.contextmanager
+    def _of_container(self, uid: str, container: str) -> Iterator[int | None]:
+        """Opens the directory of a container, if there is one. Raises: OSError; HostError."""
+        with contextlib.ExitStack() as stack:
+            directory = None
+            with contextlib.suppress(FileNotFoundError):
+                directory = stack.enter_context(opened_directory(self._containers / directory_name(uid, container)))
+            yield directory
+
+    def _follows_limits(self) -> bool:
+        """Reports whether the library of this node reads limits again. Raises: HostError."""
+        library = self._newest_library()
+        return not library.exists() or self._reads_limits(library)
+
+    def _newest_library(self) -> Path:
+        return self._library if self._library.exists() else self._root / LIBRARY
 
     def _reads_limits(self, library: Path) -> bool:
         """Reports whether a library is a limiter of this project, which needs no directory for locks.

@@ -6,9 +6,10 @@ Source of the region's layout: HAMi-core 1.2, multiprocess_memory_limit.h. HAMi'
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
@@ -25,6 +26,9 @@ FIRST_LINE = "hami-limits 1"
 _SEMAPHORE = 24  # offset of one in the region, and of the other behind slots_used
 _UNLOCKED = struct.pack("<QI20x", 1, 128)  # as sem_init leaves a semaphore of several processes
 _POLICIES = ("default", "force", "disable")
+_DEVICE_LINE = re.compile(r"^device (?P<uuid>[^ \n]+)(?P<words>[^\n]*)", re.MULTILINE)
+_BYTES = re.compile(r"(?P<number>[0-9]{1,19})(?P<unit>[kmg]?)", re.IGNORECASE)
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +69,15 @@ def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]], 
     policy = env.get("GPU_CORE_UTILIZATION_POLICY") or ("disable" if config.nvidia.disable_core_limit else "default")
     level = parse_integer(env.get("LIBCUDA_LOG_LEVEL") or config.log_level)
     return ContainerLimits(
-        devices=tuple(DeviceLimit(card.uuid, share.memory_mib * MIB, share.cores if 0 < share.cores < 100 else 100,
-                                  context_bytes(card)) for card, share in in_order),
+        devices=tuple(replace(share_limit(share), context=context_bytes(card)) for card, share in in_order),
         priority=task_priority(env),
         policy=policy.lower() if policy.lower() in _POLICIES else "default",
         log_level=None if level is None else min(max(level, 0), 9), compute_by=config.nvidia.compute_by)
+
+
+def share_limit(share: Share) -> DeviceLimit:
+    """Returns the limits of a share, without the size of a context."""
+    return DeviceLimit(share.uuid, share.memory_mib * MIB, share.cores if 0 < share.cores < 100 else 100)
 
 
 def task_priority(env: Mapping[str, str]) -> int:
@@ -100,10 +108,45 @@ def parse_limits(text: str) -> ContainerLimits | None:
                 priority = int(values[0])
             elif word == "device":
                 amounts = dict(value.split("=") for value in values[1:])
-                devices.append(DeviceLimit(values[0], int(amounts["memory"]), int(amounts["cores"])))
+                devices.append(DeviceLimit(values[0], _parse_bytes(amounts["memory"]), int(amounts["cores"])))
     except (ValueError, LookupError):
         return None
     return ContainerLimits(devices=tuple(devices), priority=priority) if first == FIRST_LINE else None
+
+
+def resized_text(text: str, sizes: Iterable[DeviceLimit]) -> str:
+    """Returns the text of a limits file with the memory and cores of *sizes* on their devices; all else stays as it is.
+
+    The file keeps its length if the limits fit in it: a shorter text gets empty lines, which all readers skip. So one
+    write is all that it takes. What a container may use while it is alone is never less than its cores: the limiter
+    refuses such a file.
+    """
+    by_uuid = {size.uuid: size for size in sizes}
+
+    def resized(line: re.Match[str]) -> str:
+        size = by_uuid.get(line["uuid"])
+        return line[0] if size is None else f"device {size.uuid}" + "".join(
+            f" {word}" for word in _resized_words(line["words"].split(), size))
+    changed = _DEVICE_LINE.sub(resized, text)
+    return changed.rstrip("\n").ljust(len(text) - 1, "\n") + "\n" if changed != text else text
+
+
+def _resized_words(words: Sequence[str], size: DeviceLimit) -> list[str]:
+    amounts = {"memory": size.memory, "cores": size.cores}
+    resized = [f"{key}={amounts[key]}" if (key := word.partition("=")[0]) in amounts else word for word in words]
+    most = max((parse_integer(word.partition("=")[2]) or 100 for word in words if word.startswith("cores-most=")),
+               default=100)
+    if most < size.cores:
+        resized = [f"cores-most={size.cores}" if word.startswith("cores-most=") else word for word in resized]
+    return resized + [f"{key}={amount}" for key, amount in amounts.items()
+                      if not any(word.startswith(f"{key}=") for word in words)]
+
+
+def _parse_bytes(text: str) -> int:
+    """Returns the bytes in *text*. Raises: ValueError."""
+    if (parts := _BYTES.fullmatch(text)) is None:
+        raise ValueError(text)
+    return int(parts["number"]) << _UNITS[parts["unit"].lower()]
 
 
 def region_parts(limits: ContainerLimits) -> dict[int, bytes]:

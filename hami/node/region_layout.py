@@ -27,6 +27,7 @@ COMPUTE_BUCKETS, COMPUTE_BUCKET_SIZE, COMPUTE_THROTTLED = 256, 128, 24
 libvgpu/src/compute.h defines them."""
 
 _HEAD = struct.Struct("<III")
+_COUNT = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,3 +101,10 @@ def identify(size: int, head: bytes) -> tuple[RegionLayout, str] | None:
         return layout, "v0"
     minors = (1, 2) if layout is CURRENT else (1,)
     return (layout, f"{major}.{minor}") if major == MAJOR and minor in minors else None
+
+
+def device_places(layout: RegionLayout, head: bytes) -> dict[str, int]:
+    """Returns the places of the devices of a region, by their UUIDs. *head*: its bytes before the slots."""
+    count = min(_COUNT.unpack_from(head, layout.device_count)[0], MAX_DEVICES)
+    texts = [head[layout.uuids + UUID_SIZE * place:][:UUID_SIZE].split(b"\0")[0] for place in range(count)]
+    return {text.decode(errors="replace"): place for place, text in enumerate(texts)}

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hami.codec.allocation import parse_shares, render_shares
-from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
+from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, RESIZED
+from hami.codec.resize import wanted_text
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import InventorySnapshot
@@ -127,12 +128,14 @@ def container_shares(pod: Pod, resource: str, vendor: Vendor) -> tuple[Container
 
     Reads the annotations of all HAMi versions: those with an entry for each container, and those that leave out
     containers without shares (v2.10) or init containers (up to v2.8), if the number of shares in each entry matches.
-    Raises: MalformedInput if the annotations contradict each other or the pod's specification.
+    A pod that was resized has the sizes that it is to have. Raises: MalformedInput if the annotations contradict each
+    other or the pod's specification.
     """
-    allocated = parse_shares(vendor.annotations.allocated, pod.annotations.get(vendor.annotations.allocated, ""))
+    wanted = wanted_text(pod.annotations) or ""
+    allocated = parse_shares(vendor.annotations.allocated, wanted)
     remaining = parse_shares(vendor.annotations.to_allocate, pod.annotations.get(vendor.annotations.to_allocate, ""))
     remaining += ((),) * (len(allocated) - len(remaining))
-    if any(shares not in ((), allocated[index] if index < len(allocated) else ())
+    if any(shares and (index >= len(allocated) or not _is_part(shares, allocated[index], pod))
            for index, shares in enumerate(remaining)):
         raise MalformedInput(vendor.annotations.to_allocate, pod.annotations.get(vendor.annotations.to_allocate),
                              f"expected a part of {vendor.annotations.allocated}")
@@ -141,12 +144,19 @@ def container_shares(pod: Pod, resource: str, vendor: Vendor) -> tuple[Container
     filled = [(index, shares) for index, shares in enumerate(allocated) if shares]
     if [len(shares) for _, shares in filled] != [count for _, count in requesting]:
         raise MalformedInput(
-            vendor.annotations.allocated, pod.annotations.get(vendor.annotations.allocated, ""),
+            vendor.annotations.allocated, wanted,
             "expected as many shares as the containers request: "
             + (", ".join(f"{count} for {container.name}" for container, count in requesting) or "none"))
     return tuple(ContainerShares(position=index, name=container.name, kind=container.kind, shares=shares,
                                  outstanding=bool(remaining[index]))
                  for (index, shares), (container, _) in zip(filled, requesting))
+
+
+def _is_part(remaining: tuple[Share, ...], allocated: tuple[Share, ...], pod: Pod) -> bool:
+    """Reports whether a container is still to get what it was allocated. Of a resized pod, the sizes are others."""
+    if not pod.annotations.get(RESIZED):
+        return remaining == allocated
+    return [share.uuid for share in remaining] == [share.uuid for share in allocated]
 
 
 def find_container(pods: Sequence[Pod], holder: tuple[str, str] | None,

@@ -15,13 +15,14 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from hami.codec.keys import RESIZED
 from hami.devices.cards import Card, CardSource
 from hami.devices.context_size import ContextSizes
 from hami.devices.inventory import DeviceInventory
 from hami.devices.mock import MockCards
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import open_nvml
-from hami.devices.registration import DRA, MIG, VENDOR, offered_card
+from hami.devices.registration import DRA, MIG, VENDOR, offered_card, resizes
 from hami.dra.driver import DraDriver
 from hami.dra.prepare import ClaimPreparer, PreparedRequests
 from hami.errors import HamiError
@@ -47,6 +48,7 @@ from hami.plugin.door import open_door, why_closed
 from hami.plugin.kubelet_registration import KubeletRegistration
 from hami.plugin.region_guard import RegionGuard
 from hami.plugin.registrar import NodeRegistrar
+from hami.plugin.resizer import Resizer
 from hami.plugin.server import PluginServer
 from hami.plugin.settings import CDI_ROOT, PluginSettings
 from hami.plugin.start_time import StartTimeAllocator, needs_completion
@@ -130,6 +132,10 @@ class DevicePluginProgram:
         self._clean_up_node = partial(clean_up_node, settings.node, self._mig, self._allocator)
         self._sweep_node = partial(sweep_node, settings.node, cluster, host, self._start_time.sweep,
                                    self._dra.claims if self._dra is not None else None)
+        self._resizer = None
+        if self._node_pods is not None and resizes(settings):
+            self._resizer = Resizer(settings, cluster, catalog, host, self._inventory, self._events,
+                                    self._node_pods.pods)
         self._guard = RegionGuard(settings.node, cluster, host, self._events)
         self._registrar = NodeRegistrar(
             cluster, self._read_cards, self._inventory, settings, vendor, now=partial(datetime.now, UTC),
@@ -172,6 +178,8 @@ class DevicePluginProgram:
             self._start_task(PeriodicTask("contexts", self._measure_contexts, CLEANUP_S, limit_s=CALLS_S))
         if self._node_pods is not None:
             self._start_task(self._node_pods.task)
+        if self._resizer is not None:
+            self._start_task(self._resizer)
         cleanup_s = CLEANUP_MIG_S if self._mig is not None else CLEANUP_S
         for task in (self._events, self._health, self._registrar, self._deferred,
                      PeriodicTask("cleanup", self._clean_up_node, cleanup_s, limit_s=CALLS_S),
@@ -249,7 +257,14 @@ class DevicePluginProgram:
                      or self._start_time.has_lost_files())
         return PluginServer(
             path, self._settings, self._inventory, self._start_time if self._is_start_time else self._allocator,
-            pre_start=self._start_time.pre_start if is_needed else None, on_disconnect=on_disconnect)
+            pre_start=self._pre_start if is_needed else None, on_disconnect=on_disconnect)
+
+    def _pre_start(self, device_ids: Sequence[str]) -> None:
+        try:
+            self._start_time.pre_start(device_ids)
+        finally:
+            if self._resizer is not None:  # the pod may have been resized since it was read
+                self._resizer.wake()
 
     def _is_lock_free(self) -> bool:
         if self._dra is not None:
@@ -257,7 +272,9 @@ class DevicePluginProgram:
         return self._card_registration is not None and self._card_registration.is_registered()
 
     def _on_pod(self, pod: Pod) -> None:
-        """Completes a pod that was bound with a node lock, if nobody here needs it."""
+        """Completes a pod that was bound with a node lock, if nobody here needs it; has a resized pod looked at."""
+        if self._resizer is not None and pod.annotations.get(RESIZED):
+            self._resizer.wake()
         if self._needs_no_lock and self._needs_completion(pod):
             self._deferred.complete_pod(pod.ref, self._other_keys)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
-from hami.codec.keys import DOOR
+from hami.codec.keys import DOOR, NODE_RESIZES
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory, InventorySnapshot
@@ -140,7 +140,9 @@ class NodeRegistrar(Task):
         keys = (self._vendor.annotations.register, PAIR_SCORES, DOOR) if unregister else ()
         changes: dict[str, str | None] = dict.fromkeys(keys)
         try:
-            node = self._cluster.node(name) if unregister or self._is_lock_free is not None else None
+            node = self._cluster.node(name)
+            if node is not None and NODE_RESIZES in node.annotations:
+                changes[NODE_RESIZES] = None
             shared = lock_free_changes(node, False) if node is not None else {}
             if changes := {**changes, **shared}:
                 version = node.resource_version if node is not None and shared else ""

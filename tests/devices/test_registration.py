@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from hami.codec.keys import NODE_RESIZES
 from hami.codec.register import parse_devices, parse_pair_scores
 from hami.devices.inventory import DeviceInventory
 from hami.devices.registration import annotation_changes, devices, kubelet_ids, node_annotations, offered_card
@@ -93,7 +94,15 @@ def test_schedulers_can_parse_the_register(format):
 
 def test_a_node_without_cards_has_no_annotations():
     assert node_annotations(snapshot(), config(topology_score=True), NVIDIA) == {
-        NVIDIA.annotations.register: None, PAIR_SCORES: None, "hami.io/door": None}
+        NVIDIA.annotations.register: None, PAIR_SCORES: None, "hami.io/door": None, NODE_RESIZES: None}
+
+
+@pytest.mark.parametrize("settings, offers", [
+    ({}, True), ({"operating_mode": "mig"}, False), ({"door": "dra"}, False),
+    ({"door": "dra", "claim_allocator": "hami"}, False)])
+def test_only_a_node_whose_limits_are_files_resizes(settings, offers):
+    annotations = node_annotations(snapshot(card("GPU-a")), config(**settings), NVIDIA)
+    assert annotations[NODE_RESIZES] == ("true" if offers else None)
 
 
 def test_memory_beyond_int32_is_truncated():

@@ -1,9 +1,11 @@
 """The limiter with the files that the device plugin makes, each at the path at which it is mounted."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
+from e2e.eventually import eventually
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.devices.context_size import measure_context
@@ -11,7 +13,7 @@ from hami.errors import HamiError
 from hami.model import Share
 from hami.node.grant import shares_grant
 from hami.node.host import Host
-from hami.node.limits import container_limits
+from hami.node.limits import container_limits, share_limit
 from tests.libvgpu.layout import Region
 from tests.libvgpu.rig import MIB, Client, Rig, uuid_of
 
@@ -51,6 +53,11 @@ class Container(Rig):
         self.library = self.directory / "libvgpu.so"
         self.library.unlink(missing_ok=True)
         self.library.symlink_to(self.builds.library(self.variant))
+
+    def resize(self, memory, cores=30):
+        """The plugin gives all its cards so many MiB, and percent."""
+        sizes = [replace(share_limit(share), memory=memory * MIB, cores=cores) for _, share in self.parts]
+        assert self.host.resize_limits("uid", "main", sizes) == tuple(sizes)
 
     def client(self, **more) -> Client:
         return super().client(**{key: value for key, value in self.grant.env.items() if key.startswith("CUDA_")} | more)
@@ -146,3 +153,22 @@ def test_context_is_not_measured_on_a_card_in_use(rig, monkeypatch):
     assert client.do(f"alloc plain 0 {MIB}") == 0
     with pytest.raises(HamiError, match="the card is in use"):
         measured(rig, monkeypatch)
+
+
+def test_a_running_process_follows_limits_that_the_plugin_changes(container):
+    """It allocates in a loop: more once it may have more, and nothing while it has more than it may."""
+    made = container(1500)
+    client = made.client().start()
+    assert client.do(f"alloc plain 0 {1500 * MIB}") == 0
+    assert client.do(f"alloc plain 1 {500 * MIB}") == 2
+    made.resize(2000)
+    eventually(lambda: client.do(f"alloc plain 1 {500 * MIB}") == 0, "the process gets more")
+    assert client.do("info") == [0, 0, 2000 * MIB]
+    made.resize(600)
+    eventually(lambda: client.do("info")[2] == 600 * MIB, "the process may have less")
+    assert client.do("alloc plain 2 1") == 2
+    assert client.do("free plain 0") == 0
+    assert client.do("info") == [0, 100 * MIB, 600 * MIB]
+    assert client.do(f"alloc plain 2 {100 * MIB + 1}") == 2
+    assert client.do(f"alloc plain 2 {100 * MIB}") == 0
+    assert made.client().start().do("info") == [0, 0, 600 * MIB], "a process that starts later"

@@ -1,6 +1,5 @@
 """The files of the node, in a directory of the test's own."""
 
-import ctypes
 import functools
 import json
 import os
@@ -458,23 +457,6 @@ def test_a_sweep_ends_when_its_time_is_over(root, host, slow_removal):
     assert later.sweep(later.directories(), set(), tree_s=60, round_s=1) == []
     assert time.monotonic() - started < 30
     assert later.sweep(later.directories(), set(), round_s=0) == []
-
-
-PR_SET_SECUREBITS, SECBIT_NOROOT = 28, 1
-
-
-@pytest.fixture
-def shipped_capabilities():
-    """None, as far as files go: root is refused what its owner does not allow."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.prctl(PR_SET_SECUREBITS, SECBIT_NOROOT, 0, 0, 0) == 0  # nor when it starts a program
-    header, held = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    assert libc.capget(header, held) == 0
-    none = (ctypes.c_uint32 * 6)(0, *held[1:3], 0, *held[4:])
-    assert libc.capset(header, none) == 0
-    yield
-    assert libc.capset(header, held) == 0
-    assert libc.prctl(PR_SET_SECUREBITS, 0, 0, 0, 0) == 0
 
 
 def closed(path):

@@ -7,7 +7,7 @@ from pytest import param
 
 from hami.devices.config import PluginConfig
 from hami.errors import AllocationRefused
-from hami.node.limits import ContainerLimits, DeviceLimit, container_limits, parse_limits, render_limits
+from hami.node.limits import ContainerLimits, DeviceLimit, container_limits, parse_limits, render_limits, resized_text
 from tests.builders import region_of
 from tests.devices.cards import config
 from tests.libvgpu.layout import FILE_SIZE, Region, make_region
@@ -88,6 +88,41 @@ def test_the_text_of_limits_can_be_read_again():
                                   "hami-limits 1\ndevice GPU-a memory=1\n", "hami-limits 1\ndevice GPU-a x\n"])
 def test_another_text_is_none_of_limits(text):
     assert parse_limits(text) is None
+
+
+def test_units_of_memory_are_read_as_the_limiter_reads_them():
+    text = "hami-limits 1\ndevice a memory=8g cores=1\ndevice b memory=3M cores=1\ndevice c memory=5k cores=1\n"
+    assert [device.memory for device in parse_limits(text).devices] == [8 << 30, 3 << 20, 5 << 10]
+
+
+@pytest.mark.parametrize("before, after", [
+    param("device a memory=8g cores=30", "device a memory=77 cores=40", id="units"),
+    param("device a memory=77 cores=40", "device a memory=77 cores=40", id="nothing to change"),
+    param("device a context=9 cores=30 later=x memory=8g", "device a context=9 cores=40 later=x memory=77",
+          id="other words and their order"),
+    param("device a cores-most=80 memory=8g cores=30", "device a cores-most=80 memory=77 cores=40",
+          id="what a container may use alone"),
+    param("device a memory=8g cores=30 cores-most=35", "device a memory=77 cores=40 cores-most=40",
+          id="never less than the cores, which the limiter refuses"),
+    param("device a cores-most=0", "device a cores-most=0 memory=77 cores=40", id="limits that were not there"),
+    param("device a", "device a memory=77 cores=40", id="no words"),
+    param("# device a memory=8g cores=30", "# device a memory=8g cores=30", id="a comment"),
+    param("device ab memory=8g cores=30", "device ab memory=8g cores=30", id="another device"),
+])
+def test_only_the_amounts_of_a_device_change(before, after):
+    around = "hami-limits 1\nregion /memory=1\n\n# memory=1 cores=1\n{}\nlog-level 2\n"
+    changed = resized_text(around.format(before), [DeviceLimit("a", 77, 40)])
+    assert changed.rstrip("\n") + "\n" == around.format(after)
+
+
+def test_the_text_of_limits_never_gets_shorter():
+    """One write then replaces all of it, and a longer text uses the room again."""
+    text = render_limits(PAIR, "/x")
+    small = resized_text(text, [DeviceLimit(A, 5, 1)])
+    assert (len(small), small.endswith("\n\n")) == (len(text), True)
+    assert parse_limits(small).devices == (DeviceLimit(A, 5, 1), PAIR.devices[1])
+    assert resized_text(small, PAIR.devices) == text
+    assert len(resized_text(text, [DeviceLimit(A, 10 ** 15, 1)])) == len(text) + 5
 
 
 def test_the_region_is_that_of_the_tests_of_the_limiter(tmp_path):

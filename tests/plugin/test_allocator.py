@@ -10,6 +10,7 @@ from hypothesis.strategies import integers
 from pytest import param
 
 from hami.codec.allocation import render_shares
+from hami.codec.keys import RESIZE_TARGET, RESIZED
 from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, HostError, NotFound
 from hami.node.limits import ContainerLimits, DeviceLimit
 from tests.builders import pod as make_pod
@@ -61,6 +62,15 @@ def test_containers_are_served_in_order(watched):
     assert (stage.annotation(PHASE), stage.node_lock) == ("allocating", lock_of(TWO))
     assert limits(stage.allocator.allocate(ids(A, A))) == [(B, "2m"), (C, "3m")]
     assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (";;", "success", None)
+
+
+@pytest.mark.parametrize("bind_phase, left", [("allocating", None), ("success", "")])
+def test_allocate_hands_out_what_a_resized_pod_is_to_have(bind_phase, left):
+    """A kubelet that has lost its checkpoint asks again."""
+    target = {RESIZED: f"{A},NVIDIA,9,0:;", RESIZE_TARGET: f"{A},NVIDIA,7,0:;"}
+    stage = stage_of(placed(asking(), shares=[[share(A, 5)]], annotations=target, bind_phase=bind_phase, left=left))
+    assert limits(stage.allocator.allocate(ids(A))) == [(A, "7m")]
+    assert stage.annotation(PHASE) == "success"
 
 
 def test_a_restarted_plugin_serves_the_remaining_containers():

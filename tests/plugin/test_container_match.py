@@ -3,6 +3,7 @@
 import pytest
 from pytest import param
 
+from hami.codec.keys import RESIZE_TARGET, RESIZED
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import InventorySnapshot
 from hami.errors import AllocationRefused, MalformedInput
@@ -212,6 +213,23 @@ def test_annotations_of_all_versions_are_read(containers, text, expected):
 def test_an_annotation_that_does_not_match_the_containers_is_an_error(containers, text):
     with pytest.raises(MalformedInput, match="expected as many shares"):
         container_shares(placed(*containers, text=text), GPU, NVIDIA)
+
+
+@pytest.mark.parametrize("left, outstanding", [(None, True), ("", False), (";", False)])
+@pytest.mark.parametrize("annotations, memory", [
+    ({}, 1), ({RESIZED: f"{A},NVIDIA,3,0:;"}, 3),
+    ({RESIZED: f"{A},NVIDIA,3,0:;", RESIZE_TARGET: f"{A},NVIDIA,2,0:;"}, 2)], ids=["not resized", "larger", "less"])
+def test_a_resized_pod_gets_what_it_is_to_have(annotations, memory, left, outstanding):
+    """Whatever is still to be recorded as handed out has the first sizes."""
+    pod = placed(asking(), shares=[[share(A, 1)]], left=left, annotations=annotations)
+    (found,) = container_shares(pod, GPU, NVIDIA)
+    assert ([share.memory_mib for share in found.shares], found.outstanding) == ([memory], outstanding)
+
+
+def test_what_is_still_to_be_handed_out_to_a_resized_pod_must_be_its_devices():
+    pod = placed(asking(), shares=[[share(A, 1)]], left=f"{B},NVIDIA,1,0:;", annotations={RESIZED: f"{A},NVIDIA,3,0:;"})
+    with pytest.raises(MalformedInput, match="expected a part of"):
+        container_shares(pod, GPU, NVIDIA)
 
 
 @pytest.mark.parametrize("device_id, card", [

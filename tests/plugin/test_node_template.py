@@ -7,6 +7,7 @@ import yaml
 from click.testing import CliRunner
 
 from hami.cli import main
+from hami.codec.keys import NODE_RESIZES
 from hami.codec.node_template import NODE_TEMPLATE, parse_node_template
 from hami.devices.inventory import DeviceInventory
 from hami.model import Node
@@ -45,7 +46,7 @@ def test_a_node_is_as_the_device_plugin_registers_it(args, settings):
     registrar.register()
     node = cluster.nodes["n1"]
     key = NVIDIA.annotations.register
-    assert made["metadata"]["annotations"] == {key: node.annotations[key]}
+    assert made["metadata"]["annotations"] == {key: node.annotations[key], NODE_RESIZES: "true"}
     slots = made["status"]["capacity"].pop("nvidia.com/gpu")
     assert int(slots) == 2 * settings.get("device_split_count", 10)
     assert made["status"]["capacity"] == node.capacity

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from pytest import param
 
-from hami.codec.keys import CAPACITY, DOOR, LOCK_FREE
+from hami.codec.keys import CAPACITY, DOOR, LOCK_FREE, NODE_RESIZES
 from hami.devices.inventory import DeviceInventory
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.model import Node
@@ -340,7 +340,19 @@ def test_a_plugin_that_ends_leaves_no_lock_free_node(unregister):
     assert (NVIDIA.annotations.register in scene.annotations) is not unregister
 
 
-def test_a_plugin_that_was_never_lock_free_ends_without_a_write(scene):
+@pytest.mark.parametrize("is_lock_free", [None, lambda: True])
+@pytest.mark.parametrize("unregister", [True, False])
+def test_a_plugin_that_ends_leaves_no_node_that_resizes(unregister, is_lock_free):
+    """Its successor may be HAMi's."""
+    scene = Scene(is_lock_free=is_lock_free)
+    scene.round()
+    assert scene.annotations[NODE_RESIZES] == "true"
+    scene.registrar.leave(unregister=unregister)
+    assert NODE_RESIZES not in scene.annotations
+
+
+def test_a_plugin_that_has_promised_nothing_ends_without_a_write():
+    scene = Scene(operating_mode="mig")
     scene.round()
     writes = scene.writes
     scene.registrar.leave(unregister=False)

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 from pytest import param
 
+from hami.codec.allocation import render_shares
+from hami.codec.keys import RESIZE_TARGET, RESIZED
 from hami.errors import AllocationRefused, ClusterError, Conflict, HostError
 from hami.node.cdi import Roots
 from hami.node.cdi_specs import CdiSpecs
@@ -248,6 +250,20 @@ def test_a_restarted_container_finds_the_same_file(stage):
         path.unlink()
     one.allocator.pre_start(ids(A))
     assert one.limits(name) == [(A, "3000m")]
+
+
+def test_a_container_that_starts_again_gets_what_its_pod_is_to_have(stage):
+    """Also in the middle of a resize."""
+    one = stage(ONE)
+    name = one.admit("c", *ids(A))
+    one.allocator.pre_start(ids(A))
+    for key, memory_mib in ((RESIZED, 5000), (RESIZE_TARGET, 2000)):
+        pod = one.pod()
+        one.cluster.put_pod(replace(pod, annotations=pod.annotations | {
+            key: render_shares(((share(A, memory_mib, 40),),))}))
+        one.allocator.pre_start(ids(A))
+        (limit,) = one.host.limits["uid-p", "c"][1].devices
+        assert (one.limits(name), limit.memory >> 20, limit.cores) == ([(A, f"{memory_mib}m")], memory_mib, 40)
 
 
 def test_containers_of_admission_mode_start_again(stage):
