@@ -186,9 +186,10 @@ class Resizer(Task):
         if parse_applied(pod.annotations.get(RESIZE_APPLIED)) == applied or self._answers.get(pod.ref.uid) == answer:
             return CHECK_S
         try:
-            self._cluster.annotate_pod(pod.ref, {RESIZE_APPLIED: answer[1]})
+            # as a compare-and-swap: it may be resized again, and the same sizes be asked for once more after others
+            self._cluster.annotate_pod(pod.ref, {RESIZE_APPLIED: answer[1]}, resource_version=pod.resource_version)
         except (NotFound, Conflict):
-            return CHECK_S  # the pod is gone; another pod of that name is not affected
+            return CHECK_S  # the pod is gone, or the watch is about to show a newer version of it
         except ClusterError as error:
             if self._reported.is_new(pod.ref.uid, f"answer: {error}"):
                 log.warning("sizes of a pod cannot be confirmed", extra={"pod": pod.ref, "error": error})
