@@ -103,6 +103,17 @@ def test_a_pod_that_grows_gets_its_file_and_then_the_answer(stage):
     assert (stage.limits(), stage.applied()) == ([(2000, 40)], AppliedSizes(text(LARGE)))
 
 
+def test_sizes_of_an_earlier_version_of_the_pod_are_not_confirmed(stage):
+    """It has grown since, and shrinks to the same sizes again: what it has taken meanwhile is not known yet."""
+    stage.run(resized(OLD))
+    seen = stage.pods()
+    stage.annotate({RESIZED: text(LARGE), RESIZE_TARGET: text(OLD)})
+    stage.pods = lambda: seen
+    stage.start()
+    stage.resizer.step()
+    assert stage.applied() is None
+
+
 def test_cores_that_shrink_are_confirmed_at_once(stage):
     target = [[share(A, 1000, 10)]]
     stage.run(resized(OLD, target))
