@@ -30,6 +30,8 @@ GROUP = "resize"
 FAKE_NODES = 200
 TURNS = 20
 SMALL, LARGE = 2000, 4000
+PAUSE_SECONDS = 1.2
+"""Between two resizes of one pod, which the scheduler answers once a second at most."""
 MAX_P50_MS, MAX_P99_MS = 1000, 5000
 
 
@@ -58,6 +60,7 @@ def resize_rows(run: Run) -> Iterator[Row]:
                 with ThreadPoolExecutor(SLOTS) as pool:
                     for turn in range(TURNS):
                         for memory, times in timed.items():
+                            time.sleep(PAUSE_SECONDS)
                             times += pool.map(partial(one_resize, sandbox, node, memory), names)
                         run.say(f"turn {turn + 1} of {TURNS}")
                 disturbance = disturbed(cpu.spent())
@@ -82,8 +85,8 @@ def one_resize(sandbox: Sandbox, node: RealNode, memory: int, name: str) -> tupl
 
 def row(verb: str, then: str, times: Sequence[tuple[float, float]], disturbance: str) -> Row:
     enforced, applied = (Latency.of(series) for series in zip(*times, strict=True))
-    return Row(group=GROUP, what=(f"{SLOTS} pods of a real node {verb} at once, beside {FAKE_NODES} nodes: annotation "
-                                  "to enforced"),
+    return Row(group=GROUP,
+               what=f"{SLOTS} pods of a real node {verb} at once, beside {FAKE_NODES} nodes: annotation to enforced",
                measured=f"{enforced} (p50 / p99), longest {enforced.longest:.0f} ms",
                target=f"{MAX_P50_MS / 1000:g} / {MAX_P99_MS / 1000:g} s",
                met=enforced.p50 <= MAX_P50_MS and enforced.p99 <= MAX_P99_MS,

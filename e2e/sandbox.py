@@ -25,6 +25,8 @@ __all__ = ["Sandbox", "Share"]
 Object = dict[str, Any]
 LABEL = "hami-e2e/sandbox"
 ALLOCATED = "hami.io/vgpu-devices-allocated"
+EMPTY_SECONDS = 90
+"""For hundreds of pods on a busy machine."""
 
 
 class Share(NamedTuple):
@@ -76,8 +78,9 @@ class Sandbox:
     def empty(self) -> None:
         """Deletes the pods at once, then the nodes."""
         self.kube.delete_all("Job", self.namespace)
-        self.kube.delete_all("Pod", self.namespace, grace_seconds=0)
-        self.kube.wait("Pod", lambda pods: not pods, self.namespace, what="the sandbox's pods are gone")
+        self.kube.delete_all("Pod", self.namespace, grace_seconds=0, timeout=EMPTY_SECONDS)
+        self.kube.wait("Pod", lambda pods: not pods, self.namespace, timeout=EMPTY_SECONDS,
+                       what="the sandbox's pods are gone")
         for node in self.kube.list("Node", labelSelector=f"{LABEL}={self.namespace}"):
             self.kube.delete("Node", node["metadata"]["name"])
 

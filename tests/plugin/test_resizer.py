@@ -14,7 +14,7 @@ from hami.node.host import Host
 from hami.node.limits import ContainerLimits, parse_limits, share_limit
 from hami.node.live_limits import SETTLED_NS, read_limits, write_use
 from hami.node.tenant_files import opened_directory
-from hami.plugin.resizer import CHECK_S, OVERBOOKED_S, PENDING_S, SILENT_S, ResizeEnforcer
+from hami.plugin.resizer import CHECK_S, OVERBOOKED_S, PENDING_S, SILENT_S, SizeEnforcer
 from tests.devices.cards import config
 from tests.fake_cluster import FakeCluster
 from tests.plugin.stage import BOTH, CARDS, INIT, NODE, A, B, Events, asking, placed, share
@@ -51,9 +51,8 @@ class Stage:
 
     def start(self):
         """A new process of the plugin."""
-        self.resizer = ResizeEnforcer(
-            self.config, self.cluster, BOTH, self.host, self.inventory, self.events, self.pods,
-            clock=lambda: self.time)
+        self.resizer = SizeEnforcer(self.config, self.cluster, BOTH, self.host, self.inventory, self.events, self.pods,
+                               clock=lambda: self.time)
 
     def pods(self):
         return list(self.cluster.pods.values()) if self.knows_pods else None
@@ -102,6 +101,17 @@ def test_a_pod_that_grows_gets_its_file_and_then_the_answer(stage):
     stage.run(resized(LARGE))
     assert stage.resizer.step() == CHECK_S
     assert (stage.limits(), stage.applied()) == ([(2000, 40)], AppliedSizes(text(LARGE)))
+
+
+def test_sizes_of_an_earlier_version_of_the_pod_are_not_confirmed(stage):
+    """It has grown since, and shrinks to the same sizes again: what it has taken meanwhile is not known yet."""
+    stage.run(resized(OLD))
+    seen = stage.pods()
+    stage.annotate({RESIZED: text(LARGE), RESIZE_TARGET: text(OLD)})
+    stage.pods = lambda: seen
+    stage.start()
+    stage.resizer.step()
+    assert stage.applied() is None
 
 
 def test_cores_that_shrink_are_confirmed_at_once(stage):
