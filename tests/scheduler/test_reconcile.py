@@ -89,7 +89,9 @@ def test_a_stale_assignment_is_removed_completely():
     (move,) = pod_moves(record(**UNBOUND), ONLY_NVIDIA, SETTINGS, NOW)
     assert move.version == "7" and dict(move.annotations) == dict.fromkeys((
         "hami.io/vgpu-node", "hami.io/vgpu-time", "hami.io/bind-phase", "hami.io/bind-time",
-        NVIDIA.annotations.to_allocate, NVIDIA.annotations.allocated, "hami.io/vgpu-mig-allocations"))
+        NVIDIA.annotations.to_allocate, NVIDIA.annotations.allocated, "hami.io/vgpu-mig-allocations",
+        "hami.io/vgpu-devices-resized", "hami.io/vgpu-devices-target", "hami.io/resize-status",
+        "hami.io/resize-applied"))
     assert dict(move.labels) == {"hami.io/vgpu-node": None}
 
 
