@@ -135,7 +135,7 @@ class DevicePluginProgram:
         self._resizer = None
         if self._node_pods is not None and resizes(settings):
             self._resizer = SizeEnforcer(settings, cluster, catalog, host, self._inventory, self._events,
-                                    self._node_pods.pods)
+                                         self._node_pods.pods)
         self._guard = RegionGuard(settings.node, cluster, host, self._events)
         self._registrar = NodeRegistrar(
             cluster, self._read_cards, self._inventory, settings, vendor, now=partial(datetime.now, UTC),

@@ -52,7 +52,7 @@ class Stage:
     def start(self):
         """A new process of the plugin."""
         self.resizer = SizeEnforcer(self.config, self.cluster, BOTH, self.host, self.inventory, self.events, self.pods,
-                               clock=lambda: self.time)
+                                    clock=lambda: self.time)
 
     def pods(self):
         return list(self.cluster.pods.values()) if self.knows_pods else None
