@@ -37,9 +37,9 @@ POLICY = re.compile(r"ValidatingAdmissionPolicy '([\w-]+)'")
 RESIZE, RESIZE_APPLIED = "hami.io/resize", "hami.io/resize-applied"
 RESIZES = "hami.io/vgpu-devices-resized", "hami.io/vgpu-devices-target", "hami.io/resize-status"
 KEYS = sorted({key for vendor in VENDORS for key in (vendor.allocated, vendor.to_allocate) if key} | {
-    PHASE, NODE, TIME, *RESIZES, RESIZE_APPLIED, "hami.io/bind-time", "hami.io/vgpu-mig-allocations", "CAMBRICON_DSMLU_PROFILE",
-    "huawei.com/Ascend910A", "predicate-time", "mthreads.com/gpu-index", "BAIDU_COM_DEVICE_IDX", "NEURON_ALLOCATED",
-    "enflame.com/gcu-assigned", "metax-tech.com/gpu-devices-allocated"})
+    PHASE, NODE, TIME, *RESIZES, RESIZE_APPLIED, "hami.io/bind-time", "hami.io/vgpu-mig-allocations",
+    "CAMBRICON_DSMLU_PROFILE", "huawei.com/Ascend910A", "predicate-time", "mthreads.com/gpu-index",
+    "BAIDU_COM_DEVICE_IDX", "NEURON_ALLOCATED", "enflame.com/gcu-assigned", "metax-tech.com/gpu-devices-allocated"})
 
 
 def refused(write: Callable[[], object]) -> str:

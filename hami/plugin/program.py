@@ -48,7 +48,7 @@ from hami.plugin.door import open_door, why_closed
 from hami.plugin.kubelet_registration import KubeletRegistration
 from hami.plugin.region_guard import RegionGuard
 from hami.plugin.registrar import NodeRegistrar
-from hami.plugin.resizer import ResizeEnforcer
+from hami.plugin.resizer import SizeEnforcer
 from hami.plugin.server import PluginServer
 from hami.plugin.settings import CDI_ROOT, PluginSettings
 from hami.plugin.start_time import StartTimeAllocator, needs_completion
@@ -134,8 +134,8 @@ class DevicePluginProgram:
                                    self._dra.claims if self._dra is not None else None)
         self._resizer = None
         if self._node_pods is not None and resizes(settings):
-            self._resizer = ResizeEnforcer(settings, cluster, catalog, host, self._inventory, self._events,
-                                         self._node_pods.pods)
+            self._resizer = SizeEnforcer(
+                settings, cluster, catalog, host, self._inventory, self._events, self._node_pods.pods)
         self._guard = RegionGuard(settings.node, cluster, host, self._events)
         self._registrar = NodeRegistrar(
             cluster, self._read_cards, self._inventory, settings, vendor, now=partial(datetime.now, UTC),

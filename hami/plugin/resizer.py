@@ -60,7 +60,7 @@ class _Outcome:
     is_news: bool = False
 
 
-class ResizeEnforcer(Task):
+class SizeEnforcer(Task):
     """Looks at the resized pods of one node when it is woken, each second while one is pending, and now and then."""
 
     def __init__(self, config: PluginConfig, cluster: Cluster, vendors: Catalog, host: Host, inventory: DeviceInventory,

@@ -1,4 +1,4 @@
-"""What the resize of a bound pod depends on, read from its annotations and from what is booked."""
+"""The facts on which the resize of a bound pod depends, read from its annotations and from what is booked."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from hami.node.host import Host
 from hami.node.limits import ContainerLimits, parse_limits, share_limit
 from hami.node.live_limits import SETTLED_NS, read_limits, write_use
 from hami.node.tenant_files import opened_directory
-from hami.plugin.resizer import CHECK_S, OVERBOOKED_S, PENDING_S, SILENT_S, ResizeEnforcer
+from hami.plugin.resizer import CHECK_S, OVERBOOKED_S, PENDING_S, SILENT_S, SizeEnforcer
 from tests.devices.cards import config
 from tests.fake_cluster import FakeCluster
 from tests.plugin.stage import BOTH, CARDS, INIT, NODE, A, B, Events, asking, placed, share
@@ -51,8 +51,9 @@ class Stage:
 
     def start(self):
         """A new process of the plugin."""
-        self.resizer = ResizeEnforcer(self.config, self.cluster, BOTH, self.host, self.inventory, self.events, self.pods,
-                                    clock=lambda: self.time)
+        self.resizer = SizeEnforcer(
+            self.config, self.cluster, BOTH, self.host, self.inventory, self.events, self.pods,
+            clock=lambda: self.time)
 
     def pods(self):
         return list(self.cluster.pods.values()) if self.knows_pods else None

@@ -84,8 +84,8 @@ def test_init_containers_have_ended_and_sidecars_have_not(kind, init_done, most)
 
 @pytest.mark.parametrize(("size", "found", "message"), [
     param(Size(memory_mib=6000), one(usages=(card(slots=1, memory=3000, cores=50),)),
-          "6000 MiB and 20 percent of container c0 do not fit (CardInsufficientMemory): at most 5000 MiB and 50 percent "
-          "fit beside the others on GPU-0", id="memory"),
+          "6000 MiB and 20 percent of container c0 do not fit (CardInsufficientMemory): at most 5000 MiB and 50 "
+          "percent fit beside the others on GPU-0", id="memory"),
     param(Size(cores=60), one(usages=(card(slots=1, memory=3000, cores=50),)),
           "2000 MiB and 60 percent of container c0 do not fit (CardInsufficientCore): at most 5000 MiB and 50 percent "
           "fit beside the others on GPU-0", id="cores"),
