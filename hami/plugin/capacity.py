@@ -85,9 +85,10 @@ def _requested(name: str, pods: Collection[Pod]) -> int:
 def _holds_only(pod: Pod, vendor: Vendor, offered: Collection[str]) -> bool:
     try:
         allocation = read_allocation(pod, vendor, INT32_MAX)
-    except (KeyError, MalformedInput):
+    except MalformedInput:
         return False
-    return all(share.uuid in offered for shares in allocation for share in shares)
+    return vendor.annotations.allocated in pod.annotations and all(
+        share.uuid in offered for shares in allocation for share in shares)
 
 
 def _shows(status: Mapping[str, str], name: str, amount: int) -> bool:
