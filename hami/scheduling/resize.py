@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hami.codec.core_limits import pod_cores_limit
 from hami.codec.keys import CORES_LIMIT
 from hami.codec.resize import ResizeState, Size
 from hami.model import Allocation, Budget, ContainerKind, DeviceUsage, Pod, Reason, Request, Share
-from hami.quantity import parse_integer
 from hami.scheduling.fit import objection
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.usage import Charge, peak_charges, total_charge
@@ -142,7 +142,7 @@ def _why_never(sizes: Mapping[str, Size], devices: ResizableDevices) -> Iterator
                 yield f"container {name} has {share.uuid} alone, and keeps it"
             if usage is not None:
                 yield from _beyond(name, size, usage)
-        yield from _beyond_limit(name, size, pod.annotations.get(CORES_LIMIT))
+        yield from _beyond_limit(name, size, pod_cores_limit(pod.annotations))
 
 
 def _beyond(name: str, size: Size, usage: DeviceUsage) -> Iterator[str]:
@@ -156,8 +156,7 @@ def _beyond(name: str, size: Size, usage: DeviceUsage) -> Iterator[str]:
         yield f"memory {size.memory_mib} MiB of container {name}: {device.uuid} has {device.memory_mib} MiB"
 
 
-def _beyond_limit(name: str, size: Size, limit: str | None) -> Iterator[str]:
-    most = parse_integer(limit) if limit is not None else None
+def _beyond_limit(name: str, size: Size, most: int | None) -> Iterator[str]:
     if size.cores is not None and most is not None and size.cores > most:
         yield f"cores {size.cores} of container {name}: the pod's annotation {CORES_LIMIT} is {most}"
 
