@@ -130,8 +130,6 @@ def _why_never(sizes: Mapping[str, Size], devices: ResizableDevices) -> Iterator
             yield f"{name} is an init container, which keeps its size"
         elif name not in positions:
             yield f"container {name} has no GPU of {devices.vendor.key}"
-    if not devices.node_resizes:
-        yield f"the device plugin of node {pod.node_name} does not change the limits of running containers"
     usages = {usage.device.uuid: usage for usage in devices.usages}
     for name, size in sizes.items():
         for share in devices.held[positions[name]]:
@@ -164,6 +162,8 @@ def _beyond_limit(name: str, size: Size, most: int | None) -> Iterator[str]:
 def _why_not_yet(sizes: Mapping[str, Size], devices: ResizableDevices) -> Iterator[str]:
     if devices.pod.phase != "Running":
         yield "the pod has not started yet"
+    if not devices.node_resizes:  # as for some seconds while it is replaced
+        yield f"the device plugin of node {devices.pod.node_name} does not change the limits of running containers now"
     known = {usage.device.uuid for usage in devices.usages}
     for name in sizes:
         for share in devices.held[devices.positions[name]]:

@@ -206,13 +206,16 @@ def test_what_can_never_be_is_refused_once(text, message):
     assert world.leader.events.reasons().count("ResizeRefused") == 1
 
 
-def test_a_node_whose_device_plugin_does_not_resize_refuses():
+def test_a_node_whose_device_plugin_does_not_resize_defers():
+    """It does not say that it does while it is replaced."""
     world = World()
     world.run("a", small())
-    world.fake.put_node(replace(world.fake.nodes["n0"], annotations={
-        key: text for key, text in world.fake.nodes["n0"].annotations.items() if key != NODE_RESIZES}))
+    node = world.fake.nodes["n0"]
+    world.fake.put_node(replace(node, annotations={
+        key: text for key, text in node.annotations.items() if key != NODE_RESIZES}))
     world.ask("a", c={"memory_mib": 3000})
-    assert "n0 does not change the limits of running containers" in world.status("a").message
+    status = world.status("a")
+    assert status.state is ResizeState.DEFERRED and "n0 does not change the limits of running" in status.message
 
 
 def test_a_container_that_has_its_gpu_alone_keeps_it():

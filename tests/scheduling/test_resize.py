@@ -99,6 +99,7 @@ def test_init_containers_have_ended_and_sidecars_have_not(kind, init_done, most)
     param(Size(memory_mib=3000), one(phase="Pending"), "the pod has not started yet", id="not started"),
     param(Size(memory_mib=3000), one(cores=0, usages=(card(slots=2, cores=100),)), "CardComputeUnitsExhausted",
           id="all cores are taken"),
+    param(Size(cores=5), one(node_resizes=False), "node n1 does not change", id="device plugin"),
 ])
 def test_what_does_not_fit_now_says_what_would(size, found, message):
     refusal = plan_resize({"c0": size}, found)
@@ -117,7 +118,6 @@ def test_what_does_not_fit_now_says_what_would(size, found, message):
     param({"c0": Size(cores=50)}, one(annotations={CORES_LIMIT: "40"}), "gpucores-limit is 40", id="more than allowed"),
     param({"c0": Size(cores=5)}, one(usages=(card(device=gpu(A, mode="mig")),)), "MIG mode", id="MIG"),
     param({"c0": Size(cores=5)}, one(claim="hami-x"), "by a claim", id="claim"),
-    param({"c0": Size(cores=5)}, one(node_resizes=False), "node n1 does not change", id="device plugin"),
 ])
 def test_what_never_fits_says_why(sizes, found, message):
     refusal = plan_resize(sizes, found)
