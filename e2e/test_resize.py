@@ -182,10 +182,10 @@ def test_what_tenants_may_write_and_nobody_can_have(card):
     tenant.close()
 
 
-def test_a_node_whose_plugin_changes_no_limits_refuses(sandbox):
+def test_pods_of_a_node_whose_plugin_changes_no_limits_wait(sandbox):
     sandbox.add_gpu_nodes({"n": [gpu(memory_mib=CARD)]}, annotations=LOCK_FREE)
     started(sandbox, a=1000)
-    answered(sandbox, "a", resize(sandbox, "a", of(2000)), "Infeasible")
+    answered(sandbox, "a", resize(sandbox, "a", of(2000)), "Deferred")
     assert holds(sandbox, "a", 1000)
 
 

@@ -29,7 +29,7 @@ def requests_of(pod):
     return container.requests
 
 
-@pytest.mark.parametrize(("page", "asked"), [("usage.md", [(1, 4000, 30)]),
+@pytest.mark.parametrize(("page", "asked"), [("usage.md", [(1, 4000, 30), (1, 8000, 30)]),
                                              ("quickstart.md", [(1, 20000, 0), (1, 40000, 0)])])
 def test_pods_of_a_page_request_what_it_says(page, asked):
     sources = [source for text in PODS[page] for source in read_manifests(text, page)[0]]

@@ -84,7 +84,7 @@ def plan_resize(sizes: Mapping[str, Size], devices: ResizableDevices) -> ResizeP
     wanted = list(devices.wanted)
     for name, size in sizes.items():
         position = devices.positions[name]
-        wanted[position] = tuple(_sized(share, size, by_uuid[share.uuid]) for share in wanted[position])
+        wanted[position] = tuple(_sized(share, size, by_uuid.get(share.uuid)) for share in wanted[position])
     booked = larger(devices.held, wanted)
     for position in devices.positions.values():
         if booked[position] != devices.held[position]:
@@ -165,15 +165,19 @@ def _why_not_yet(sizes: Mapping[str, Size], devices: ResizableDevices) -> Iterat
     if not devices.node_resizes:  # as for some seconds while it is replaced
         yield f"the device plugin of node {devices.pod.node_name} does not change the limits of running containers now"
     known = {usage.device.uuid for usage in devices.usages}
-    for name in sizes:
+    for name, size in sizes.items():
         for share in devices.held[devices.positions[name]]:
-            if share.uuid not in known:
-                yield f"{share.uuid} of container {name} is not offered by node {devices.pod.node_name} now"
+            if size.memory_percent is not None and share.uuid not in known:
+                yield _not_offered(share.uuid, name, devices)
 
 
-def _sized(share: Share, size: Size, usage: DeviceUsage) -> Share:
+def _not_offered(uuid: str, container: str, devices: ResizableDevices) -> str:
+    return f"{uuid} of container {container} is not offered by node {devices.pod.node_name} now"
+
+
+def _sized(share: Share, size: Size, usage: DeviceUsage | None) -> Share:
     memory = size.memory_mib
-    if size.memory_percent is not None:
+    if size.memory_percent is not None and usage is not None:
         memory = max(1, usage.device.memory_mib * size.memory_percent // WHOLE)
     return replace(share, memory_mib=share.memory_mib if memory is None else memory,
                    cores=share.cores if size.cores is None else size.cores)
@@ -190,8 +194,8 @@ def _objection(container: str, position: int, booked: Allocation, devices: Resiz
     context = devices.request.fit_context(vendor.key, devices.usages, kind, placed, devices.budget)
     by_uuid = {usage.device.uuid: usage for usage in devices.usages}
     beside = [_beside(by_uuid[share.uuid], peaks[share.uuid], share) for share in shares if share.uuid in by_uuid]
-    if len(beside) != len(shares):
-        return f"a GPU of container {container} is not offered by node {devices.pod.node_name} now"
+    if missing := [share.uuid for share in shares if share.uuid not in by_uuid]:
+        return _not_offered(missing[0], container, devices)
     for index, (share, usage) in enumerate(zip(shares, beside)):
         request = Request(vendor=vendor.key, count=1, memory_mib=share.memory_mib, cores=share.cores)
         reason = objection(Candidate(usage, request, context, shares[:index] + shares[index + 1:]))

@@ -255,7 +255,7 @@ def cluster(*pods, resizes="true", **limits):
           "at most 6920 MiB and 80 percent fit", id="beside others"),
     param(["--memory=8Gi"], cluster(bound("p", "n1", (0, 3072, 20)), gpumem=5000), 1, "at most 5000 MiB", id="quota"),
     param(["--memory=8Gi"], cluster(bound("p", "n1", (0, 3072, 20)), resizes="false"), 1,
-          "infeasible; the device plugin of node n1 does not change", id="a node that does not resize"),
+          "the device plugin of node n1 does not change", id="a node that does not resize"),
     param(["--memory=8Gi"], cluster(bound("p", "n1", (0, 3072, 100))), 1, "infeasible; container main has", id="whole"),
     param(["--memory=8Gi"], cluster(bound("q", "n1", (0, 3072, 20))), 1, "there is no pod p with devices in namespace",
           id="no such pod"),

@@ -96,6 +96,8 @@ def test_init_containers_have_ended_and_sidecars_have_not(kind, init_done, most)
     param(Size(memory_mib=3000), one(usages=(card(device=gpu(A, healthy=False)),)), "CardNotHealth", id="sick"),
     param(Size(memory_mib=3000), one(usages=(card(device=gpu(A, cordoned=True)),)), "Cordoned", id="cordoned"),
     param(Size(memory_mib=3000), one(usages=(card(B),)), "GPU-0 of container c0 is not offered by node n1", id="gone"),
+    param(Size(memory_percent=1), one(usages=(card(B),)), "GPU-0 of container c0 is not offered by node n1",
+          id="gone, percent"),
     param(Size(memory_mib=3000), one(phase="Pending"), "the pod has not started yet", id="not started"),
     param(Size(memory_mib=3000), one(cores=0, usages=(card(slots=2, cores=100),)), "CardComputeUnitsExhausted",
           id="all cores are taken"),
@@ -122,6 +124,12 @@ def test_what_does_not_fit_now_says_what_would(size, found, message):
 def test_what_never_fits_says_why(sizes, found, message):
     refusal = plan_resize(sizes, found)
     assert refusal.state is ResizeState.INFEASIBLE and message in refusal.message
+
+
+def test_less_of_a_device_that_is_not_offered_is_still_less():
+    """As while the device plugin is away."""
+    plan = plan_resize({"c0": Size(memory_mib=500)}, one(usages=(card(B),)))
+    assert [shares[0].memory_mib for shares in (*plan.booked, *plan.wanted)] == [2000, 500]
 
 
 def test_containers_that_hami_leaves_out_are_found():
