@@ -14,6 +14,7 @@ from hami.codec.keys import is_scheduler_owned
 from hami.errors import MalformedInput
 from hami.model import ContainerKind, Pod
 from hami.scheduler.settings import Settings
+from hami.scheduling.quota import counted_by_kubernetes
 from hami.state.store import Store
 from hami.state.view import View
 from hami.vendors.admission import admit_pod, confine_pod
@@ -100,11 +101,11 @@ class Admitter:
     def _evaded_quota(self, namespace: str, pod: Pod) -> str:
         """Returns why *pod* would evade a ResourceQuota that Kubernetes counts; empty if it would not."""
         names = {name for vendor in self._cache.vendors for name in vendor.resources.names}
-        for quota in self._cache.quotas_of(namespace or pod.ref.namespace):
-            if quota.matches(pod.scope) and (limited := sorted(names & quota.requests)):
-                return (f"ResourceQuota {quota.name} limits requests.{limited[0]}, and Kubernetes counts no requests "
-                        "of pods with claims: limit the devices of the class gpu.hami.io instead")
-        return ""
+        quotas = self._cache.quotas_of(namespace or pod.ref.namespace)
+        if (evaded := counted_by_kubernetes(quotas, pod.scope, names)) is None:
+            return ""
+        return (f"ResourceQuota {evaded[0]} limits requests.{evaded[1]}, and Kubernetes counts no requests of pods "
+                "with claims: limit the devices of the class gpu.hami.io instead")
 
     def _admit_ephemeral(self, draft: PodDraft) -> Admitted | Denied:
         """Decides about an existing pod that gets an ephemeral container, which could see all devices of the node."""

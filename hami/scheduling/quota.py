@@ -92,6 +92,16 @@ def _share(request: Request | None, device_mib: int, cores: int) -> tuple[Share,
     return (Share("", request.vendor, memory * request.count, min(request.cores, cores) * request.count),)
 
 
+def counted_by_kubernetes(quotas: Iterable[QuotaLimits], scope: PodScope,
+                          names: Collection[str]) -> tuple[str, str] | None:
+    """Returns a quota that limits what pods of *scope* request of a resource among *names*, and the resource; ``None``
+    if there is none. Kubernetes counts the specifications of pods, and nothing else."""
+    for quota in quotas:
+        if quota.matches(scope) and (limited := sorted(quota.requests.intersection(names))):
+            return quota.name, limited[0]
+    return None
+
+
 def without_scopes(quotas: Iterable[QuotaLimits]) -> list[QuotaLimits]:
     """Returns those of *quotas* that limit all pods of their namespace."""
     return [quota for quota in quotas if not quota.scopes]

@@ -26,7 +26,8 @@ class ResizableDevices:
 
     *held*: the shares that are booked. *wanted*: the shares that the pod is to have so far, of the same devices.
     *usages*: of the vendor's devices on the node, and *budget*: what quotas leave, both without what the pod holds.
-    *node_resizes*: the device plugin of the node changes the limits of running containers.
+    *node_resizes*: the device plugin of the node changes the limits of running containers. *evaded*: a quota that the
+    pod would evade by growing, and the resource that it limits.
     """
 
     pod: Pod
@@ -37,6 +38,7 @@ class ResizableDevices:
     usages: Sequence[DeviceUsage]
     budget: Budget
     node_resizes: bool
+    evaded: tuple[str, str] | None = None
 
     @property
     def positions(self) -> Mapping[str, int]:
@@ -86,6 +88,11 @@ def plan_resize(sizes: Mapping[str, Size], devices: ResizableDevices) -> ResizeP
         position = devices.positions[name]
         wanted[position] = tuple(_sized(share, size, by_uuid.get(share.uuid)) for share in wanted[position])
     booked = larger(devices.held, wanted)
+    if booked != devices.held and devices.evaded is not None:
+        name, resource = devices.evaded
+        return ResizeRefusal(ResizeState.INFEASIBLE, (
+            f"ResourceQuota {name} limits requests.{resource}, and Kubernetes counts only the specification of the "
+            f"pod, which stays as it is: HAMi counts limits.{resource} instead"))
     for position in devices.positions.values():
         if booked[position] != devices.held[position]:
             container = next(name for name, place in devices.positions.items() if place == position)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hami.codec.allocation import parse_shares, render_shares
 from hami.codec.keys import GPU_ALLOCATED, NODE_RESIZES, RESIZE_TARGET, RESIZED
 from hami.codec.objects import parse_resource_version
 from hami.errors import MalformedInput
-from hami.model import Allocation, Budget, Node, Pod
+from hami.model import Allocation, Budget, Node, Pod, QuotaLimits
 from hami.quantity import INT32_MAX
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.pod_request import PodRequest
+from hami.scheduling.quota import counted_by_kubernetes
 from hami.scheduling.resize import ResizableDevices, ResizePlan, has_same_devices, without_charges
 from hami.scheduling.usage import Charge, peak_charges, total_charge
 from hami.state.pods import PodRecord
@@ -27,9 +28,10 @@ def is_current(pod: Pod, record: PodRecord | None) -> bool:
 
 
 def resizable_devices(pod: Pod, request: PodRequest | None, vendors: Catalog, node: Node | None, usages: NodeUsage,
-                      booked: Mapping[str, Sequence[Charge]], budgets: Mapping[str, Budget]) -> ResizableDevices:
+                      booked: Mapping[str, Sequence[Charge]], budgets: Mapping[str, Budget],
+                      quotas: Iterable[QuotaLimits]) -> ResizableDevices:
     """Returns what a resize of *pod* depends on. *booked*: what it holds of the *usages* of its *node*, by vendor.
-    *budgets*: what quotas leave beside it.
+    *budgets*: what the *quotas* of its namespace leave beside it.
 
     Raises: MalformedInput if it has no allocation that can be resized.
     """
@@ -49,7 +51,9 @@ def resizable_devices(pod: Pod, request: PodRequest | None, vendors: Catalog, no
         usages=without_charges(usages.get(vendor.key, ()), charges),
         budget=Budget(None if left.memory_mib is None else left.memory_mib + memory,
                       None if left.cores is None else left.cores + cores),
-        node_resizes=node is not None and node.annotations.get(NODE_RESIZES) == "true")
+        node_resizes=node is not None and node.annotations.get(NODE_RESIZES) == "true",
+        evaded=counted_by_kubernetes(quotas, pod.scope, {
+            vendor.resources.memory, vendor.resources.memory_percent, vendor.resources.cores}))
 
 
 def resized_annotations(plan: ResizePlan) -> dict[str, str | None]:

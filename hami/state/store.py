@@ -244,7 +244,7 @@ class Store:
             devices = resizable_devices(
                 pod, make_pod_request(pod, self.vendors, self.policies.device), self.vendors,
                 self.nodes.get(pod.node_name), self._table.usages(pod.node_name), charges,
-                self._budgets(pod.ref.namespace, pod.scope))
+                self._budgets(pod.ref.namespace, pod.scope), self.quotas_of(pod.ref.namespace))
             plan = plan_resize(sizes, devices)
             if isinstance(plan, ResizePlan) and plan.booked != devices.held:
                 self._bookings.grow(as_resized(pod, resized_annotations(plan)), record.most_shares)

@@ -171,7 +171,7 @@ class View:
         return plan_resize(sizes, resizable_devices(
             pod, make_pod_request(pod, self.vendors, self.facts.policies.device), self.vendors, node,
             self.usages(pod.node_name), dict(booked.charges) if booked is not None else {},
-            self._budgets(pod.ref.namespace, pod.scope)))
+            self._budgets(pod.ref.namespace, pod.scope), self.quotas_of(pod.ref.namespace)))
 
     def may_preempt_on(self, pod: Pod, names: Sequence[str]) -> list[str]:
         """Returns those of the nodes *names*, lowest priority first, where pods of lower priority than *pod* hold

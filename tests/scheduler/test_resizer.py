@@ -177,6 +177,19 @@ def test_a_quota_limits_a_resize():
     assert world.used() == (5000, 40)
 
 
+def test_a_quota_that_kubernetes_counts_is_not_evaded():
+    world = World()
+    world.leader.cache.quotas.upsert(replace(quota(), requests=frozenset({"nvidia.com/gpumem", "nvidia.com/gpu"})))
+    world.run("a", small())
+    before = world.used()
+    world.ask("a", c={"memory_mib": before[0] + 1})
+    status = world.status("a")
+    assert status.state is ResizeState.INFEASIBLE and "quota limits requests.nvidia.com/gpumem" in status.message
+    assert world.used() == before
+    world.ask("a", c={"memory_mib": before[0] - 1})
+    assert world.status("a").state is ResizeState.BOOKED
+
+
 REFUSED = [
     param("garbage", "expected sizes by container", id="garbage"),
     param('{"c": {"memory": "9223372036854775808Gi"}}', "expected a positive quantity", id="huge"),
