@@ -26,6 +26,7 @@ from e2e.order import longest_first
 from e2e.realnode import RealNode, missing
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
+from tests.libvgpu.rig import Builds
 
 TIMEOUT_SECONDS = 300 if os.environ.get("HAMI_E2E_KIND") else 180  # the first test on kind includes the installation
 REPLICA = pytest.StashKey[Scheduler]()
@@ -206,6 +207,12 @@ def real(sandbox: Sandbox, real_node: RealNode) -> Iterator[RealNode]:
         yield real_node
         found = audit.audit(sandbox.kube)
     assert not found, "the auditor found:\n" + "\n".join(found)
+
+
+@pytest.fixture(scope="session")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
+    """The limiter, and what it is tried with."""
+    return Builds(tmp_path_factory.mktemp("limiter"))
 
 
 @pytest.fixture

@@ -12,12 +12,14 @@ import subprocess
 from collections.abc import Iterable
 from typing import Any
 
-from e2e.device_plugin import HOOK, Card, DevicePlugin
+import pytest
+
+from e2e.device_plugin import HOOK, SLOTS, Card, DevicePlugin
 from e2e.eventually import eventually
 from e2e.pods import container, pod
 from e2e.realnode import RealNode
 from tests.libvgpu.layout import Machine, Region
-from tests.libvgpu.rig import MIB, Builds, uuid_of
+from tests.libvgpu.rig import MIB, Builds, Unavailable, uuid_of
 from tests.libvgpu.shares import Tenant
 
 __all__ = ["CARDS", "FakeGpus", "client", "client_pod"]
@@ -30,6 +32,17 @@ CLIENT = f"CUDA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES {FOLDER}/loader {FOLDER}
 SETTINGS = {"LD_LIBRARY_PATH": FOLDER, "FAKE_CUDA_STATE": f"{FOLDER}/machine", "FAKE_CUDA_CTX_MIB": "0",
             "FAKE_CUDA_DEVICES": str(len(CARDS)), "FAKE_CUDA_TOTAL_MIB": str(CARDS[0].memory)}
 LIBRARY = re.compile(r"(/\S+) \(0x")
+
+
+def offered_gpu(node: RealNode, plugin: DevicePlugin, builds: Builds) -> FakeGpus:
+    """Starts *plugin* with a card, which the kubelet offers then. Skips the test if something cannot be built here."""
+    try:
+        made = FakeGpus(node, builds)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    made.insert(plugin, CARDS[0])
+    plugin.start().wait_offered(SLOTS)
+    return made
 
 
 class FakeGpus:

@@ -137,11 +137,6 @@ def test_twenty_pods_at_once_get_their_own_limits(sandbox: Sandbox, real: RealNo
         name: f"{mib}m" for name, mib in memory.items()}
 
 
-@pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
-    return Builds(tmp_path_factory.mktemp("limiter"))
-
-
 def test_two_claims_on_one_card_are_stopped_at_their_own_limits(sandbox: Sandbox, real: RealNode,
                                                                 driver: DevicePlugin, builds: Builds) -> None:
     try:

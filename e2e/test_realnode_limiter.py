@@ -8,23 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from e2e.device_plugin import HOOK, SLOTS, DevicePlugin
+from e2e.device_plugin import HOOK, DevicePlugin
 from e2e.eventually import eventually
-from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod
+from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod, offered_gpu
 from e2e.placing import Part, place
 from e2e.realnode import RealNode
 from e2e.sandbox import Sandbox
 from hami.node.region_layout import COMPUTE_SIZE, REGION_SIZE
-from tests.libvgpu.rig import MIB, Builds, Unavailable
+from tests.libvgpu.rig import MIB, Builds
 from tests.libvgpu.shares import SETTLE_S, measured_shares, sampled
 
 pytestmark = pytest.mark.kind
 MODES = ("start", "admission")
-
-
-@pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
-    return Builds(tmp_path_factory.mktemp("limiter"))
 
 
 @pytest.fixture(params=MODES)
@@ -38,13 +33,7 @@ def plugin(real: RealNode, request: pytest.FixtureRequest) -> Iterator[DevicePlu
 @pytest.fixture
 def gpu(real: RealNode, plugin: DevicePlugin, builds: Builds) -> FakeGpus:
     """The card, which the kubelet offers."""
-    try:
-        made = FakeGpus(real, builds)
-    except Unavailable as error:
-        pytest.skip(str(error))
-    made.insert(plugin, CARDS[0])
-    plugin.start().wait_offered(SLOTS)
-    return made
+    return offered_gpu(real, plugin, builds)
 
 
 def all_of(mib: int) -> list[str]:

@@ -15,13 +15,13 @@ import urllib3
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.accounts import permit_priority
-from e2e.device_plugin import SLOTS, DevicePlugin
+from e2e.device_plugin import DevicePlugin
 from e2e.eventually import eventually
-from e2e.fake_gpu import CARDS, CLIENT, FakeGpus, client, client_pod, typed
+from e2e.fake_gpu import CARDS, CLIENT, FakeGpus, client, client_pod, offered_gpu, typed
 from e2e.monitor import Monitor
 from e2e.realnode import RealNode
 from e2e.sandbox import Sandbox
-from tests.libvgpu.rig import MIB, Builds, Unavailable
+from tests.libvgpu.rig import MIB, Builds
 
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]
@@ -33,22 +33,11 @@ PROMPT_S = 5.0
 """Within a round or two, on a machine that does other things, too."""
 
 
-@pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
-    return Builds(tmp_path_factory.mktemp("monitor"))
-
-
 @pytest.fixture
 def gpu(real: RealNode, builds: Builds) -> Iterator[FakeGpus]:
     """The card, which the kubelet offers."""
-    try:
-        made = FakeGpus(real, builds)
-    except Unavailable as error:
-        pytest.skip(str(error))
     plugin = DevicePlugin(real)
-    made.insert(plugin, CARDS[0])
-    plugin.start().wait_offered(SLOTS)
-    yield made
+    yield offered_gpu(real, plugin, builds)
     plugin.close()
 
 

@@ -7,23 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.allocating import AllocatingContainer
-from e2e.device_plugin import SLOTS, DevicePlugin
+from e2e.device_plugin import DevicePlugin
 from e2e.eventually import eventually
-from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod
+from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod, offered_gpu
 from e2e.monitor import Monitor
 from e2e.realnode import RealNode
 from e2e.resizes import RESIZED, TARGET, answered, applied, booked, disagreements, resize
 from e2e.restarts import restarted
 from e2e.sandbox import Sandbox
-from tests.libvgpu.rig import MIB, Builds, Unavailable
+from tests.libvgpu.rig import MIB, Builds
 from tests.libvgpu.shares import Tenant, measured_shares
 
 pytestmark = pytest.mark.kind
-
-
-@pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
-    return Builds(tmp_path_factory.mktemp("resize"))
 
 
 @pytest.fixture(params=["start"])
@@ -36,13 +31,7 @@ def plugin(real: RealNode, request: pytest.FixtureRequest) -> Iterator[DevicePlu
 @pytest.fixture
 def gpu(real: RealNode, plugin: DevicePlugin, builds: Builds) -> FakeGpus:
     """The card, which the kubelet offers."""
-    try:
-        made = FakeGpus(real, builds)
-    except Unavailable as error:
-        pytest.skip(str(error))
-    made.insert(plugin, CARDS[0])
-    plugin.start().wait_offered(SLOTS)
-    return made
+    return offered_gpu(real, plugin, builds)
 
 
 @pytest.fixture
