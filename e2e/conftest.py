@@ -20,8 +20,10 @@ from e2e import audit, binaries, kind, since, strict
 from e2e.agent import NodeAgent
 from e2e.cluster import ExternalCluster, LocalCluster
 from e2e.device_plugin import RESOURCE, SLOTS, DevicePlugin, cards
+from e2e.fake_gpu import FakeGpus
 from e2e.flaky import FILE, FlakyTests, parse_flaky
 from e2e.helm_chart import Helm
+from e2e.monitor import Monitor
 from e2e.order import longest_first
 from e2e.realnode import RealNode, missing
 from e2e.sandbox import Sandbox
@@ -213,6 +215,15 @@ def real(sandbox: Sandbox, real_node: RealNode) -> Iterator[RealNode]:
 def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
     """The limiter, and what it is tried with."""
     return Builds(tmp_path_factory.mktemp("limiter"))
+
+
+@pytest.fixture
+def monitor(real: RealNode, gpu: FakeGpus) -> Iterator[Monitor]:
+    """The monitor of the real node, for modules with a card that has a driver."""
+    made = Monitor(real)
+    made.start()
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -41,14 +41,6 @@ def gpu(real: RealNode, builds: Builds) -> Iterator[FakeGpus]:
     plugin.close()
 
 
-@pytest.fixture
-def monitor(real: RealNode, gpu: FakeGpus) -> Iterator[Monitor]:
-    made = Monitor(real)
-    made.start()
-    yield made
-    made.close()
-
-
 def container_id(item: Object) -> str:
     (status,) = item["status"]["containerStatuses"]
     return str(status["containerID"])

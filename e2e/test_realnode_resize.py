@@ -34,14 +34,6 @@ def gpu(real: RealNode, plugin: DevicePlugin, builds: Builds) -> FakeGpus:
     return offered_gpu(real, plugin, builds)
 
 
-@pytest.fixture
-def monitor(real: RealNode, gpu: FakeGpus) -> Iterator[Monitor]:
-    made = Monitor(real)
-    made.start()
-    yield made
-    made.close()
-
-
 def started(sandbox: Sandbox, gpu: FakeGpus, name: str, memory: int) -> AllocatingContainer:
     return AllocatingContainer(sandbox, gpu, name, gpu=1, gpumem=memory, gpucores=10)
 

@@ -13,6 +13,7 @@ from hami.codec.device_config import NvidiaConfig
 from hami.codec.keys import CORES_LIMIT
 from hami.quantity import INT32_MAX
 from hami.scheduler.admit import MAX_RESOURCES
+from hami.vendors.nvidia import LIMIT_VARIABLES, NOTHING_VISIBLE, RESERVED_VARIABLES, VISIBLE_VARIABLE
 from hami.vendors.request import MAX_CONTAINERS, WHOLE
 from hami.vendors.spec import Catalog
 from tools.policies import BASE, GENERATED, OWN_PLUGIN, indented, requests_of
@@ -25,8 +26,6 @@ _FIELDS = "containers", "initContainers"
 _AMOUNTS = "c.?resources.requests.orValue({})"
 """CEL: the amounts of a container. The API server makes requests of limits before, and refuses other requests of such
 resources."""
-_VISIBLE, _NOTHING = "NVIDIA_VISIBLE_DEVICES", "['none', 'void']"
-_LIMIT = "e.name.startsWith('CUDA_DEVICE_MEMORY_LIMIT_') || e.name.startsWith('CUDA_DEVICE_SM_LIMIT_')"
 
 
 def generated_files(catalog: Catalog, config: NvidiaConfig) -> dict[Path, str]:
@@ -182,7 +181,7 @@ variables.cores.size() > 0 && request.namespace in variables.gpucoresLimits
           && !('{CORES_LIMIT}' in object.metadata.?annotations.orValue({{}}))"""
 _FREE = f"""\
 variables.requesting.all(c, c.?env.orValue([]).all(e,
-  !(e.name == '{_VISIBLE}' && !(e.?value.orValue('') in {_NOTHING}))
+  !(e.name == '{VISIBLE_VARIABLE}' && !(e.?value.orValue('') in {list(NOTHING_VISIBLE)}))
   && !(e.name in [
-    'CUDA_DEVICE_MEMORY_LIMIT', 'CUDA_DEVICE_SM_LIMIT', 'CUDA_DEVICE_MEMORY_SHARED_CACHE', 'CUDA_OVERSUBSCRIBE'])
-  && !({_LIMIT})))"""
+    {", ".join(f"'{name}'" for name in (*LIMIT_VARIABLES, *sorted(RESERVED_VARIABLES)))}])
+  && !({" || ".join(f"e.name.startsWith('{name}_')" for name in LIMIT_VARIABLES)})))"""

@@ -18,10 +18,11 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from hami.codec.allocation import LONGEST
+from hami.codec.allocation import LONGEST, parse_shares
 from hami.codec.documents import decode
 from hami.codec.keys import GPU_ALLOCATED, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED
 from hami.errors import MalformedInput
+from hami.model import Allocation
 from hami.quantity import INT32_MAX, MIB, parse_quantity
 
 T = TypeVar("T")
@@ -129,6 +130,14 @@ def held_text(annotations: Mapping[str, str]) -> str | None:
 def wanted_text(annotations: Mapping[str, str]) -> str | None:
     """Returns the text of what a pod is to have of GPUs, which is never more than what it holds."""
     return annotations.get(RESIZE_TARGET) or held_text(annotations)
+
+
+def shares_in(text: str | None) -> Allocation:
+    """Returns the shares in *text*, one of those above; none if there is no text, or it cannot be read."""
+    try:
+        return parse_shares(GPU_ALLOCATED, text or "")
+    except MalformedInput:
+        return ()
 
 
 def render_status(status: ResizeStatus) -> str:

@@ -11,13 +11,13 @@ import msgspec
 
 from hami.codec.claims import AllocatedClaim
 from hami.codec.keys import ASSIGNED_NODE, DOOR, RESIZE_APPLIED, RESIZED
-from hami.codec.resize import parse_applied, wanted_text
+from hami.codec.resize import parse_applied, shares_in, wanted_text
 from hami.codec.slices import device_name, pool_name
 from hami.codec.states import parse_lock
 from hami.codec.times import parse_time
 from hami.errors import MalformedInput
 from hami.inspect.cluster import ClusterRecord, InspectedCluster
-from hami.inspect.resize_report import REQUESTED, resize_report, shares_in
+from hami.inspect.resize_report import REQUESTED, resize_report
 from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_text
 from hami.model import Pod, PodRef
@@ -234,7 +234,7 @@ def _resizes(cluster: InspectedCluster) -> Iterator[Finding]:
         applied = parse_applied(pod.annotations.get(RESIZE_APPLIED))
         wanted = wanted_text(pod.annotations)
         if wanted is None or (applied is None and RESIZED not in pod.annotations) or (
-                applied is not None and shares_in(RESIZED, applied.sizes) == shares_in(RESIZED, wanted)):
+                applied is not None and shares_in(applied.sizes) == shares_in(wanted)):
             continue
         sizes = f"; its node enforces {applied.sizes}" if applied is not None else "; its node has not answered"
         problem = f" and says: {applied.problem}" if applied is not None and applied.problem else ""

@@ -6,17 +6,13 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from hami.codec.allocation import parse_shares
-from hami.codec.keys import RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED
-from hami.codec.resize import MAX_TEXT, ResizeState, held_text, parse_applied, parse_status
-from hami.errors import MalformedInput
+from hami.codec.keys import RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET
+from hami.codec.resize import MAX_TEXT, ResizeState, held_text, parse_applied, parse_status, shares_in
 from hami.inspect.tables import counted
-from hami.model import Pod, Share
+from hami.model import Pod
 
 REQUESTED = "Requested"
 """The state of a resize that the scheduler has not answered yet; the others are those of ResizeState."""
-
-Shares = tuple[Share, ...]
 
 
 class ResizeReport(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
@@ -73,24 +69,16 @@ def resize_report(annotations: Mapping[str, str]) -> ResizeReport | None:
 def excess(annotations: Mapping[str, str]) -> tuple[int, int]:
     """Returns what is still booked for a pod beyond what it is to have: MiB and cores of all its devices. Both are 0 if
     its annotations cannot be read."""
-    pairs = [(held, wanted) for held, wanted in zip(shares_in(RESIZED, held_text(annotations)),
-                                                    shares_in(RESIZE_TARGET, annotations.get(RESIZE_TARGET)))]
+    pairs = [(held, wanted) for held, wanted in zip(shares_in(held_text(annotations)),
+                                                    shares_in(annotations.get(RESIZE_TARGET)))]
     shares = [pair for held, wanted in pairs for pair in zip(held, wanted)]
     return (sum(max(0, held.memory_mib - wanted.memory_mib) for held, wanted in shares),
             sum(max(0, held.cores - wanted.cores) for held, wanted in shares))
 
 
-def shares_in(key: str, text: str | None) -> tuple[Shares, ...]:
-    """Returns the shares of each container in *text*, which is that of *key*; none if it cannot be read."""
-    try:
-        return parse_shares(key, text or "")
-    except MalformedInput:
-        return ()
-
-
 def size_lines(pod: Pod, text: str | None) -> Iterator[str]:
     """Yields what each container with GPUs has by *text*, an allocation."""
-    containers, names = shares_in(RESIZED, text), [container.name for container in pod.containers]
+    containers, names = shares_in(text), [container.name for container in pod.containers]
     if len(names) != len(containers):  # HAMi up to v2.10 leaves out containers without devices
         names = ["?"] * len(containers)
     for name, shares in zip(names, containers):

@@ -21,11 +21,11 @@ from hami.codec.keys import (
 )
 from hami.codec.resize import (
     AppliedSizes, ResizeStatus, parse_applied, parse_resize, parse_status, render_applied, render_resize, render_status,
+    shares_in,
 )
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, UnreadableObject
 from hami.inspect.installation import Installation
-from hami.inspect.resize_report import shares_in
 from hami.model import Node, Pod, PodRef, QuotaLimits, ScopeRequirement, Share
 from hami.state.view import Policies
 from hami.vendors.shares import held_shares
@@ -181,7 +181,7 @@ class _Anonymizer:
                 for shares in held_shares(pod.annotations, vendor):
                     yield from shares
         for key in (RESIZED, RESIZE_TARGET):
-            yield from (share for shares in shares_in(key, pod.annotations.get(key)) for share in shares)
+            yield from (share for shares in shares_in(pod.annotations.get(key)) for share in shares)
 
     def _node(self, node: Node) -> Node:
         return replace(node, name=self._nodes[node.name],

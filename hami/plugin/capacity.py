@@ -19,7 +19,7 @@ from hami.quantity import INT32_MAX, rounded_up
 from hami.state.inventories import devices_on
 from hami.vendors.capacity import device_sums, offered_devices, request_sums, total_name
 from hami.vendors.request import WHOLE
-from hami.vendors.shares import held_key, read_allocation
+from hami.vendors.shares import read_allocation
 from hami.vendors.spec import Vendor
 
 log = logging.getLogger(__name__)
@@ -83,14 +83,13 @@ def _requested(name: str, pods: Collection[Pod]) -> int:
 
 
 def _holds_only(pod: Pod, vendor: Vendor, offered: Collection[str]) -> bool:
-    if held_key(pod.annotations, vendor) not in pod.annotations:
+    if vendor.annotations.allocated not in pod.annotations:
         return False
     try:
         allocation = read_allocation(pod, vendor, INT32_MAX)
     except MalformedInput:
         return False
-    return vendor.annotations.allocated in pod.annotations and all(
-        share.uuid in offered for shares in allocation for share in shares)
+    return all(share.uuid in offered for shares in allocation for share in shares)
 
 
 def _shows(status: Mapping[str, str], name: str, amount: int) -> bool:

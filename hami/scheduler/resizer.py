@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hami.codec.allocation import parse_shares, render_shares
+from hami.codec.allocation import render_shares
 from hami.codec.keys import GPU_ALLOCATED, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED
 from hami.codec.objects import parse_resource_version
 from hami.codec.resize import (
-    MAX_TEXT, ResizeState, ResizeStatus, held_text, parse_applied, parse_resize, parse_status, render_status,
+    MAX_TEXT, ResizeState, ResizeStatus, held_text, parse_applied, parse_resize, parse_status, render_status, shares_in,
     wanted_text,
 )
 from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NotFound
@@ -189,17 +189,16 @@ class Resizer(Task):
             return ResizeAnswer(ResizeStatus(ResizeState.INFEASIBLE, asked, str(error)), {})
         if plan is None:
             raise Conflict(f"pod {pod.ref} has changed")
-        if not isinstance(plan, ResizeRefusal):
-            waiting.deferred = None
         if isinstance(plan, ResizeRefusal):
             return self._refusal(waiting, status, ResizeStatus(plan.state, asked, plan.message))
-        edits = resized_annotations(plan)
-        held, wanted = (_shares(text) for text in (held_text(pod.annotations), wanted_text(pod.annotations)))
+        waiting.deferred = None
+        held, wanted = (shares_in(text) for text in (held_text(pod.annotations), wanted_text(pod.annotations)))
         if (held, wanted) != (plan.booked, plan.wanted):
-            return ResizeAnswer(ResizeStatus(ResizeState.BOOKED, asked), {**edits, RESIZE_APPLIED: None})
+            return ResizeAnswer(ResizeStatus(ResizeState.BOOKED, asked), {
+                **resized_annotations(plan), RESIZE_APPLIED: None})
         applied = parse_applied(pod.annotations.get(RESIZE_APPLIED))
         holds = not pod.annotations.get(RESIZED) or (
-            applied is not None and _amounts(_shares(applied.sizes)) == _amounts(wanted))
+            applied is not None and _amounts(shares_in(applied.sizes)) == _amounts(wanted))
         return ResizeAnswer(ResizeStatus(ResizeState.APPLIED if holds else ResizeState.BOOKED, asked), {})
 
     def _refusal(self, waiting: _Waiting, before: ResizeStatus | None, status: ResizeStatus) -> ResizeAnswer | None:
@@ -304,10 +303,10 @@ def confirmation(pod: Pod) -> ResizeAnswer | None:
     annotations = pod.annotations
     status = parse_status(annotations.get(RESIZE_STATUS)) or ResizeStatus(ResizeState.BOOKED)
     applied, target = parse_applied(annotations.get(RESIZE_APPLIED)), annotations.get(RESIZE_TARGET)
-    held, wanted = _shares(held_text(annotations)), _shares(wanted_text(annotations))
+    held, wanted = shares_in(held_text(annotations)), shares_in(wanted_text(annotations))
     if applied is None or not held or not wanted or not annotations.get(RESIZED):
         return None
-    sizes = _shares(applied.sizes)
+    sizes = shares_in(applied.sizes)
     if not sizes or not has_same_devices(sizes, held) or larger(held, sizes) != held:
         return None
     is_booked = status.state is ResizeState.BOOKED
@@ -323,13 +322,6 @@ def confirmation(pod: Pod) -> ResizeAnswer | None:
     return None
 
 
-def _shares(text: str | None) -> Allocation:
-    try:
-        return parse_shares(GPU_ALLOCATED, text or "")
-    except MalformedInput:
-        return ()
-
-
 def _amounts(allocation: Allocation) -> list[list[tuple[str, int, int]]]:
     return [[(share.uuid, share.memory_mib, share.cores) for share in shares] for shares in allocation]
 
@@ -342,7 +334,7 @@ def _question(pod: Pod) -> tuple[str | None, ...]:
 def _text_of(pod: Pod) -> str:
     """Returns the sizes that *pod* is to have: ``GPU-0: 8192 MiB, 40 percent``."""
     return "; ".join(f"{share.uuid}: {share.memory_mib} MiB, {share.cores} percent"
-                     for shares in _shares(wanted_text(pod.annotations)) for share in shares)
+                     for shares in shares_in(wanted_text(pod.annotations)) for share in shares)
 
 
 def _in_turn(due: Iterable[_Waiting]) -> Iterable[_Waiting]:

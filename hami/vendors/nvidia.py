@@ -14,9 +14,9 @@ from hami.vendors.admission import check_amounts
 from hami.vendors.draft import ContainerDraft
 from hami.vendors.request import WHOLE
 
-_LIMITS = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")  # for all devices; with suffix _0, _1, … for one
-_OTHER_VARIABLES = frozenset({"CUDA_DEVICE_MEMORY_SHARED_CACHE", "CUDA_OVERSUBSCRIBE"})
-_VISIBLE, _NOTHING = "NVIDIA_VISIBLE_DEVICES", ("none", "void")
+LIMIT_VARIABLES = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")  # for all devices; with suffix _0, _1, … for one
+RESERVED_VARIABLES = frozenset({"CUDA_DEVICE_MEMORY_SHARED_CACHE", "CUDA_OVERSUBSCRIBE"})
+VISIBLE_VARIABLE, NOTHING_VISIBLE = "NVIDIA_VISIBLE_DEVICES", ("none", "void")
 _STRICT_VARIABLES = frozenset({
     "CUDA_DISABLE_CONTROL", "CUDA_REDIRECT", "GPU_CORE_UTILIZATION_POLICY", "LD_AUDIT", "LD_PRELOAD"})
 _LIMITER_PATHS = ("/etc/ld.so.preload", "/usr/local/vgpu", "/tmp/vgpulock")
@@ -54,7 +54,7 @@ def admit(draft: ContainerDraft, *, config: NvidiaConfig) -> bool:
     if config.strict:
         _check_strictly(draft, is_requested)
     if (config.overwrite_env or config.strict) and not draft.rounded(resources.count):
-        draft.set_env(_VISIBLE, "none")
+        draft.set_env(VISIBLE_VARIABLE, "none")
     return is_requested
 
 
@@ -69,7 +69,7 @@ def confine(draft: ContainerDraft) -> None:
         _check_variables(draft)
     _check_strictly(draft, is_requested)
     if not draft.rounded(draft.resources.count):
-        draft.set_env(_VISIBLE, "none")
+        draft.set_env(VISIBLE_VARIABLE, "none")
 
 
 def _check_percent(draft: ContainerDraft) -> None:
@@ -105,10 +105,10 @@ def _check_variables(draft: ContainerDraft) -> None:
     images need it, and the limiter is loaded nevertheless.
     """
     for name, value in draft.variables:
-        if name == _VISIBLE and value in _NOTHING:
+        if name == VISIBLE_VARIABLE and value in NOTHING_VISIBLE:
             continue
-        if name == _VISIBLE or name in _OTHER_VARIABLES or any(
-                name == limit or name.startswith(f"{limit}_") for limit in _LIMITS):
+        if name == VISIBLE_VARIABLE or name in RESERVED_VARIABLES or any(
+                name == limit or name.startswith(f"{limit}_") for limit in LIMIT_VARIABLES):
             raise PodRefused(
                 f"container {draft.name} sets {name}, which is reserved for the device plugin: request memory and "
                 f"cores as resources, such as {draft.resources.memory or draft.resources.count}")
@@ -121,7 +121,7 @@ def _check_strictly(draft: ContainerDraft, is_requested: bool) -> None:
     """
     for name, value in draft.variables:
         shown = f"env {name}={value[:_SHOWN]}" if value is not None else f"env {name}"
-        if name == _VISIBLE and value not in _NOTHING:
+        if name == VISIBLE_VARIABLE and value not in NOTHING_VISIBLE:
             raise _refused(draft, shown, f"request devices as {draft.resources.count}")
         if is_requested and name in _STRICT_VARIABLES and name not in draft.env:
             raise _refused(draft, shown, "it can lift the limits of devices")
