@@ -60,7 +60,7 @@ class Connection(io.RawIOBase):
         self._is_answer: bool | None = None
         self._until = 0.0
         self.since = time.monotonic()
-        self.is_silent = True  # until something has been received
+        self._has_received = False
         self.is_ending = False
         clients[self] = None
 
@@ -68,6 +68,12 @@ class Connection(io.RawIOBase):
     def is_trusted(self) -> bool:
         """Whether the client may do what only kube-scheduler does."""
         return self.is_local or (isinstance(self._socket, ssl.SSLSocket) and bool(self._socket.getpeercert()))
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the client has sent nothing yet, in any thread. What waits for a thread to read it is something; the
+        beginning of a handshake that a thread has read is not."""
+        return not self._has_received and not self._can_be_read(0)
 
     @property
     def scheme(self) -> str:
@@ -95,7 +101,7 @@ class Connection(io.RawIOBase):
             data = self._socket.recv(min(size, PIECE))
         if not data:  # the end, maybe before the handshake
             return data
-        self.is_silent = False
+        self._has_received = True
         if self._takes_turns and self._turn is not None and not self.is_trusted:
             self._has_turn = self._turn.acquire()
         return data
@@ -141,8 +147,13 @@ class Connection(io.RawIOBase):
         """Reports whether more arrives within *milliseconds*."""
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
+        return self._can_be_read(milliseconds)
+
+    def _can_be_read(self, milliseconds: int) -> bool:
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
+        if (descriptor := self._socket.fileno()) < 0:  # another thread has closed it, or begins a handshake
+            return True
+        poll.register(descriptor, select.POLLIN)
         return bool(poll.poll(milliseconds))
 
     def finish(self) -> None:

@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 
 from e2e.eventually import eventually
 from hami.errors import HamiError
-from hami.web.server import serve
+from hami.web.server import SILENT_S, serve
 
 PROGRAM = textwrap.dedent("""
     import json, os, sys, threading, time
@@ -346,6 +346,19 @@ def test_when_connections_run_out_silent_ones_make_room(start):
         for _ in range(12):
             stack.enter_context(server.connect())
         assert server.get("/hello", timeout=10) == (200, "/hello")
+
+
+def test_a_request_that_waits_for_a_thread_is_not_silence(start):
+    server = start(threads=2)
+    body = b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nConnection: close\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(server.connect(body)) for _ in range(2)]  # both threads wait for them
+        time.sleep(0.3)
+        waiting = [in_background(server.get) for _ in range(2)]  # now there are as many as there may be
+        time.sleep(SILENT_S + 1.3)  # a turn of the event loop takes up to 1 s
+        for client in slow:
+            client.sendall(b"ok")
+        assert [answer() for answer in waiting] == [(200, "/hello")] * 2
 
 
 def test_waiting_requests_are_not_cut_for_others(start):
@@ -683,11 +696,12 @@ def test_a_renewed_certificate_is_served_while_open_connections_go_on(secured, f
 @pytest.mark.parametrize("sent", [
     b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05abcde",
 ], ids=["nothing", "half a hello", "plain HTTP", "garbage"])
-def test_a_client_without_a_handshake_is_closed_in_time_and_stops_nobody(secured, sent):
-    server, context = secured
+def test_a_client_without_a_handshake_is_closed_in_time_and_stops_nobody(start, files, sent):
+    # half of the threads wait 5 s for them, the others 1 s, and so long for the one that greets
+    server, context = start(tls=files, threads=12, read_seconds=5), ssl.create_default_context(cafile=files[0])
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(server.connect(sent)) for _ in range(12)]
-        assert server.get(context=context, timeout=5) == (200, "/hello")
+        assert server.get(context=context) == (200, "/hello")
         for client in clients if sent else ():
             with contextlib.suppress(ConnectionResetError):
                 read_to_end(client)
