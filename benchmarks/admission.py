@@ -22,7 +22,7 @@ from e2e.kube import ApiError, Kube, path_of
 from e2e.pods import pod
 from e2e.scheduler import Certificates, Scheduler, install, webhook_configuration
 
-__all__ = ["creation_rows", "webhook_rows"]
+__all__ = ["NOTHING", "POLICIES", "WEBHOOK", "creation_rows", "switch_to", "webhook_rows"]
 
 Object = dict[str, Any]
 NODES = 100
@@ -119,7 +119,7 @@ def _compared(run: Run, cluster: LocalCluster, scheduler: Scheduler, rounds: int
 
 
 def switch_to(mode: str, kube: Kube, scheduler: Scheduler) -> None:
-    """Makes the API server admit pods in *mode*, and waits until it does."""
+    """Makes the API server admit pods in *mode*, one of MODES, and waits until it does."""
     policies = list(yaml.safe_load_all((MANIFESTS / "policies.yaml").read_text()))
     own = list(yaml.safe_load_all((COMPONENT / "policies.yaml").read_text()))
     webhooks = webhook_configuration(scheduler.certificates, scheduler.port)
