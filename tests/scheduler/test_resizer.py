@@ -177,6 +177,20 @@ def test_a_quota_limits_a_resize():
     assert world.used() == (5000, 40)
 
 
+@pytest.mark.parametrize("size", [
+    Size(memory_mib=3000), Size(memory_mib=3001), Size(memory_mib=100, cores=80), Size(cores=81), Size(cores=100),
+    Size(memory_percent=1)])
+def test_a_view_answers_as_the_scheduler_does(size):
+    world = World()
+    world.leader.cache.quotas.upsert(quota(gpumem=5000))
+    one, node, cache = world.run("a", small()), world.fake.nodes["n0"], world.leader.cache
+    world.run("b", small())
+    would, does = cache.view().plan_resize(one, {"c": size}, node), cache.begin_resize(one, {"c": size})
+    assert would == does is not None
+    cache.refuse_resize(one)
+    assert world.used() == (4000, 40)
+
+
 def test_a_quota_that_kubernetes_counts_is_not_evaded():
     world = World()
     world.leader.cache.quotas.upsert(replace(quota(), requests=frozenset({"nvidia.com/gpumem", "nvidia.com/gpu"})))
