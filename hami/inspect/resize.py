@@ -9,12 +9,10 @@ from dataclasses import replace
 import msgspec
 
 from hami.codec.keys import RESIZE
-from hami.codec.resize import ResizeState, Size, held_text, parse_resize, render_resize, wanted_text
+from hami.codec.resize import ResizeState, Size, excess, held_text, parse_resize, render_resize, wanted_text
 from hami.errors import Conflict, HamiError, MalformedInput
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, unknown_name
-from hami.inspect.resize_report import (
-    REQUESTED, UNKNOWN, ResizeReport, excess, resize_report, shares_by_container, size_lines,
-)
+from hami.inspect.resize_report import REQUESTED, UNKNOWN, ResizeReport, resize_report, shares_by_container, size_lines
 from hami.kube.api import MERGE_PATCH
 from hami.kube.pages import Writer
 from hami.model import ContainerKind, Pod, PodRef

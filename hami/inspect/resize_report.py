@@ -8,8 +8,8 @@ from functools import partial
 import msgspec
 
 from hami.codec.allocation import container_positions
-from hami.codec.keys import RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET
-from hami.codec.resize import MAX_TEXT, ResizeState, held_text, parse_applied, parse_status, shares_in
+from hami.codec.keys import RESIZE, RESIZE_APPLIED, RESIZE_STATUS
+from hami.codec.resize import MAX_TEXT, ResizeState, excess, parse_applied, parse_status, shares_in
 from hami.inspect.cluster import catalog_of
 from hami.inspect.tables import counted
 from hami.model import Pod, Share
@@ -70,16 +70,6 @@ def resize_report(annotations: Mapping[str, str]) -> ResizeReport | None:
         state=status.state if status is not None and is_answered else state, request=request,
         message=status.message if status is not None and is_answered else "",
         problem=applied.problem if applied is not None else "", excess_mib=memory, excess_cores=cores)
-
-
-def excess(annotations: Mapping[str, str]) -> tuple[int, int]:
-    """Returns what is still booked for a pod beyond what it is to have: MiB and cores of all its devices. Both are 0 if
-    its annotations cannot be read."""
-    pairs = [(held, wanted) for held, wanted in zip(shares_in(held_text(annotations)),
-                                                    shares_in(annotations.get(RESIZE_TARGET)))]
-    shares = [pair for held, wanted in pairs for pair in zip(held, wanted)]
-    return (sum(max(0, held.memory_mib - wanted.memory_mib) for held, wanted in shares),
-            sum(max(0, held.cores - wanted.cores) for held, wanted in shares))
 
 
 def shares_by_container(pod: Pod, text: str | None) -> Mapping[str, Sequence[Share]]:
