@@ -87,10 +87,11 @@ class ClaimsOfTemplates:
         """Returns the pod as `Translate` says. Raises: MalformedInput."""
         if not review.pod:
             return None
-        pod = PodDraft(review.pod).decoded
+        pod = PodDraft(review.pod, review.namespace).decoded
         if any(map(is_scheduler_owned, (*pod.annotations, *pod.labels))) or beyond_bounds(pod) is not None:
             return None  # judged like any other
-        translated = translate(review.pod, self._cache.vendors, self._policy, self._card_sizes())
+        translated = translate(review.pod, self._cache.vendors, self._policy, self._card_sizes(),
+                               review.namespace)
         if not isinstance(translated, Translation):
             return translated
         quota = self._quota(review.namespace or pod.ref.namespace, pod)
