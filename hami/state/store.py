@@ -17,7 +17,7 @@ from functools import partial
 import msgspec
 
 from hami.codec.pods import preempting_on
-from hami.codec.resize import Size, held_text, shares_in
+from hami.codec.resize import ResizeState, Size, held_text, shares_in
 from hami.errors import MalformedInput
 from hami.model import Budget, NodePolicy, Pod, PodRef, PodScope, QuotaLimits
 from hami.scheduling.node_order import NodeOrder, node_order_of
@@ -242,6 +242,9 @@ class Store:
                 return None
             plan = self._view_for(pod).plan_resize(pod, sizes, self.nodes.get(pod.node_name))
             if isinstance(plan, ResizePlan) and plan.booked != shares_in(held_text(pod.annotations)):
+                if self._is_freed(pod.node_name):
+                    return ResizeRefusal(ResizeState.DEFERRED, (
+                        f"pods of node {pod.node_name} are evicted for one that waits, which gets its devices first"))
                 self._bookings.grow(as_resized(pod, resized_annotations(plan)), record.most_shares)
             return plan
 
@@ -383,9 +386,10 @@ class Store:
         with self._lock:
             taken, preempted = self._holds.victims(), self.pods.preempted()
             found = list[tuple[Pod, str, list[PodRecord]]]()
-            for pod in sorted(self.pods.waiting(), key=lambda pod: (-pod.priority, pod.created, pod.ref.uid)):
+            for pod in sorted(filter(preempting_on, self.pods.waiting()),
+                              key=lambda pod: (-pod.priority, pod.created, pod.ref.uid)):
                 node = preempting_on(pod)
-                if node and pod.ref.uid not in self.reservations and self._holds.get(pod.ref.uid) is None:
+                if pod.ref.uid not in self.reservations and self._holds.get(pod.ref.uid) is None:
                     found.append((pod, node, [
                         record for record in preempted if record.node == node and record.priority < pod.priority
                         and record.preemptor in ("", pod.ref.uid) and record.ref.uid not in taken]))
@@ -558,6 +562,15 @@ class Store:
             and hold.ref.uid not in self.reservations], ended)
         return self._view_for(pod).what_if(
             without={uid, hold_uid(uid), *ended, *(hold.booking.uid for hold in on_node)}, with_=others.values())
+
+    def _is_freed(self, node: str) -> bool:
+        """Reports whether kube-scheduler evicts pods on *node* for one that is to get what they leave, or has done so:
+        the preemptor, which holds it then, may not have seen it yet."""
+        for pod, freed, victims in self.plans_under_way():
+            with contextlib.suppress(MalformedInput):  # its next filter says why
+                if freed == node and (victims or self._view_for(pod).choose(pod, [node]) is not None):
+                    return True
+        return False
 
     def _view_for(self, pod: Pod) -> View:
         """Returns what there is as far as decisions on *pod* depend on it. Valid while the lock is held."""
