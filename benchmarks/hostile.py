@@ -7,7 +7,8 @@ import http.client
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from benchmarks.replica import Replica, stub_api
 from benchmarks.rows import Latency, Row, ratio, remarks
 from e2e.eventually import eventually
 from e2e.nodes import REGISTER, gpus, register_text, registered
+from hami.codec.keys import GPU_ALLOCATED, NODE_RESIZES, RESIZE, RESIZE_STATUS
+from hami.codec.resize import ResizeState, Size, render_resize
 
 __all__ = ["hostile_rows"]
 
@@ -25,6 +28,8 @@ NODES = 5000
 REQUESTS = 600
 CARDS = 256
 """The most devices that a node may register."""
+PODS_PER_NODE = 8
+RESIZES = 400
 PATCHES = 5
 """Registrations that one node writes each second."""
 CLIENTS = 32
@@ -42,11 +47,12 @@ def hostile_rows(run: Run) -> Iterator[Row]:
     names = [fleet.node_name(number) for number in range(NODES)]
     body = fleet.filter_args(names)
     run.say(f"hostile: stub API server with {NODES:,} nodes")
-    with stub_api(run, NODES) as (kubeconfig, port, _), Replica.started(run, kubeconfig) as replica:
+    with stub_api(run, NODES, PODS_PER_NODE) as (kubeconfig, port, _), Replica.started(run, kubeconfig) as replica:
         replica.first_placement(names)
         quiet = Filters.measured(replica, body)
         yield from refusals(replica, body, quiet)
         yield flood(replica, body, quiet)
+        yield resizes(run, replica, port, body)
         texts = map(evil_text, itertools.count(1))
         with repeated(lambda: register(port, next(texts)), 1 / PATCHES):
             beside = Filters.measured(replica, body)
@@ -104,6 +110,24 @@ def flood(replica: Replica, body: str, quiet: Filters) -> Row:
                compared=remarks(ratio(others.p95, quiet.p95, "without"), BESIDE), figures=others.figures())
 
 
+def resizes(run: Run, replica: Replica, port: int, body: str) -> Row:
+    """Tenants ask for all memory of GPUs that others share, which is tried again whenever something changes."""
+    quiet, on_card = Filters.measured(replica, body), defaultdict[str, list[Any]](list)
+    for pod in fleet.bound_pods(NODES, PODS_PER_NODE):
+        on_card[pod["metadata"]["annotations"][GPU_ALLOCATED].partition(",")[0]].append(pod)
+    crowded = list(itertools.islice((pods[0] for pods in on_card.values() if len(pods) > 1), RESIZES))
+    text = render_resize({"main": Size(memory_percent=100)})
+    keys = [f"namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}" for pod in crowded]
+    for pod, key in zip(crowded, keys, strict=True):
+        annotate(port, f"nodes/{pod['spec']['nodeName']}", {NODE_RESIZES: "true"})
+        annotate(port, key, {RESIZE: text})
+    eventually(lambda: all(ResizeState.DEFERRED in annotations_of(port, key).get(RESIZE_STATUS, "") for key in keys),
+               "all resizes wait for room", timeout=120)
+    run.say(f"hostile: {len(keys)} resizes wait")
+    beside = Filters.measured(replica, body)
+    return filters_row(f"{len(keys)} resizes that wait for room", beside, quiet, 1.1)
+
+
 def widest_node(replica: Replica, port: int) -> Row:
     """The links of all devices of the node are compared."""
     cards = registered(EVIL, gpus(CARDS))
@@ -158,8 +182,22 @@ def evil_text(number: int) -> str:
 
 def register(port: int, text: str) -> None:
     """Writes the registration of the hostile node."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    patch = json.dumps({"metadata": {"annotations": {REGISTER: text}}})
-    connection.request("PATCH", f"/api/v1/nodes/{EVIL}", patch, {"Content-Type": "application/merge-patch+json"})
-    assert connection.getresponse().read()
-    connection.close()
+    annotate(port, f"nodes/{EVIL}", {REGISTER: text})
+
+
+def annotate(port: int, path: str, values: Mapping[str, str]) -> None:
+    """Writes annotations of an object of the stub API server."""
+    ask(port, "PATCH", path, json.dumps({"metadata": {"annotations": dict(values)}}))
+
+
+def annotations_of(port: int, path: str) -> Mapping[str, str]:
+    """Returns the annotations of an object of the stub API server."""
+    found: Mapping[str, str] = json.loads(ask(port, "GET", path))["metadata"]["annotations"]
+    return found
+
+
+def ask(port: int, method: str, path: str, body: str | None = None) -> bytes:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        connection.request(method, f"/api/v1/{path}", body, {"Content-Type": "application/merge-patch+json"})
+        assert (answer := connection.getresponse().read())
+        return answer

@@ -238,6 +238,25 @@ def test_constructors_have_few_parameters(path):
     assert not long
 
 
+def later_names(constructor):
+    """The lambdas of a constructor that name what it assigns after them."""
+    first = {}
+    for node in ast.walk(constructor):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in getattr(node, "targets", None) or [node.target]:
+                first.setdefault(ast.unparse(target), node.lineno)
+    for function in ast.walk(constructor):
+        if isinstance(function, ast.Lambda) and any(
+                first.get(ast.unparse(node), 0) > function.lineno for node in ast.walk(function.body)):
+            yield ast.unparse(function)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_constructors_name_nothing_that_is_made_later(path):
+    """A lambda can: then two objects need each other, and neither is complete without the other."""
+    assert [text for _, constructor in constructors(path) for text in later_names(constructor)] == []
+
+
 def declared_attributes(path):
     """The attributes that the classes of a module declare or assign in their own methods."""
     for found in ast.walk(tree_of(path)):

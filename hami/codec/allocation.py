@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable, Mapping, Sequence
 
 from hami.errors import MalformedInput
-from hami.model import Share
+from hami.model import Allocation, Container, Share
 from hami.quantity import parse_integer
 
 # An allocation is written to two of a pod's annotations, for which the API server allows 256 KiB together. That is
@@ -63,6 +64,21 @@ def render_shares(containers: tuple[tuple[Share, ...], ...]) -> str:
     """The text that :func:`parse_shares` reads; a container without shares is the bare ``;``."""
     return "".join("".join(f"{s.uuid},{s.type},{s.memory_mib},{s.cores}:" for s in shares) + ";"
                    for shares in containers)
+
+
+def container_positions(containers: Sequence[Container], allocation: Allocation,
+                        requests: Callable[[Container], object]) -> Mapping[str, int]:
+    """The position in *allocation* of the shares of each of *containers* that has some, by name.
+
+    They belong, in order, to the containers for which *requests* is true: HAMi v2.10 leaves out containers without
+    devices, and versions up to v2.8 init containers. If there are not as many, each container has the entry in its
+    place; if there is not one for each, none can be told.
+    """
+    filled = [position for position, shares in enumerate(allocation) if shares]
+    requesting = [container.name for container in containers if requests(container)]
+    if len(filled) == len(requesting):
+        return dict(zip(requesting, filled))
+    return ({containers[position].name: position for position in filled} if len(allocation) == len(containers) else {})
 
 
 def _share(field: str, part: str) -> Share:

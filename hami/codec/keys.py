@@ -28,7 +28,7 @@ CAPACITY = "hami.io/node-capacity"  # the names that the device plugin has publi
 
 DOOR = "hami.io/door"  # a label of nodes (plugin, dra), and of namespaces and pods (dra, dra-preferred); on a node also
 # an annotation: its registered devices are given by claims (dra)
-DOORS = REQUIRED, PREFERRED = "dra", "dra-preferred"  # values of DOOR on namespaces and pods that are given claims
+CLAIM_DOORS = REQUIRED, PREFERRED = "dra", "dra-preferred"  # of DOOR on namespaces and pods that get claims
 CORDONED_TAINT = "hami.io/cordoned"  # of a card in a ResourceSlice
 UNHEALTHY_TAINT = "hami.io/unhealthy"  # likewise
 MANAGED_TAINT = "hami.io/managed"  # likewise: HAMi's scheduler allocates its claims

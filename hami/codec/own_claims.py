@@ -7,6 +7,7 @@ was allocated, is written next. An allocation never changes: it is removed befor
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -65,6 +66,20 @@ def booked_requests(pod: Pod, node: str, booked: Allocation,
     """
     return tuple(ClaimedRequest(name=container.name, devices=tuple(_claimed(node, share, devices) for share in shares))
                  for container, shares in zip(pod.containers, booked) if shares)
+
+
+def differing_containers(claim: AllocatedClaim, pod: Pod, booked: Allocation) -> list[str]:
+    """Returns the names of requests in which *claim* differs from what is *booked* for the containers of its *pod*.
+
+    Shares of 100 do not count: they change with the number of slots.
+    """
+    claimed = Counter((request.name, tuple(
+        (device.pool, device.device, device.memory_mib, device.cores) for device in request.devices))
+        for request in claim.requests)
+    wanted = Counter((container.name, tuple(
+        (pool_name(pod.node_name), device_name(share.uuid), share.memory_mib, share.cores) for share in shares))
+        for container, shares in zip(pod.containers, booked) if shares)
+    return sorted({name for name, _ in (claimed - wanted) + (wanted - claimed)})
 
 
 def render_claim(claim: AllocatedClaim) -> dict[str, Any]:

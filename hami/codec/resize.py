@@ -140,6 +140,16 @@ def shares_in(text: str | None) -> Allocation:
         return ()
 
 
+def excess(annotations: Mapping[str, str]) -> tuple[int, int]:
+    """Returns what is still booked for a pod beyond what it is to have: MiB and cores of all its devices. Both are 0 if
+    its annotations cannot be read."""
+    if not (target := annotations.get(RESIZE_TARGET)):  # as nearly always
+        return 0, 0
+    shares = [pair for pairs in zip(shares_in(held_text(annotations)), shares_in(target)) for pair in zip(*pairs)]
+    return (sum(max(0, held.memory_mib - wanted.memory_mib) for held, wanted in shares),
+            sum(max(0, held.cores - wanted.cores) for held, wanted in shares))
+
+
 def render_status(status: ResizeStatus) -> str:
     """The text that :func:`parse_status` reads."""
     return msgspec.json.encode(msgspec.structs.replace(status, message=status.message[:MAX_MESSAGE])).decode()

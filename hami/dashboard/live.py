@@ -12,7 +12,7 @@ from hami.codec.keys import ASSIGNED_NODE
 from hami.dashboard.access import Scope
 from hami.dashboard.use import Use, Uses
 from hami.inspect.cluster import ClusterRecord, InspectedCluster
-from hami.inspect.top import DeviceRow, NodeRow, device_rows, node_rows
+from hami.inspect.top import DeviceRow, NodeRow, PodRow, device_rows, node_rows, pod_rows
 from hami.model import Pod
 from hami.scheduling.amounts import cores_of
 from hami.state.claims import ClaimCache, Claimed
@@ -89,6 +89,20 @@ class LiveCluster:
         view, claimed = self.view(), self._claimed
         return self._cluster(view, claimed, (), (booking for of in (view, claimed.view) for booking in
                                                  of.bookings.values() if booking.namespace == name))
+
+    @staticmethod
+    def pod_rows(cluster: InspectedCluster, pods: Sequence[Pod]) -> list[PodRow]:
+        """Returns a row for each of *pods*. What their annotations say of sizes is from the store, which keeps no
+        annotations of bound pods."""
+        rows = []
+        for pod, row in zip(pods, pod_rows(cluster, pods)):
+            if (record := cluster.view.facts.pods.get(pod.ref.uid)) is not None:
+                memory, cores = record.excess
+                row = msgspec.structs.replace(
+                    row, cores_limit=record.cores_limit, memory_wanted_mib=max(0, row.memory_mib - memory),
+                    cores_wanted=max(0, row.cores - cores))
+            rows.append(row)
+        return rows
 
     def _cluster(self, view: View, claimed: Claimed, names: Sequence[str], holders: Iterable[Booking],
                  pods: Iterable[Pod] = ()) -> InspectedCluster:

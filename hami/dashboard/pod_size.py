@@ -1,4 +1,4 @@
-"""The sizes that the annotations of a bound pod tell of: the limit of its cores, and its resize.
+"""The last resize of a bound pod, of which its annotations tell.
 
 The dashboard keeps no annotations of bound pods: there are too many. So the pod that is viewed is read.
 """
@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from hami.codec.core_limits import pod_cores_limit
 from hami.codec.pods import parse_pod
 from hami.dashboard.caches import Poller, PollLimits
 from hami.inspect.resize_report import ResizeReport, resize_report
@@ -21,20 +20,18 @@ SIZE_LIMITS = PollLimits(interval=5.0, shown=60.0, viewed=90.0, values=256)
 
 
 class PodSize(msgspec.Struct, rename="camel", frozen=True):
-    """The sizes of a pod beside what it holds, and its last resize. *cores_limit*: percent of a GPU that a container
-    may use while no other does; ``None`` if the pod does not say."""
+    """The last resize of a pod, beside the sizes that it holds and is to have."""
 
-    cores_limit: int | None = None
     resize: ResizeReport | None = None
 
 
 def read_size(api: Api, ref: PodRef) -> PodSize:
-    """Returns the sizes of the pod *ref*. Raises: ClusterError, MalformedInput."""
+    """Returns the last resize of the pod *ref*. Raises: ClusterError, MalformedInput."""
     pod = parse_pod(api.request("GET", f"/api/v1/namespaces/{ref.namespace}/pods/{ref.name}"))
     if pod.ref.uid != ref.uid:
         return PodSize()
     report = resize_report(pod.annotations)
-    return PodSize(pod_cores_limit(pod.annotations), report and msgspec.structs.replace(
+    return PodSize(report and msgspec.structs.replace(
         report, request=printable(report.request), message=printable(report.message),
         problem=printable(report.problem)))
 

@@ -18,8 +18,7 @@ from hami.dashboard.scheduling_condition import SchedulingCondition
 from hami.dashboard.use import Use, Uses, total_use
 from hami.inspect.cluster import InspectedCluster, unknown_name
 from hami.inspect.explain import RequestedDevices, requested_devices
-from hami.inspect.resize_report import ResizeReport
-from hami.inspect.top import NAMESPACES, NODES, PODS, NamespaceRow, NodeRow, PodRow, age_of, namespace_rows, pod_rows
+from hami.inspect.top import NAMESPACES, NODES, PODS, NamespaceRow, NodeRow, PodRow, age_of, namespace_rows
 from hami.model import Pod, PodRef
 
 T = TypeVar("T")
@@ -213,7 +212,7 @@ class Views:
         elif waiting is not None:
             waits = msgspec.structs.replace(
                 self._waiting(cluster, waiting, scope), condition=self._condition(waiting.ref))
-        return PodPage(row=_sized(pod_rows(cluster, [pod])[0], size), bound_at=record.bound_at,
+        return PodPage(row=self._live.pod_rows(cluster, [pod])[0], bound_at=record.bound_at,
                        problems=record.problems, cards=tuple(held), waits=waits, size=size)
 
     def namespaces(self, scope: Scope) -> NamespaceList:
@@ -229,7 +228,7 @@ class Views:
         if not items and not pods:
             raise PageError(f"no pod in a namespace {name} holds devices, and it has no quota of them", 404)
         shown, page, pages = paged(pods, page, PODS_A_PAGE)
-        rows = sorted(pod_rows(cluster, shown), key=PODS.name)
+        rows = sorted(self._live.pod_rows(cluster, shown), key=PODS.name)
         return NamespacePage(name, tuple(items), tuple(rows), len(pods), page, pages)
 
     def _waiting(self, cluster: InspectedCluster, pod: Pod, scope: Scope) -> Waiting:
@@ -237,16 +236,6 @@ class Views:
             namespace=pod.ref.namespace, name=pod.ref.name, created=pod.created,
             age_s=age_of(pod.created, self._live.now()), scheduler=pod.scheduler_name,
             requests=requested_devices(cluster, pod), explanation=self._explain(Question.of(pod, scope)))
-
-
-def _sized(row: PodRow, size: PodSize | None) -> PodRow:
-    """Returns the row of a pod with what its annotations say, which are not in the store."""
-    if size is None:
-        return row
-    resize = size.resize or ResizeReport("")
-    return msgspec.structs.replace(row, cores_limit=size.cores_limit,
-                                   memory_wanted_mib=max(0, row.memory_mib - resize.excess_mib),
-                                   cores_wanted=max(0, row.cores - resize.excess_cores))
 
 
 def node_query(given: Mapping[str, str]) -> NodeQuery:

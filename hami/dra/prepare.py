@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from hami.codec.allocation import parse_shares
 from hami.codec.claims import AllocatedClaim, ClaimedRequest
 from hami.codec.keys import GPU_ALLOCATED
-from hami.codec.own_claims import booked_requests
+from hami.codec.own_claims import booked_requests, differing_containers
 from hami.codec.slices import device_name, pool_name
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
@@ -83,7 +83,7 @@ class ClaimPreparer:
         pod, snapshot = self._pod(claim), self._grants.inventory.snapshot()
         cards = {device_name(card.uuid): card for card in snapshot.cards}
         offered = {device.uuid: device for device in devices(snapshot, self._config)}
-        claim = _as_booked(claim, pod, self._config.node, offered)
+        claim = _as_booked(claim, pod, offered)
         wanted = [self._wanted(claim, request, pod, cards) for request in claim.requests]
         if len({record.container for record in wanted}) < len(wanted):
             raise AllocationRefused(f"claim {namespace}/{name} has several requests for one container")
@@ -173,24 +173,19 @@ class ClaimPreparer:
         self._specs.write_grant(record.name, replace(grant, env={**grant.env, **render_prepared(record)}), without=own)
 
 
-def _as_booked(claim: AllocatedClaim, pod: Pod, node: str, offered: Mapping[str, Device]) -> AllocatedClaim:
+def _as_booked(claim: AllocatedClaim, pod: Pod, offered: Mapping[str, Device]) -> AllocatedClaim:
     """Returns *claim* with what its pod holds. Where the scheduler has made it, the annotations of the pod decide: each
     attempt to bind the pod writes the claim, and only one of them succeeds. *offered*: the devices of the node by UUID.
     """
     if pod.claim != claim.name or not (text := pod.annotations.get(GPU_ALLOCATED)):
         return claim
-    requests = booked_requests(pod, node, parse_shares(GPU_ALLOCATED, text), offered)
-    if _amounts(claim.requests) == _amounts(requests):
+    booked = parse_shares(GPU_ALLOCATED, text)
+    requests = booked_requests(pod, pod.node_name, booked, offered)
+    if not differing_containers(claim, pod, booked):
         return claim
     log.warning("claim differs from the annotations of its pod, which decide", extra={
         "claim": f"{claim.namespace}/{claim.name}", "pod": pod.ref})
     return replace(claim, requests=requests)
-
-
-def _amounts(requests: Iterable[ClaimedRequest]) -> list[tuple[str, list[tuple[str, str, int, int]]]]:
-    """Returns what *requests* have, except for shares: these change with the number of slots."""
-    return [(request.name, [(device.pool, device.device, device.memory_mib, device.cores)
-                            for device in request.devices]) for request in requests]
 
 
 def _container_of(request: str, pod: Pod) -> str | None:

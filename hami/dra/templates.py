@@ -49,17 +49,17 @@ class _Known:
 class ClaimTemplates(Task):
     """The templates of a cluster; also the sink of the watch of templates."""
 
-    def __init__(self, cluster: Cluster, events: EventRecorder, may_act: Callable[[], bool], *, unused_s: float,
+    def __init__(self, cluster: Cluster, events: EventRecorder, leads: Callable[[], bool], *, unused_s: float,
                  clock: Callable[[], float]) -> None:
-        """*may_act*: this replica leads and knows all pods and templates. *unused_s*: until one that no pod uses is
-        removed."""
+        """*leads*: this replica leads, and so knows all pods. *unused_s*: until one that no pod uses is removed."""
         super().__init__("claim-templates")
         self._cluster = cluster
         self._events = events
-        self._may_act = may_act
+        self._leads = leads
         self._unused_s = unused_s
         self._clock = clock
         self._buckets: dict[str, TokenBucket] = {}  # by namespace; this task's
+        self._has_listed = False  # all templates
         self._lock = threading.Lock()  # guards the five below; not held across I/O
         self._keys: dict[str, Key] = {}  # of pods that have not ended, by uid
         self._users: Counter[Key] = Counter()  # the number of these pods
@@ -69,7 +69,7 @@ class ClaimTemplates(Task):
 
     def step(self) -> float:
         """Makes the templates that are missing, and removes unused ones. Returns the seconds until the next look."""
-        if not self._may_act():
+        if not self._has_listed or not self._leads():
             return PERIOD_S
         try:
             delay = min(self.each(map(self._make, self._missing())), default=PERIOD_S)
@@ -148,6 +148,7 @@ class ClaimTemplates(Task):
             gone = [known.template for known in self._known.values() if known.template.uid not in seen]
         for template in gone:
             self.remove(template)
+        self._has_listed = True
 
     # The task
 

@@ -52,15 +52,15 @@ class SharedRequests:
 
 
 def translate(wire: Mapping[str, Any], vendors: Catalog, device_policy: str,
-              card_sizes: Collection[int]) -> Translation | Inexpressible | None:
+              card_sizes: Collection[int], namespace: str = "") -> Translation | Inexpressible | None:
     """Returns the new pod *wire* with a claim for the cards that it requests, or why there is none; None if it requests
     none.
 
     *device_policy*: the default if the pod's annotation does not set one. *card_sizes*: the different amounts of memory
-    (MiB) that cards have which claims can get.
+    (MiB) that cards have which claims can get. *namespace*: in which it is created, if it does not say so itself.
     Raises: MalformedInput, PodRefused, like admission.
     """
-    draft = PodDraft(wire)
+    draft = PodDraft(wire, namespace)
     admit_pod(vendors, draft)
     pod = draft.changed()
     request = make_pod_request(pod, vendors, device_policy)

@@ -9,8 +9,10 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from hami.codec.allocation import parse_shares
 from hami.codec.claims import AllocatedClaim
-from hami.codec.keys import ASSIGNED_NODE, DOOR, RESIZE_APPLIED, RESIZED
+from hami.codec.keys import ASSIGNED_NODE, DOOR, GPU_ALLOCATED, RESIZE_APPLIED, RESIZED
+from hami.codec.own_claims import differing_containers
 from hami.codec.resize import parse_applied, shares_in, wanted_text
 from hami.codec.slices import device_name, pool_name
 from hami.codec.states import parse_lock
@@ -24,7 +26,6 @@ from hami.model import Pod, PodRef
 from hami.state.binding import assigned_at, bound_at
 from hami.state.pods import FOREIGN_TTL_S
 from hami.vendors.request import most_shares
-from hami.vendors.shares import held_shares
 
 LOCK_TIMEOUT_S = 300.0  # as the scheduler's --node-lock-timeout
 SHOWN = 200  # characters of a request
@@ -142,7 +143,7 @@ def _own_claims(cluster: InspectedCluster) -> Iterator[Finding]:
                               f"it is allocated, but its pod {pod.ref.name} is not bound",
                               "nothing: it reserves no devices, and goes with the pod")
         elif cluster.record.slices and _age(cluster, bound_at(pod)) > CLAIM_LATE_S and (
-                problem := _claim_problem(cluster, pod, claim)):
+                problem := _claim_problem(pod, claim)):
             yield Finding("ClaimDiffers", f"pod {pod.ref}", f"its claim {pod.claim} {problem}",
                           "see who may write the status of claims: HAMi's scheduler counts, and the node gives, what "
                           "the annotations say")
@@ -154,24 +155,17 @@ def _own_claims(cluster: InspectedCluster) -> Iterator[Finding]:
                       "set --dra=allocate, or --claim-allocator=kube-scheduler of the device plugins")
 
 
-def _claim_problem(cluster: InspectedCluster, pod: Pod, claim: AllocatedClaim | None) -> str:
+def _claim_problem(pod: Pod, claim: AllocatedClaim | None) -> str:
     """Returns in what the claim of a bound pod differs from its annotations; empty if it does not."""
     if claim is None:
         return "has no devices"
     if pod.ref not in claim.pods:
         return "is not reserved for it"
-    held = {request.name: sorted((device.pool, device.device, device.memory_mib, device.cores)
-                                 for device in request.devices) for request in claim.requests}
-    booked: dict[str, list[tuple[str, str, int, int]]] = {}
-    for vendor in (vendor for vendor in cluster.vendors.allocated_in(pod.annotations) if vendor.annotations.door):
-        try:
-            shares = held_shares(pod.annotations, vendor)
-        except MalformedInput:
-            return ""  # a finding of its own
-        booked |= {container.name: sorted((pool_name(pod.node_name), device_name(share.uuid), share.memory_mib,
-                                           share.cores) for share in own)
-                   for container, own in zip(pod.containers, shares) if own}
-    differing = sorted(name for name in held.keys() | booked.keys() if held.get(name) != booked.get(name))
+    try:
+        booked = parse_shares(GPU_ALLOCATED, pod.annotations.get(GPU_ALLOCATED, ""))
+    except MalformedInput:
+        return ""  # a finding of its own
+    differing = differing_containers(claim, pod, booked)
     return f"and its annotations say different things of container {differing[0]}" if differing else ""
 
 

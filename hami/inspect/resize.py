@@ -9,10 +9,10 @@ from dataclasses import replace
 import msgspec
 
 from hami.codec.keys import RESIZE
-from hami.codec.resize import ResizeState, Size, held_text, parse_resize, render_resize, shares_in, wanted_text
+from hami.codec.resize import ResizeState, Size, excess, held_text, parse_resize, render_resize, wanted_text
 from hami.errors import Conflict, HamiError, MalformedInput
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, unknown_name
-from hami.inspect.resize_report import REQUESTED, ResizeReport, excess, resize_report, size_lines
+from hami.inspect.resize_report import REQUESTED, UNKNOWN, ResizeReport, resize_report, shares_by_container, size_lines
 from hami.kube.api import MERGE_PATCH
 from hami.kube.pages import Writer
 from hami.model import ContainerKind, Pod, PodRef
@@ -37,10 +37,9 @@ def resizable(pod: Pod, container: str) -> str:
         raise HamiError(f"pod {pod.ref} is not bound yet: change what its containers request instead")
     if pod.is_terminated:
         raise HamiError(f"pod {pod.ref} has finished ({pod.phase}) and holds no devices")
-    held = shares_in(held_text(pod.annotations))
-    if held and len(held) != len(pod.containers):  # HAMi up to v2.10 leaves out containers without devices
-        held = (sum(held, ()),) * len(pod.containers)
-    names = [own.name for own, shares in zip(pod.containers, held) if shares and own.kind is not ContainerKind.INIT]
+    shares = shares_by_container(pod, held_text(pod.annotations))
+    names = [own.name for own in pod.containers
+             if not shares.keys().isdisjoint((own.name, UNKNOWN)) and own.kind is not ContainerKind.INIT]
     if container in names or (not container and len(names) == 1):
         return container or names[0]
     if not names:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
-from hami.codec.keys import RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET
-from hami.codec.resize import MAX_TEXT, ResizeState, held_text, parse_applied, parse_status, shares_in
+from hami.codec.allocation import container_positions
+from hami.codec.keys import RESIZE, RESIZE_APPLIED, RESIZE_STATUS
+from hami.codec.resize import MAX_TEXT, ResizeState, excess, parse_applied, parse_status, shares_in
+from hami.inspect.cluster import catalog_of
 from hami.inspect.tables import counted
-from hami.model import Pod
+from hami.model import Pod, Share
+from hami.vendors.request import device_request
 
+UNKNOWN = "?"
+"""The name of all containers, if it cannot be told which of them have GPUs."""
 REQUESTED = "Requested"
 """The state of a resize that the scheduler has not answered yet; the others are those of ResizeState."""
 
@@ -66,22 +72,18 @@ def resize_report(annotations: Mapping[str, str]) -> ResizeReport | None:
         problem=applied.problem if applied is not None else "", excess_mib=memory, excess_cores=cores)
 
 
-def excess(annotations: Mapping[str, str]) -> tuple[int, int]:
-    """Returns what is still booked for a pod beyond what it is to have: MiB and cores of all its devices. Both are 0 if
-    its annotations cannot be read."""
-    pairs = [(held, wanted) for held, wanted in zip(shares_in(held_text(annotations)),
-                                                    shares_in(annotations.get(RESIZE_TARGET)))]
-    shares = [pair for held, wanted in pairs for pair in zip(held, wanted)]
-    return (sum(max(0, held.memory_mib - wanted.memory_mib) for held, wanted in shares),
-            sum(max(0, held.cores - wanted.cores) for held, wanted in shares))
+def shares_by_container(pod: Pod, text: str | None) -> Mapping[str, Sequence[Share]]:
+    """Returns the shares of each container with GPUs by *text*, an allocation. If it cannot be told which are whose,
+    all are those of UNKNOWN."""
+    allocation = shares_in(text)
+    positions = container_positions(pod.containers, allocation, partial(device_request, catalog_of("")["NVIDIA"]))
+    found = {name: allocation[position] for name, position in positions.items()}
+    return found if found or not any(allocation) else {UNKNOWN: sum(allocation, ())}
 
 
 def size_lines(pod: Pod, text: str | None) -> Iterator[str]:
     """Yields what each container with GPUs has by *text*, an allocation."""
-    containers, names = shares_in(text), [container.name for container in pod.containers]
-    if len(names) != len(containers):  # HAMi up to v2.10 leaves out containers without devices
-        names = ["?"] * len(containers)
-    for name, shares in zip(names, containers):
+    for name, shares in shares_by_container(pod, text).items():
         for share in dict.fromkeys((share.memory_mib, share.cores) for share in shares):
             count = sum((other.memory_mib, other.cores) == share for other in shares)
             of = f" of each of {counted(count, 'GPU')}" if count > 1 else ""

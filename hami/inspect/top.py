@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 import msgspec
 
 from hami.codec.core_limits import pod_cores_limit
+from hami.codec.resize import excess
 from hami.codec.selector import Matches, parse_selector
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, unknown_name
-from hami.inspect.resize_report import excess
 from hami.inspect.tables import Column, Style, counted, meter_column, render_rows
 from hami.model import Budget, DeviceUsage, Node, Pod
 from hami.scheduling.amounts import Amounts, cores_of, total_amounts, used_amounts

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
+from hami.codec.allocation import container_positions
 from hami.codec.keys import GPU_ALLOCATED, RESIZE_APPLIED, RESIZED
 from hami.codec.pods import NodePod
 from hami.codec.resize import parse_applied, wanted_text
@@ -17,7 +19,7 @@ from hami.model import Partition, Pod, PodRef, Share
 from hami.monitor.processes import ContainerId, plain_uid
 from hami.node.limits import ContainerLimits, task_priority
 from hami.quantity import MIB
-from hami.vendors.request import most_shares
+from hami.vendors.request import device_request, most_shares
 from hami.vendors.shares import read_allocation
 from hami.vendors.spec import Catalog, Vendor
 
@@ -120,12 +122,12 @@ def _of_pod(node_pod: NodePod, vendors: Catalog, vendor: Vendor,
     limit = most_shares(vendors, pod.containers).get(vendor.key, 0)
     if pod.is_terminated or pod.claim or vendor.annotations.allocated not in pod.annotations or not limit:
         return
-    for container, shares in zip(pod.containers, read_allocation(_as_wanted(pod), vendor, limit)):
-        if shares:
-            yield MonitoredContainer(
-                pod=pod.ref, name=container.name, devices=_devices(shares, card_indexes),
-                priority=task_priority(node_pod.environments.get(container.name, {})),
-                has_ended=container.name in node_pod.runs.ended, is_resizing=is_resizing(pod))
+    allocation = read_allocation(_as_wanted(pod), vendor, limit)
+    for name, position in container_positions(pod.containers, allocation, partial(device_request, vendor)).items():
+        yield MonitoredContainer(
+            pod=pod.ref, name=name, devices=_devices(allocation[position], card_indexes),
+            priority=task_priority(node_pod.environments.get(name, {})), has_ended=name in node_pod.runs.ended,
+            is_resizing=is_resizing(pod))
 
 
 def _of_claims(node_pod: NodePod, limits: Callable[[str, str], ContainerLimits | None]) -> Iterator[MonitoredContainer]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hami.codec.allocation import parse_shares, render_shares
+from hami.codec.allocation import container_positions, parse_shares, render_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, RESIZED
 from hami.codec.resize import wanted_text
 from hami.devices.cards import Card
@@ -139,17 +139,18 @@ def container_shares(pod: Pod, resource: str, vendor: Vendor) -> tuple[Container
            for index, shares in enumerate(remaining)):
         raise MalformedInput(vendor.annotations.to_allocate, pod.annotations.get(vendor.annotations.to_allocate),
                              f"expected a part of {vendor.annotations.allocated}")
-    requesting = [(container, count) for container in pod.containers
-                  if (count := _requested(container.limits.get(resource)))]
-    filled = [(index, shares) for index, shares in enumerate(allocated) if shares]
-    if [len(shares) for _, shares in filled] != [count for _, count in requesting]:
+    requested = {container.name: count for container in pod.containers
+                 if (count := _requested(container.limits.get(resource)))}
+    positions = container_positions(pod.containers, allocated, lambda container: container.name in requested)
+    found = {name: len(allocated[position]) for name, position in positions.items()}
+    if found != requested or (any(allocated) and not found):
         raise MalformedInput(
             vendor.annotations.allocated, wanted,
             "expected as many shares as the containers request: "
-            + (", ".join(f"{count} for {container.name}" for container, count in requesting) or "none"))
-    return tuple(ContainerShares(position=index, name=container.name, kind=container.kind, shares=shares,
-                                 outstanding=bool(remaining[index]))
-                 for (index, shares), (container, _) in zip(filled, requesting))
+            + (", ".join(f"{count} for {name}" for name, count in requested.items()) or "none"))
+    return tuple(ContainerShares(position=position, name=container.name, kind=container.kind,
+                                 shares=allocated[position], outstanding=bool(remaining[position]))
+                 for container in pod.containers if (position := positions.get(container.name)) is not None)
 
 
 def _is_part(remaining: tuple[Share, ...], allocated: tuple[Share, ...], pod: Pod) -> bool:

@@ -17,7 +17,7 @@ from hami.errors import HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.model import Pod
 from hami.plugin.allocate_mode import why_not_writable
-from hami.plugin.flags import AUTO, DOORS, OFF, PLUGIN
+from hami.plugin.flags import AUTO, NODE_DOORS, OFF, PLUGIN
 from hami.plugin.settings import PluginSettings
 from hami.vendors.spec import Vendor
 
@@ -81,6 +81,6 @@ def _labeled_door(name: str, cluster: Cluster) -> str:
     if node is None:
         raise NotFound(f"there is no node {name}: check --node-name", 404)
     door = node.labels.get(DOOR, PLUGIN)
-    if door not in DOORS or door == AUTO:
+    if door not in NODE_DOORS or door == AUTO:
         raise HamiError(f"label {DOOR}={door} of node {name}: expected {PLUGIN} or {DRA}")
     return door

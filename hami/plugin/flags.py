@@ -13,7 +13,7 @@ NODE_CONFIG_FILE = "/config/config.json"
 OPERATING_MODES = ("hami-core", "mig")
 ALLOCATE_MODES = AUTO, START, ADMISSION = ("auto", "start", "admission")
 PLUGIN = "plugin"
-DOORS = (AUTO, PLUGIN, DRA)
+NODE_DOORS = (AUTO, PLUGIN, DRA)
 CAPACITY_MODES = OFF, TOTALS, REQUESTS = ("off", "totals", "requests")
 LIST_STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
 
@@ -114,7 +114,7 @@ PATHS = (
          "plugin."),
 )
 REGISTRATION = (
-    Flag("--door", choice("door", *DOORS), "Through which door pods get the devices of this node: plugin (HAMi's "
+    Flag("--door", choice("door", *NODE_DOORS), "Through which door pods get the devices of this node: plugin (HAMi's "
          "scheduler and the kubelet's device plugins), dra (claims of Dynamic Resource Allocation, which needs "
          "Kubernetes 1.36), or auto: as the node's label hami.io/door says, without it plugin.", environment=("DOOR",)),
     Flag("--claim-allocator", choice("allocator", KUBE_SCHEDULER, HAMI), "Who allocates the claims at the door dra: "

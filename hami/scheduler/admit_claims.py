@@ -8,7 +8,7 @@ from typing import Any
 
 from hami.codec.admission import Review
 from hami.codec.claims import Inexpressible
-from hami.codec.keys import DOOR, DOORS, PREFERRED, is_scheduler_owned
+from hami.codec.keys import CLAIM_DOORS, DOOR, PREFERRED, is_scheduler_owned
 from hami.dra.own_claim import make_claim_name
 from hami.dra.translate import Translation, has_claim, translate
 from hami.errors import MalformedInput
@@ -48,8 +48,8 @@ class ClaimAdmitter:
         value = labels.get(DOOR, door)
         if translated is None or value == PLUGIN:
             return self._admitter.admit(review)
-        if value not in DOORS:
-            return Denied(f"label {DOOR}={value[:_SHOWN]}: expected {', '.join((*DOORS, PLUGIN))}")
+        if value not in CLAIM_DOORS:
+            return Denied(f"label {DOOR}={value[:_SHOWN]}: expected {', '.join((*CLAIM_DOORS, PLUGIN))}")
         if isinstance(translated, Mapping):
             return Admitted(translated)
         if value == PREFERRED:
@@ -87,10 +87,11 @@ class ClaimsOfTemplates:
         """Returns the pod as `Translate` says. Raises: MalformedInput."""
         if not review.pod:
             return None
-        pod = PodDraft(review.pod).decoded
+        pod = PodDraft(review.pod, review.namespace).decoded
         if any(map(is_scheduler_owned, (*pod.annotations, *pod.labels))) or beyond_bounds(pod) is not None:
             return None  # judged like any other
-        translated = translate(review.pod, self._cache.vendors, self._policy, self._card_sizes())
+        translated = translate(review.pod, self._cache.vendors, self._policy, self._card_sizes(),
+                               review.namespace)
         if not isinstance(translated, Translation):
             return translated
         quota = self._quota(review.namespace or pod.ref.namespace, pod)

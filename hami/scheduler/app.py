@@ -28,7 +28,7 @@ from werkzeug.wsgi import get_content_length, get_input_stream
 from hami import __version__
 from hami.codec import admission, extender
 from hami.codec.admission import Review
-from hami.codec.keys import DOORS
+from hami.codec.keys import CLAIM_DOORS
 from hami.errors import HamiError, MalformedInput, NodeLocked
 from hami.model import Node, Pod
 from hami.quantity import MIB
@@ -129,7 +129,7 @@ def _webhooks(verbs: Verbs, observe: Observe) -> dict[str, Answer]:
     """Returns the answers to the API server by their paths."""
     ways: dict[str, Admit] = {"/webhook": lambda review: verbs.admitter.admit(review)}
     if verbs.claim_admitter is not None:
-        ways |= {f"/webhook/{door}": partial(verbs.claim_admitter.admit, door=door) for door in DOORS}
+        ways |= {f"/webhook/{door}": partial(verbs.claim_admitter.admit, door=door) for door in CLAIM_DOORS}
     return {path: partial(_webhook, admit, observe) for path, admit in ways.items()}
 
 

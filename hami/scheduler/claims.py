@@ -36,11 +36,8 @@ class ClaimParts:
         """Writes claims of pods before they are bound; ``None`` if HAMi allocates no claims."""
         self._templates = None
         if settings.dra == OPTIONAL:
-            self._templates = ClaimTemplates(
-                cluster, events, lambda: leads() and watched.synced.is_set(), unused_s=settings.dra_template_ttl,
-                clock=clock)
-            watched = watch_templates(api, self._templates)
-            self.tasks = (self._templates, watched, *self.tasks)
+            self._templates = ClaimTemplates(cluster, events, leads, unused_s=settings.dra_template_ttl, clock=clock)
+            self.tasks = (self._templates, watch_templates(api, self._templates), *self.tasks)
 
     def pods(self, sink: Sink[Pod]) -> Sink[Pod]:
         """Returns a sink for the watch of pods that passes them on to *sink*."""

@@ -70,22 +70,23 @@ class SchedulerProgram:
         limits = EventLimits(rate=rate, normal_rate=min(rate, NORMAL_EVENTS_PER_SECOND))
         self._events = EventRecorder(self._cluster, settings.scheduler_name or "hami-scheduler", limits)
 
-        # Store and leadership
+        # Store, leadership and watches
         self._lock_states = LockStates(self._metrics.lock_wait)
         self._cache = cluster_cache(settings)
+        self._elector = AlwaysLeader() if not settings.leader_elect else Election(
+            self._cluster, _candidate(settings, self._cache))
+        self._leadership = Leadership(self._elector, self._catch_up, clock=clock)
+        self._resizer = Resizer(self._cluster, self._cache, self._events, self._leadership, self._metrics, clock=clock)
         claims = self._claims = None
         if settings.dra != OFF:
             from hami.scheduler.claims import ClaimParts  # with what it needs, 50 ms and 2 MB
 
             claims = self._claims = ClaimParts(
-                api, self._cluster, self._events, lambda: self._leadership.leads(), settings, clock=clock)
-        pods = ResizablePods(self._cache.pods, lambda pod: self._resizer.observe(pod))
+                api, self._cluster, self._events, self._leadership.leads, settings, clock=clock)
+        pods = ResizablePods(self._cache.pods, self._resizer.observe)
         self._watches = Watches(api, nodes=WatchedNodes(self._cache.nodes, self._lock_states),
                                 pods=claims.pods(pods) if claims else pods,
                                 quotas=self._cache.quotas, node_selector=settings.node_selector)
-        self._elector = AlwaysLeader() if not settings.leader_elect else Election(
-            self._cluster, _candidate(settings, self._cache))
-        self._leadership = Leadership(self._elector, self._catch_up, clock=clock)
 
         # Verbs and controller
         locks = NodeLocks(
@@ -98,7 +99,6 @@ class SchedulerProgram:
         planner = PreemptionPlanner(self._cluster, settings, in_flight, clock=clock, now=utc_now)
         self._preemptor = Preemptor(self._cluster, self._cache, self._events, self._leadership, planner, self._metrics,
                                     clock=clock, now=utc_now)
-        self._resizer = Resizer(self._cluster, self._cache, self._events, self._leadership, self._metrics, clock=clock)
         admitter = Admitter(self._cache, settings)
         self._verbs = Verbs(
             admitter,

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from hami.codec.allocation import container_positions
 from hami.codec.core_limits import pod_cores_limit
 from hami.codec.keys import CORES_LIMIT
 from hami.codec.resize import ResizeState, Size
@@ -42,15 +44,8 @@ class ResizableDevices:
 
     @property
     def positions(self) -> Mapping[str, int]:
-        """The position in *held* of each container that has shares. HAMi v2.10 leaves out containers without."""
-        containers = self.pod.containers
-        if len(containers) != len(self.held):
-            containers = tuple(container for container in containers if device_request(self.vendor, container))
-        filled = [position for position, shares in enumerate(self.held) if shares]
-        if len(containers) == len(self.held):
-            return {container.name: position for position, container in enumerate(containers) if position in filled}
-        return {container.name: position for position, container in zip(filled, containers)
-                if len(filled) == len(containers)}
+        """The position in *held* of each container that has shares."""
+        return container_positions(self.pod.containers, self.held, partial(device_request, self.vendor))
 
     @property
     def kinds(self) -> tuple[ContainerKind, ...]:
@@ -93,9 +88,8 @@ def plan_resize(sizes: Mapping[str, Size], devices: ResizableDevices) -> ResizeP
         return ResizeRefusal(ResizeState.INFEASIBLE, (
             f"ResourceQuota {name} limits requests.{resource}, and Kubernetes counts only the specification of the "
             f"pod, which stays as it is: HAMi counts limits.{resource} instead"))
-    for position in devices.positions.values():
+    for container, position in devices.positions.items():
         if booked[position] != devices.held[position]:
-            container = next(name for name, place in devices.positions.items() if place == position)
             if (problem := _objection(container, position, booked, devices)) is not None:
                 return ResizeRefusal(ResizeState.DEFERRED, problem)
     return ResizePlan(booked, tuple(wanted))

@@ -21,9 +21,11 @@ from typing import NamedTuple
 import msgspec
 
 from hami.codec.allocation import LONGEST_CACHED
+from hami.codec.core_limits import pod_cores_limit
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, PREEMPTIBLE, RESIZED
 from hami.codec.objects import parse_resource_version
 from hami.codec.pods import DEFAULT_GRACE_S
+from hami.codec.resize import excess
 from hami.codec.times import parse_time
 from hami.errors import MalformedInput
 from hami.model import Pod, PodRef
@@ -65,7 +67,9 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     bound without a lock, and its devices have not been allocated yet. *resized*: a hash of what the last resize of a
     bound pod has left it, 0 if there was none. *group*: of pods that are placed together.
     *started*: when the kubelet admitted it, *ends_by*: when it ends at the latest if it is being deleted; Unix seconds,
-    0 if that is not known. *preempted*, *preemptor*: as in :class:`hami.model.Pod`.
+    0 if that is not known. *cores_limit*: the most cores that a container may use, ``None`` if the pod does not say.
+    *excess*: MiB and cores that are booked beyond what it is to have. *preempted*, *preemptor*: as in
+    :class:`hami.model.Pod`.
     """
 
     ref: PodRef
@@ -94,6 +98,8 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     traits: PodTraits = PodTraits()
     started: int = 0
     ends_by: int = 0
+    cores_limit: int | None = None
+    excess: tuple[int, int] = (0, 0)
     preempted: bool = False
     preemptor: str = ""
 
@@ -318,7 +324,8 @@ class PodCache:
             problems=problems, allocation=allocation, resized=_resized(pod) if pod.node_name else 0,
             awaits_allocation=awaits_allocation(pod, self._vendors), group=sys.intern(pod.group),
             priority=pod.priority, traits=self._traits_of(pod), started=parse_time(pod.started),
-            ends_by=parse_time(pod.deletion), preempted=pod.preempted, preemptor=pod.preemptor)
+            ends_by=parse_time(pod.deletion), cores_limit=pod_cores_limit(annotations), excess=excess(annotations),
+            preempted=pod.preempted, preemptor=pod.preemptor)
         if earlier is None or _shown(earlier) != _shown(record):
             self.changes += 1
         if limits and not pod.node_name and not is_terminated:
@@ -437,6 +444,7 @@ def _interned(text: str | None) -> str | None:
     return None if text is None else sys.intern(text)
 
 
-def _shown(record: PodRecord) -> tuple[str, str, tuple[str, ...], bool]:
+def _shown(record: PodRecord) -> tuple[object, ...]:
     """Returns what is shown of a pod, beside its devices."""
-    return record.node, record.phase, record.problems, record.preempted or record.ends_by > 0
+    return record.node, record.phase, record.problems, record.preempted or record.ends_by > 0, (
+        record.cores_limit, record.excess)

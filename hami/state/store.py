@@ -17,7 +17,7 @@ from functools import partial
 import msgspec
 
 from hami.codec.pods import preempting_on
-from hami.codec.resize import Size
+from hami.codec.resize import ResizeState, Size, held_text, shares_in
 from hami.errors import MalformedInput
 from hami.model import Budget, NodePolicy, Pod, PodRef, PodScope, QuotaLimits
 from hami.scheduling.node_order import NodeOrder, node_order_of
@@ -26,7 +26,7 @@ from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.preempt import PreemptionPlan
 from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota, quota_allows
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
-from hami.scheduling.resize import ResizePlan, ResizeRefusal, plan_resize
+from hami.scheduling.resize import ResizePlan, ResizeRefusal
 from hami.state.bookings import PodBookings
 from hami.state.holds import MAX_HOLDS, Hold, HoldEnd, Holds, alone, hold_uid, is_free
 from hami.state.nodes import NodeCache
@@ -34,7 +34,7 @@ from hami.state.pending import PendingPod, PendingPods
 from hami.state.pods import PodCache, PodRecord
 from hami.state.quotas import QuotaCache
 from hami.state.reservations import BindingStage, Rejected, Reservation, Reservations
-from hami.state.resizes import as_resized, is_current, resizable_devices, resized_annotations
+from hami.state.resizes import as_resized, is_current, resized_annotations
 from hami.state.table import Booking, Table
 from hami.state.verdicts import Verdicts
 from hami.state.view import Facts, Policies, View, booking_of
@@ -237,16 +237,14 @@ class Store:
         """
         with self._lock:
             self._settle_holds()
-            record, booked = self.pods.get(pod.ref.uid), self._table.bookings.get(pod.ref.uid)
+            record = self.pods.get(pod.ref.uid)
             if record is None or not is_current(pod, record) or self._bookings.growing(pod.ref.uid):
                 return None
-            charges = dict(booked.charges) if booked is not None else {}
-            devices = resizable_devices(
-                pod, make_pod_request(pod, self.vendors, self.policies.device), self.vendors,
-                self.nodes.get(pod.node_name), self._table.usages(pod.node_name), charges,
-                self._budgets(pod.ref.namespace, pod.scope), self.quotas_of(pod.ref.namespace))
-            plan = plan_resize(sizes, devices)
-            if isinstance(plan, ResizePlan) and plan.booked != devices.held:
+            plan = self._view_for(pod).plan_resize(pod, sizes, self.nodes.get(pod.node_name))
+            if isinstance(plan, ResizePlan) and plan.booked != shares_in(held_text(pod.annotations)):
+                if self._is_freed(pod.node_name):
+                    return ResizeRefusal(ResizeState.DEFERRED, (
+                        f"pods of node {pod.node_name} are evicted for one that waits, which gets its devices first"))
                 self._bookings.grow(as_resized(pod, resized_annotations(plan)), record.most_shares)
             return plan
 
@@ -388,9 +386,10 @@ class Store:
         with self._lock:
             taken, preempted = self._holds.victims(), self.pods.preempted()
             found = list[tuple[Pod, str, list[PodRecord]]]()
-            for pod in sorted(self.pods.waiting(), key=lambda pod: (-pod.priority, pod.created, pod.ref.uid)):
+            for pod in sorted(filter(preempting_on, self.pods.waiting()),
+                              key=lambda pod: (-pod.priority, pod.created, pod.ref.uid)):
                 node = preempting_on(pod)
-                if node and pod.ref.uid not in self.reservations and self._holds.get(pod.ref.uid) is None:
+                if pod.ref.uid not in self.reservations and self._holds.get(pod.ref.uid) is None:
                     found.append((pod, node, [
                         record for record in preempted if record.node == node and record.priority < pod.priority
                         and record.preemptor in ("", pod.ref.uid) and record.ref.uid not in taken]))
@@ -467,8 +466,7 @@ class Store:
         groups.pop((pod.ref.namespace, pod.group), None)
         if not groups:
             return False
-        now = View(self._table, Facts(vendors=self.vendors, policies=self.policies, quotas=self.quotas.by_namespace()),
-                   verdicts=self._verdicts)
+        now = self._view_for(pod)
         for reservations in itertools.islice(groups.values(), MAX_GROUPS):
             nodes = {reservation.node for reservation in reservations}.intersection(names)
             uids = [reservation.ref.uid for reservation in reservations]
@@ -562,10 +560,23 @@ class Store:
         others = self._holds.bookings([
             hold for hold in on_node if hold.pod.priority >= pod.priority and hold.ref.uid != uid
             and hold.ref.uid not in self.reservations], ended)
-        now = View(self._table, Facts(vendors=self.vendors, policies=self.policies, quotas=self.quotas.by_namespace()),
-                   verdicts=self._verdicts)
-        return now.what_if(without={uid, hold_uid(uid), *ended, *(hold.booking.uid for hold in on_node)},
-                           with_=others.values())
+        return self._view_for(pod).what_if(
+            without={uid, hold_uid(uid), *ended, *(hold.booking.uid for hold in on_node)}, with_=others.values())
+
+    def _is_freed(self, node: str) -> bool:
+        """Reports whether kube-scheduler evicts pods on *node* for one that is to get what they leave, or has done so:
+        the preemptor, which holds it then, may not have seen it yet."""
+        for pod, freed, victims in self.plans_under_way():
+            with contextlib.suppress(MalformedInput):  # its next filter says why
+                if freed == node and (victims or self._view_for(pod).choose(pod, [node]) is not None):
+                    return True
+        return False
+
+    def _view_for(self, pod: Pod) -> View:
+        """Returns what there is as far as decisions on *pod* depend on it. Valid while the lock is held."""
+        namespace = pod.ref.namespace
+        return View(self._table, Facts(vendors=self.vendors, policies=self.policies,
+                                       quotas={namespace: self.quotas.of(namespace)}), verdicts=self._verdicts)
 
     def _held_choice(self, uid: str, request: PodRequest, names: Sequence[str], quota: QuotaCheck) -> Choice | None:
         """Returns the choice of the pod's hold if what it needs is free.

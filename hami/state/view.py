@@ -109,6 +109,10 @@ class View:
         changed = {uid: booking for uid, booking in self._rebooked.items() if booking is not None}
         return {uid: booking for uid, booking in self._table.bookings.items() if uid not in self._rebooked} | changed
 
+    def booking(self, uid: str) -> Booking | None:
+        """Returns what the pod holds."""
+        return self._rebooked[uid] if uid in self._rebooked else self._table.bookings.get(uid)
+
     def bookings_on(self, node: str) -> list[Booking]:
         """Returns what pods hold on *node*."""
         kept = [booking for booking in self._table.bookings_on(node) if booking.uid not in self._rebooked]
@@ -167,7 +171,7 @@ class View:
 
         Raises: MalformedInput if the pod has no allocation that can be resized.
         """
-        booked = self.bookings.get(pod.ref.uid)
+        booked = self.booking(pod.ref.uid)
         return plan_resize(sizes, resizable_devices(
             pod, make_pod_request(pod, self.vendors, self.facts.policies.device), self.vendors, node,
             self.usages(pod.node_name), dict(booked.charges) if booked is not None else {},

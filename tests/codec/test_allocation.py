@@ -1,14 +1,18 @@
 """Allocations in annotations."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import param
 
-from hami.codec.allocation import LONGEST, LONGEST_CACHED, MOST, RECENT, parse_shares, render_shares
+from hami.codec.allocation import (
+    LONGEST, LONGEST_CACHED, MOST, RECENT, container_positions, parse_shares, render_shares,
+)
 from hami.errors import MalformedInput
 from hami.model import Share
-from tests.builders import share
+from tests.builders import INIT, gpus, share
 
 amounts = st.integers(0, 2**31 - 1)
 words = st.text(st.characters(codec="utf-8", exclude_characters=",:;"))
@@ -102,3 +106,23 @@ def test_the_error_of_a_long_text_is_remembered_without_the_places_that_raised_i
             parse_shares("allocated", text)
         depths.append(len(raised.traceback))
     assert depths[0] == depths[1] == depths[2]
+
+
+ONE = "a,T,1,2:;"
+
+
+@pytest.mark.parametrize("requested, text, positions", [
+    param({"x": 1, "y": 1}, ONE + ONE, {"x": 0, "y": 1}, id="an entry for each"),
+    param({"x": 0, "y": 1}, f";{ONE}", {"y": 1}, id="one without devices"),
+    param({"x": 0, "y": 1}, ONE, {"y": 0}, id="v2.10 leaves it out"),
+    param({"x": 0, "y": 1, "z": 0}, f"{ONE};;", {"y": 0}, id="v2.10 leaves it out, padded at the end"),
+    param({"x": 0, "y": 0}, f";{ONE}", {"y": 1}, id="by its place, though it requests none"),
+    param({"i": 1, "x": 1}, ONE, {}, id="v2.8 leaves out init containers with devices"),
+    param({"x": 1}, "", {}, id="nothing"),
+    param({"x": 0}, ";", {}, id="nothing for one without devices"),
+])
+def test_whose_shares_they_are(requested, text, positions):
+    containers = [replace(gpus(kind=INIT), name=name) if name == "i" else replace(gpus(), name=name)
+                  for name in requested]
+    found = container_positions(containers, parse_shares("allocated", text), lambda one: requested[one.name])
+    assert found == positions

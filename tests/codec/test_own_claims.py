@@ -9,11 +9,12 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import param
 
 from hami.codec.claims import ClaimedDevice, parse_claim
 from hami.codec.own_claims import (
-    StoredClaim, booked_claim, booked_requests, parse_stored_claim, render_allocation, render_claim,
-    render_deallocation,
+    StoredClaim, booked_claim, booked_requests, differing_containers, parse_stored_claim, render_allocation,
+    render_claim, render_deallocation,
 )
 from hami.codec.slices import render_slices
 from hami.dra.guard import PreparedRequest, PreparedShare, excess
@@ -144,3 +145,27 @@ def test_a_claim_as_it_is_stored(status, allocated, readable):
     found = parse_stored_claim(stored(booked((share("GPU-A", 1),)), {"status": status}))
     assert (found.uid, found.version, found.owners) == ("u-1", "8", {"uid-pod1"})
     assert (found.is_allocated, found.claim is not None) == (allocated, readable)
+
+
+BOOKED = (share("GPU-A", 3000, 30),), (), (share("GPU-A", 1000, 40), share("GPU-B", 1024))
+
+
+@pytest.mark.parametrize("changed, names", [
+    param(lambda claim: claim, [], id="nothing"),
+    param(lambda claim: replace(claim, requests=claim.requests[::-1]), [], id="another order"),
+    param(lambda claim: with_first(claim, share_milli=1), [], id="the shares of 100"),
+    param(lambda claim: with_first(claim, memory_mib=3001), ["c0"], id="memory"),
+    param(lambda claim: with_first(claim, cores=0), ["c0"], id="cores"),
+    param(lambda claim: with_first(claim, pool="hami/n2"), ["c0"], id="of another node"),
+    param(lambda claim: replace(claim, requests=claim.requests[1:]), ["c0"], id="one missing"),
+    param(lambda claim: replace(claim, requests=(*claim.requests, claim.requests[1])), ["c2"], id="one twice"),
+    param(lambda claim: replace(claim, requests=()), ["c0", "c2"], id="all missing"),
+])
+def test_a_claim_that_differs_from_what_is_booked(changed, names):
+    assert differing_containers(changed(booked(*BOOKED)), replace(asking(3), node_name="n1"), BOOKED) == names
+
+
+def with_first(claim, **fields):
+    """*claim* with other *fields* of its first device."""
+    first, *rest = claim.requests
+    return replace(claim, requests=(replace(first, devices=(replace(first.devices[0], **fields),)), *rest))

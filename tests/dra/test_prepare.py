@@ -5,6 +5,7 @@ import random
 import pytest
 from pytest import param
 
+from hami.codec.keys import CORES_LIMIT
 from hami.dra.guard import excess
 from hami.errors import ClusterError, HamiError, HostError, MalformedInput
 from hami.node.container_specs import ContainerSpecs
@@ -62,6 +63,14 @@ def test_priority_and_core_policy_of_the_class_replace_those_of_the_container(st
     stage.cluster.environments["uid-p", "main"] = {"CUDA_TASK_PRIORITY": "5", "GPU_CORE_UTILIZATION_POLICY": "disable"}
     stage.claims.prepare(*stage.put("p", setting=setting(priority=0, corePolicy="force")))
     assert {"priority 0", "policy force"} < set(stage.limits("uid-p"))
+
+
+@pytest.mark.parametrize("text, most", [
+    param("60", " cores-most=60", id="more than it has booked"), param("20", " cores-most=30", id="less"),
+    param("100", "", id="all"), param("much", "", id="unreadable")])
+def test_a_container_of_a_claim_may_use_what_its_pod_says_while_no_other_does(stage, text, most):
+    stage.claims.prepare(*stage.put("p", result(cores=30), annotations={CORES_LIMIT: text}))
+    assert f"device {A} memory={1000 << 20} cores=30{most}" in stage.limits("uid-p")
 
 
 def test_variables_that_a_container_may_choose_are_not_replaced(tmp_path):

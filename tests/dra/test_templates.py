@@ -48,6 +48,7 @@ class World:
             templates.pod_seen(item)
         for template in self.fake.claim_templates.values():
             templates.upsert(template, self.clock())
+        templates.prune({template.uid for template in self.fake.claim_templates.values()}, self.clock())
         return templates
 
     def put(self, *pods):
@@ -215,6 +216,18 @@ def test_only_the_leader_writes_and_the_next_one_goes_on(world):
     world.step(HOUR - 1)
     world.step(1)
     assert world.made == [] and world.writes() == 1
+
+
+def test_nothing_is_written_before_all_templates_are_known(world):
+    world.put(claiming())
+    started = ClaimTemplates(world.fake, world.events, lambda: True, unused_s=HOUR, clock=world.clock)
+    for waiting in world.fake.pods.values():
+        started.pod_seen(waiting)
+    started.step()
+    assert not world.fake.claim_templates
+    started.prune(set(), world.clock())
+    started.step()
+    assert len(world.fake.claim_templates) == 1
 
 
 def test_a_template_of_somebody_else_is_left_alone(world):

@@ -14,7 +14,7 @@ from hami.codec.resize import (
 from hami.errors import HamiError
 from hami.inspect.cluster import SchedulingEvent
 from hami.inspect.resize import follow, requested_sizes, resizable
-from hami.inspect.resize_report import ResizeReport, excess, resize_report
+from hami.inspect.resize_report import ResizeReport, excess, resize_report, size_lines
 from hami.model import Container
 from tests.builders import INIT, gpus, pod
 from tests.inspect.clusters import FakeApi, bound, node, pending, quota, refused
@@ -80,16 +80,29 @@ def has(*names, text=None, **fields):
     return replace(RUNNING, containers=containers, annotations={"hami.io/vgpu-devices-allocated": text}, **fields)
 
 
+LEFT_OUT = replace(RUNNING, containers=(Container(name="plain"), *RUNNING.containers))
+
+
 @pytest.mark.parametrize("one, container, found", [
     param(has("main"), "", "main", id="the only one"),
     param(has("a", "b"), "b", "b", id="by its name"),
     param(has("a", "b", text=";GPU-a,NVIDIA,1,1:;"), "", "b", id="the only one with GPUs"),
-    param(has("a", "b", text="GPU-a,NVIDIA,1,1:;"), "b", "b", id="HAMi leaves out containers without GPUs"),
+    param(has("a", "b", text="GPU-a,NVIDIA,1,1:;"), "b", "b", id="it cannot be told which of them has GPUs"),
+    param(LEFT_OUT, "", "main", id="HAMi leaves out containers without GPUs"),
     param(replace(RUNNING, containers=(replace(gpus(kind=INIT), name="i"), *RUNNING.containers),
                   annotations={RESIZED: SMALL + SMALL}), "", "main", id="init containers have ended"),
 ])
 def test_the_container_whose_size_changes(one, container, found):
     assert resizable(one, container) == found
+
+
+@pytest.mark.parametrize("one, lines", [
+    param(RUNNING, ["main 3,072 MiB and 20 cores"], id="one"),
+    param(LEFT_OUT, ["main 3,072 MiB and 20 cores"], id="HAMi leaves out containers without GPUs"),
+    param(has("a", "b"), ["? 3,072 MiB and 20 cores"], id="it cannot be told which of them has GPUs"),
+])
+def test_what_each_container_has(one, lines):
+    assert list(size_lines(one, SMALL)) == lines
 
 
 @pytest.mark.parametrize("one, container, why", [

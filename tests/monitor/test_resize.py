@@ -10,10 +10,11 @@ from e2e.eventually import eventually
 from hami.codec.allocation import render_shares
 from hami.codec.keys import RESIZE_APPLIED, RESIZE_TARGET, RESIZED
 from hami.codec.resize import AppliedSizes, render_applied
+from hami.monitor.containers import find_containers
 from hami.node.limits import ContainerLimits, DeviceLimit, render_limits
 from hami.node.live_limits import SETTLED_NS, read_use, resize
 from hami.node.tenant_files import opened_directory
-from tests.builders import share
+from tests.builders import NVIDIA, ONLY_NVIDIA, container, share
 from tests.devices.fake_nvml import GIB, MIB
 from tests.monitor.region_bytes import Process as Slot
 from tests.monitor.stage import CARD, Stage, node_pod
@@ -47,6 +48,14 @@ def prepare(stage, memory=GIB // 2):
     stage.region("a", limits=(memory,), processes=[Slot(used={0: 400 * MIB})])
     (stage.directory("a") / "limits").write_text(
         render_limits(ContainerLimits(devices=(DeviceLimit(CARD, memory, 30),)), "/x/t.cache"))
+
+
+def test_shares_are_those_of_the_container_that_requests_them():
+    """HAMi v2.10 leaves out containers without devices."""
+    one = node_pod("a", CARD)
+    beside = replace(one, pod=replace(one.pod, containers=(container(name="plain"), *one.pod.containers)))
+    found = find_containers([beside], ONLY_NVIDIA, NVIDIA, {CARD: 0})
+    assert [(own.name, [device.card for device in own.devices]) for own in found.containers] == [("main", [CARD])]
 
 
 def use(stage):

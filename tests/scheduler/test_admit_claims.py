@@ -20,8 +20,9 @@ from tests.world import Clock, Replica, WatchedCluster
 TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
 
 
-def wire(gpu=1, gpumem=3000, *, door=None, annotations=None, spec=(), labels=None, **container):
-    limits = {"nvidia.com/gpu": gpu, "nvidia.com/gpumem": gpumem}
+def wire(gpu=1, gpumem=3000, *, gpucores=None, door=None, annotations=None, spec=(), labels=None, **container):
+    limits = {"nvidia.com/gpu": gpu, "nvidia.com/gpumem": gpumem} | (
+        {"nvidia.com/gpucores": gpucores} if gpucores is not None else {})
     return {"metadata": {"name": "p", "annotations": annotations or {},
                          "labels": (labels or {}) | ({"hami.io/door": door} if door else {})},
             "spec": {"schedulerName": "default-scheduler", **dict(spec), "containers": [

@@ -10,7 +10,7 @@ from pytest import param
 
 from hami.codec.admission import Review, render_allowed
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
-from hami.codec.keys import ASSIGNED_NODE, CLAIM_AMOUNTS, CLAIM_RESOURCE
+from hami.codec.keys import ASSIGNED_NODE, CLAIM_AMOUNTS, CLAIM_RESOURCE, CORES_LIMIT
 from hami.codec.pods import convert_pod
 from hami.errors import HamiError
 from hami.runtime.settings import ALLOCATE
@@ -20,7 +20,9 @@ from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
 from tests.builders import quota
 from tests.codec.fuzz import mutated
-from tests.scheduler.test_admit_claims import TOPOLOGY, review, wire
+from tests.scheduler.test_admit_claims import TOPOLOGY
+from tests.scheduler.test_admit_claims import admit as admit_by_template
+from tests.scheduler.test_admit_claims import review, wire
 from tests.world import Clock, Replica, WatchedCluster
 
 CLAIMS, NAME = "hami-scheduler-claims", "hami-" + f"{1:032x}"
@@ -137,6 +139,19 @@ def test_quotas_hold(memory, is_admitted):
     assert isinstance(claims.admit(review(wire()), "dra"), Admitted) is is_admitted
     claimed = claimed_by(wire())
     assert isinstance(plain.admit(review(claimed)), Admitted) is is_admitted
+
+
+@pytest.mark.parametrize("decide", [admit_by_template, admit, by_the_extender], ids=["template", "own", "none"])
+@pytest.mark.parametrize("annotations, outcome", [
+    param({}, "60", id="of the namespace"), param({CORES_LIMIT: "80"}, "80", id="of the pod"),
+    param({CORES_LIMIT: "20"}, "expected 30 or more", id="less than is booked"),
+    param({CORES_LIMIT: "much"}, f"annotation {CORES_LIMIT}=much: expected a whole number", id="unreadable")])
+def test_the_most_cores_are_those_of_any_pod(decide, annotations, outcome):
+    answer = decide(wire(gpucores=30, annotations=annotations), gpucores_limits={"team": 60})
+    if isinstance(answer, Denied):
+        assert outcome in answer.message
+    else:
+        assert answer.pod["metadata"]["annotations"][CORES_LIMIT] == outcome
 
 
 def test_both_profiles_are_this_scheduler():

@@ -177,6 +177,20 @@ def test_a_quota_limits_a_resize():
     assert world.used() == (5000, 40)
 
 
+@pytest.mark.parametrize("size", [
+    Size(memory_mib=3000), Size(memory_mib=3001), Size(memory_mib=100, cores=80), Size(cores=81), Size(cores=100),
+    Size(memory_percent=1)])
+def test_a_view_answers_as_the_scheduler_does(size):
+    world = World()
+    world.leader.cache.quotas.upsert(quota(gpumem=5000))
+    one, node, cache = world.run("a", small()), world.fake.nodes["n0"], world.leader.cache
+    world.run("b", small())
+    would, does = cache.view().plan_resize(one, {"c": size}, node), cache.begin_resize(one, {"c": size})
+    assert would == does is not None
+    cache.refuse_resize(one)
+    assert world.used() == (4000, 40)
+
+
 def test_a_quota_that_kubernetes_counts_is_not_evaded():
     world = World()
     world.leader.cache.quotas.upsert(replace(quota(), requests=frozenset({"nvidia.com/gpumem", "nvidia.com/gpu"})))
@@ -407,21 +421,95 @@ def test_a_write_ends_before_the_leadership():
     assert [call.timeout for call in world.fake.calls_of("annotate_pod")] == [2]
 
 
-def test_what_is_held_for_a_pod_is_not_taken_by_a_resize():
+def preempting(priority=1, need=6000, **fields):
+    """The card is full with *low*, 6,000 MiB, and *a*, of this *priority*. The pod *p* needs what *low* has."""
     world = World()
     world.run("low", small(6000, 0), priority=1)
-    world.run("a", small(2000, 0), priority=1)
-    urgent = pod(small(6000, 0), name="p", priority=9)
-    world.fake.put_pod(urgent)
+    world.run("a", small(2000, 0), priority=priority)
+    world.fake.put_pod(pod(small(need, 0), name="p", priority=9, **fields))
+    world.leader.watch()
+    assert world.leader.filter(world.find("p")) is None
+    world.clock.seconds += 1
+    return world
+
+
+def has_ended(world, name):
+    world.fake.delete_pod("default", name)
+    world.leader.watch()
+
+
+@pytest.mark.parametrize("priority", [1, 9, 20], ids=["lower", "equal", "higher"])
+def test_what_is_held_for_a_pod_is_not_taken_by_a_resize(priority):
+    """Neither while its victims end nor once they have ended. A pod that grows has room already."""
+    world = preempting(priority)
+    world.leader.preemptor.step()
+    world.ask("a", c={"memory_mib": 3000})
+    assert world.status("a").state is ResizeState.DEFERRED
+    has_ended(world, "low")
+    world.step()
+    assert world.status("a").state is ResizeState.DEFERRED
+    assert world.leader.filter(world.find("p")) == "n0"
+
+
+def test_what_is_left_beside_a_hold_may_be_taken_by_a_resize():
+    world = preempting(need=5000)
+    world.leader.preemptor.step()
+    has_ended(world, "low")
+    world.ask("a", c={"memory_mib": 3001})
+    assert world.status("a").state is ResizeState.DEFERRED
+    world.ask("a", c={"memory_mib": 3000})
+    assert world.status("a").state is ResizeState.BOOKED and world.used() == (8000, 0)
+    assert world.leader.filter(world.find("p")) == "n0"
+
+
+def test_what_a_victim_gives_back_is_held():
+    world = preempting()
+    world.ask("low", c={"memory_mib": 1000})
+    world.leader.preemptor.step()
+    world.confirm("low")
+    world.ask("a", c={"memory_mib": 3000})
+    assert world.status("a").state is ResizeState.DEFERRED
+
+
+def test_a_growth_is_not_planned_away():
+    """What a pod grows by is booked before it is written: nobody is evicted for less room than there is."""
+    world = World()
+    world.run("low", small(2000, 0), priority=1)
+    one = world.run("a", small(2000, 0), priority=9)
+    world.leader.cache.begin_resize(one, {"c": Size(memory_mib=6000)})
+    world.fake.put_pod(pod(small(6000, 0), name="p", priority=9))
     world.leader.watch()
     assert world.leader.filter(world.find("p")) is None
     world.clock.seconds += 1
     world.leader.preemptor.step()
-    world.fake.delete_pod("default", "low")
-    world.leader.watch()
+    assert world.leader.cache.holds() == [] and not world.find("low").deletion
+
+
+@pytest.mark.parametrize("gone", [("low",), ("low", "last")], ids=["while one ends", "once all have ended"])
+def test_what_kube_scheduler_frees_is_not_taken_by_a_resize(gone):
+    """Also before the preemptor has seen it and holds it."""
+    world = World()
+    world.run("a", small(2000, 0), priority=1)
+    for victim in ("low", "last"):
+        world.run(victim, small(3000, 0), priority=1)
+        world.change(victim, preempted=True)
+    world.fake.put_pod(pod(small(6000, 0), name="p", priority=9, nominated_node="n0"))
+    for name in gone:
+        has_ended(world, name)
     world.ask("a", c={"memory_mib": 3000})
-    assert world.status("a").state is ResizeState.DEFERRED
-    assert world.leader.filter(world.find("p")) == "n0"
+    assert world.status("a").state is ResizeState.DEFERRED and "evicted" in world.status("a").message
+    world.fake.put_pod(replace(world.find("p"), nominated_node=""))
+    world.clock.seconds += RETRY_S
+    world.step()
+    assert world.status("a").state is ResizeState.BOOKED
+
+
+def test_a_nomination_that_comes_to_nothing_keeps_nobody_from_growing():
+    world = preempting(need=7000)
+    world.change("p", nominated_node="n0")
+    has_ended(world, "low")
+    world.ask("a", c={"memory_mib": 3000})
+    assert world.status("a").state is ResizeState.BOOKED
 
 
 class Chaos:

@@ -132,10 +132,12 @@ def test_less_of_a_device_that_is_not_offered_is_still_less():
     assert [shares[0].memory_mib for shares in (*plan.booked, *plan.wanted)] == [2000, 500]
 
 
-def test_containers_that_hami_leaves_out_are_found():
+@pytest.mark.parametrize("padding", [(), ((),)], ids=["left out", "padded"])
+def test_containers_that_hami_leaves_out_are_found(padding):
+    """As the device plugin finds them."""
     own = replace(gpus(0), name="plain"), replace(gpus(), name="main")
-    found = devices((share(A, 2000, 20),), containers=own)
-    assert plan_resize({"main": Size(cores=30)}, found).booked == ((share(A, 2000, 30),),)
+    found = devices((share(A, 2000, 20),), *padding, containers=own)
+    assert plan_resize({"main": Size(cores=30)}, found).booked == ((share(A, 2000, 30),), *padding)
     assert "container plain has no GPU" in plan_resize({"plain": Size(cores=30)}, found).message
 
 
