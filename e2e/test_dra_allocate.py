@@ -227,6 +227,8 @@ def test_a_pod_with_the_label_comes_to_one_webhook(cluster: LocalCluster, sandbo
         return made, {name: count - before.get(name, 0) for name, count in webhook_calls(cluster).items()
                       if count != before.get(name)}
 
+    made, calls = called(sandbox.namespace, pod("p", gpu=1, gpumem=3000))
+    assert made["spec"]["schedulerName"] == CLAIMS_PROFILE and calls == {"namespaces.dra.hami.io": 1}
     labels = {"metadata": {"name": "p", "labels": {DOOR: "dra"}}}
     made, calls = called("default", pod("p", gpu=1, gpumem=3000) | labels)
     assert made["spec"]["schedulerName"] == CLAIMS_PROFILE and calls == {"pods.dra.hami.io": 1}
