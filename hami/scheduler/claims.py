@@ -24,8 +24,10 @@ from hami.state.store import Store
 
 
 class ClaimParts:
-    """The watches of slices and claims, unless this scheduler allocates all claims: then its pods say what they hold. If
-    pods are given claims, their admission; if these are made of templates, the templates and the watch of these."""
+    """The watches of slices and claims, unless this scheduler allocates all claims: then pods say what they hold.
+
+    If pods are given claims, their admission; if these are made of templates, the templates and the watch of these.
+    """
 
     def __init__(self, api: Api, cluster: Cluster, events: EventRecorder, leads: Callable[[], bool],
                  settings: Settings, *, clock: Callable[[], float]) -> None:
