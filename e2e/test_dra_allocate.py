@@ -18,7 +18,9 @@ import urllib3
 import yaml
 
 from e2e import audit, binaries
-from e2e.claims import ALLOCATE, FIRST, TIMEOUT_S, claiming, installed, missing, serving, share, spec_of, template
+from e2e.claims import (
+    ALLOCATE, FIRST, TIMEOUT_S, claiming, dry_run, installed, missing, serving, share, spec_of, template,
+)
 from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError, path_of
@@ -215,6 +217,35 @@ def test_a_pod_gets_a_claim_of_its_own(sandbox: Sandbox) -> None:
     assert (request.name, device.memory_mib, device.cores, device.share_milli) == ("main", 3000, 30, 10_000)
     assert device.pool == pool_name(found["spec"]["nodeName"])
     assert sandbox.kube.list("ResourceClaimTemplate", sandbox.namespace) == []
+
+
+def test_a_pod_with_the_label_comes_to_one_webhook(cluster: LocalCluster, sandbox: Sandbox) -> None:
+    """Also one that says it has its claim already: the check is the same."""
+    def called(namespace: str, item: Object) -> tuple[Object, dict[str, float]]:
+        before = webhook_calls(cluster)
+        made = dry_run(cluster.kube, namespace, item)
+        return made, {name: count - before.get(name, 0) for name, count in webhook_calls(cluster).items()
+                      if count != before.get(name)}
+
+    made, calls = called(sandbox.namespace, pod("p", gpu=1, gpumem=3000))
+    assert made["spec"]["schedulerName"] == CLAIMS_PROFILE and calls == {"namespaces.dra.hami.io": 1}
+    labels = {"metadata": {"name": "p", "labels": {DOOR: "dra"}}}
+    made, calls = called("default", pod("p", gpu=1, gpumem=3000) | labels)
+    assert made["spec"]["schedulerName"] == CLAIMS_PROFILE and calls == {"pods.dra.hami.io": 1}
+    claimed = {**made, "metadata": {"name": "p", "annotations": made["metadata"]["annotations"]}}
+    assert called("default", claimed)[1] == {"vgpu.hami.io": 1}
+    claimed["metadata"] |= labels["metadata"]
+    assert called("default", claimed)[1] == {"pods.dra.hami.io": 1}
+    claimed["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    with pytest.raises(ApiError, match="pods.dra.hami.io.*privileged"):
+        called("default", claimed)
+
+
+def webhook_calls(cluster: LocalCluster) -> dict[str, float]:
+    """Returns how often the API server has called each webhook for a new pod."""
+    return {name: float(count) for name, count in re.findall(
+        r'^apiserver_admission_webhook_request_total\{.*name="(.*?)",operation="CREATE".*\} (\S+)$',
+        cluster.kubectl("get", "--raw", "/metrics"), re.MULTILINE)}
 
 
 def test_what_pods_get_by_claims(sandbox: Sandbox) -> None:

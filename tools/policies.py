@@ -17,8 +17,8 @@ import click
 
 from hami.codec.device_config import DeviceConfig, chart_config, parse_device_config
 from hami.codec.keys import (
-    ALLOCATION_PATTERN, CLAIM_RESOURCE, NODE_LOCK, PREEMPTIBLE, RESIZE, ROOM, SCHEDULER_OWNED, SCHEDULERS_ALONE,
-    is_scheduler_owned,
+    ALLOCATION_PATTERN, CLAIM_RESOURCE, DOOR, DOORS, NODE_LOCK, PREEMPTIBLE, RESIZE, ROOM, SCHEDULER_OWNED,
+    SCHEDULERS_ALONE, is_scheduler_owned,
 )
 from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED
 from hami.vendors.capacity import capacity_names
@@ -151,6 +151,12 @@ def render_match_conditions(catalog: Catalog) -> str:
       || [object.metadata.?annotations.orValue({{}}), object.metadata.?labels.orValue({{}})].exists(keys,
         keys.size() <= {MAX_KEYS} && keys.exists(k,
           {indented(_owned_pod_key(catalog), 10)}))
+  # a pod that has its claim comes by the webhook of its label, whose check is the same (components/dra-allocate)
+  - name: without-claim-by-label
+    expression: >-
+      !(object.metadata.?labels[?'{DOOR}'].orValue('') in [{", ".join(f"'{door}'" for door in DOORS)}]
+        && [object.spec.containers + object.spec.?initContainers.orValue([])].exists(all,
+          all.size() <= {MAX_CONTAINERS} && all.exists(c, '{CLAIM_RESOURCE}' in c.?resources.limits.orValue({{}}))))
 """
 
 

@@ -167,7 +167,8 @@ class ClaimPreparer:
             if value is not None}
         parts = [(cards[device.device], Share(share.uuid, VENDOR, share.memory_mib, share.cores))
                  for device, share in zip(request.devices, record.shares)]
-        grant, _ = self._grants.build(pod, record.container, 0, parts, variables={**variables, **chosen})
+        # not forced to disk while others wait: a node that starts again has no specification, so all is written again
+        grant, _ = self._grants.build(pod, record.container, 0, parts, variables={**variables, **chosen}, durable=False)
         # variables of a CDI device replace those of the container, which may choose these itself
         own = overridable_env(self._config, len(parts)).keys() & variables.keys()
         self._specs.write_grant(record.name, replace(grant, env={**grant.env, **render_prepared(record)}), without=own)

@@ -44,12 +44,13 @@ class GrantBuilder:
         self._token = token
 
     def build(self, pod: Pod, container: str, position: int, parts: Sequence[tuple[Card, Share]], *,
-              token: str | None = None, variables: Mapping[str, str] | None = None) -> tuple[Grant, Mapping[str, str]]:
+              token: str | None = None, variables: Mapping[str, str] | None = None,
+              durable: bool = True) -> tuple[Grant, Mapping[str, str]]:
         """Returns the grant of a container, and annotations of the pod that record it.
 
         *position*: of the container in the annotations. *parts*: its shares with their cards. *token*: of a container
         that may have run before, whose directory is kept; a new one by default. *variables*: those by which its limits
-        are chosen, by default those in its specification.
+        are chosen, by default those in its specification. *durable*: as in `Host.write_limits`.
         Creates its MIG instances, or the directory of its processes. Raises: AllocationRefused; HostError; ClusterError
         if the API server does not answer; HamiError of the driver.
         """
@@ -61,7 +62,7 @@ class GrantBuilder:
         limits = container_limits(self._config, parts, env, self._context_bytes, self._cores_most(pod))
         facts = self._host.facts(limited=True)
         own = self._host.prepare(pod.ref.uid, container, keep=is_kept)
-        self._host.write_limits(pod.ref.uid, container, token, limits, keep=is_kept)
+        self._host.write_limits(pod.ref.uid, container, token, limits, keep=is_kept, durable=durable)
         return shares_grant(self._config, parts, facts, own=str(own), token=token, variables=env), {}
 
     def _cores_most(self, pod: Pod) -> int | None:

@@ -84,8 +84,10 @@ class Host:
                          instance_nodes=tuple(node for ids in passed for node in instance_nodes(minors, *ids)))
 
     def has_limits(self, uid: str, container: str) -> bool:
-        """Reports whether a container has the file that `write_limits` writes last. Raises: HostError."""
-        return (self._containers / directory_name(uid, container) / LIMITS).is_file()
+        """Reports whether a container has the file that `write_limits` writes last. It is empty where a crash of the
+        node has lost it. Raises: HostError."""
+        path = self._containers / directory_name(uid, container) / LIMITS
+        return path.is_file() and path.stat().st_size > 0
 
     def prepare(self, uid: str, container: str, *, keep: bool = False) -> Path:
         """Creates the directory of a container, and one in it that is open to all users; returns its path.
@@ -107,12 +109,13 @@ class Host:
         return path
 
     def write_limits(self, uid: str, container: str, token: str, limits: ContainerLimits, *,
-                     keep: bool = False) -> None:
+                     keep: bool = False, durable: bool = True) -> None:
         """Writes the limits of a container, its shared region and its compute file into the directory that `prepare`
         has made. *token*: the name of the latter two.
 
         *keep*: the container may have run before, and none of its processes is left. Its region is cleared, but stays
-        the same file: monitors have mapped it. Raises: HostError.
+        the same file: monitors have mapped it. *durable*: waits until the disk has the limits, unless it is kept: then
+        they are written again before each start. Raises: HostError.
         """
         directory = self._containers / directory_name(uid, container)
         text = render_limits(limits, f"{self._root}/{token}{REGION_SUFFIX}")
@@ -120,7 +123,7 @@ class Host:
             with opened_directory(directory) as opened:
                 fill(opened, f"{token}{REGION_SUFFIX}", REGION_SIZE, region_parts(limits))
                 fill(opened, f"{token}{COMPUTE_SUFFIX}", COMPUTE_SIZE, {})
-            write_atomically(directory / LIMITS, text.encode(), 0o444, durable=not keep)
+            write_atomically(directory / LIMITS, text.encode(), 0o444, durable=durable and not keep)
 
     def limits(self, uid: str, container: str) -> tuple[DeviceLimit, ...] | None:
         """Returns the limits that a container has; ``None`` if it was not prepared yet. Raises: HostError."""

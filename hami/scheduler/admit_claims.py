@@ -51,7 +51,9 @@ class ClaimAdmitter:
         if value not in CLAIM_DOORS:
             return Denied(f"label {DOOR}={value[:_SHOWN]}: expected {', '.join((*CLAIM_DOORS, PLUGIN))}")
         if isinstance(translated, Mapping):
-            return Admitted(translated)
+            # with the label, whoever has set it: so the other webhook knows that the pod has been here
+            meta = translated["metadata"]
+            return Admitted({**translated, "metadata": {**meta, "labels": {**labels, DOOR: value}}})
         if value == PREFERRED:
             return self._admitter.admit(review)
         return Denied(

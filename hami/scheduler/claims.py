@@ -24,14 +24,17 @@ from hami.state.store import Store
 
 
 class ClaimParts:
-    """The watches of slices and claims; if pods are given claims, their admission; if these are made of templates, the
-    templates and the watch of these."""
+    """The watches of slices and claims, unless this scheduler allocates all claims: then pods say what they hold.
+
+    If pods are given claims, their admission; if these are made of templates, the templates and the watch of these.
+    """
 
     def __init__(self, api: Api, cluster: Cluster, events: EventRecorder, leads: Callable[[], bool],
                  settings: Settings, *, clock: Callable[[], float]) -> None:
         self._settings = settings
         self.cache = ClaimCache()
-        self.tasks: tuple[Task, ...] = watch_devices(api, self.cache)
+        """What claims hold that others allocate."""
+        self.tasks: tuple[Task, ...] = () if settings.dra == ALLOCATE else watch_devices(api, self.cache)
         self.binder = ClaimBinder(ClaimWriter(api), now=utc_now) if settings.dra == ALLOCATE else None
         """Writes claims of pods before they are bound; ``None`` if HAMi allocates no claims."""
         self._templates = None

@@ -1,5 +1,6 @@
 """Claims that are prepared on a node."""
 
+import os
 import random
 
 import pytest
@@ -142,16 +143,25 @@ def test_what_is_prepared_stays_as_it_is(stage, restarted):
     assert stage.env("claim-p") == before
 
 
-@pytest.mark.parametrize("lost", ["specification", "limits"])
+@pytest.mark.parametrize("lost", ["specification", "limits", "content of the limits"])
 def test_what_is_lost_is_prepared_anew(stage, lost):
     claim = stage.put()
     answer, before = stage.claims.prepare(*claim), stage.env("claim-p")
-    if lost == "limits":
-        (stage.folder / "vgpu" / "containers" / "uid-p_main" / "limits").unlink()
-    else:
+    limits = stage.folder / "vgpu" / "containers" / "uid-p_main" / "limits"
+    if lost == "specification":
         stage.specs.remove("claim-p_main")
+    else:
+        limits.unlink()
+    if lost == "content of the limits":
+        limits.touch()
     assert stage.claims.prepare(*claim) == answer
     assert stage.env("claim-p")["CUDA_DEVICE_MEMORY_SHARED_CACHE"] != before["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
+
+
+def test_no_claim_waits_for_the_disk(stage, monkeypatch):
+    """One at a time is written, so all others would wait, too."""
+    monkeypatch.setattr(os, "fsync", lambda file: pytest.fail("waits for the disk"))
+    assert stage.claims.prepare(*stage.put())
 
 
 def test_a_claim_that_was_allocated_again_is_prepared_anew(stage):

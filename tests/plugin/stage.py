@@ -113,7 +113,7 @@ class FakeHost:
         self.prepared.append((uid, container))
         return Path(f"/usr/local/vgpu/containers/{uid}_{container}")
 
-    def write_limits(self, uid, container, token, limits, *, keep=False):
+    def write_limits(self, uid, container, token, limits, *, keep=False, durable=True):
         self.limits[uid, container] = token, limits
 
     def has_limits(self, uid, container):

@@ -660,7 +660,7 @@ def test_files_that_are_gone_after_a_restart_of_the_node_are_written_before_cont
         mounts=[api.Mount(host_path=f"{own}/token.cache")]))
     if is_there:
         own.mkdir(parents=True)
-        (own / "limits").touch()
+        (own / "limits").write_text("hami-limits 1\n")
     run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=limiter(directory), allocate="admission")
     assert kubelet.registered.get(timeout=20).options.pre_start_required == (not is_there)
     with calling(directory / "nvidia-gpu.sock") as plugin:

@@ -168,7 +168,8 @@ def test_each_value_of_the_label_has_a_path():
     patch = json.loads(base64.b64decode(
         post(client(with_claims=True), "/webhook/dra", wire()).json["response"]["patch"]))
     assert {operation["path"]: operation["op"] for operation in patch} == {
-        f"/metadata/annotations/{CLAIM_REQUEST.replace('/', '~1')}": "add", "/spec/resourceClaims": "add",
+        f"/metadata/annotations/{CLAIM_REQUEST.replace('/', '~1')}": "add", "/metadata/labels/hami.io~1door": "add",
+        "/spec/resourceClaims": "add",
         "/spec/containers/0/resources/limits": "remove", "/spec/containers/0/resources/claims": "add"}
 
 

@@ -58,6 +58,7 @@ def claimed_by(pod, **options):
 def test_the_profile_for_claims_places_the_pod(door, scheduler):
     claimed = claimed_by(wire(spec={"schedulerName": scheduler}), door=door)
     assert claimed["spec"]["schedulerName"] == CLAIMS and convert_pod(claimed).claim == NAME
+    assert claimed["metadata"]["labels"]["hami.io/door"] == door
     assert claimed["spec"]["containers"][0]["resources"] == {
         "limits": {CLAIM_RESOURCE: "1"}, "requests": {CLAIM_RESOURCE: "1"},
         "claims": [{"name": "hami", "request": "c"}]}
