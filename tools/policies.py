@@ -135,6 +135,7 @@ def render_policies(catalog: Catalog) -> str:
         preemptible=PREEMPTIBLE,
         priority=" or ".join(f"'{vendor.resources.priority}'" for vendor in catalog if vendor.resources.priority)
                  or "priority",
+        may_have_high_priority=indented(_HIGH_PRIORITY, 8),
         has_high_priority=indented(_HIGH_PRIORITY, 6),
         most_containers=MAX_CONTAINERS,
         most_variables=MAX_VARIABLES,
@@ -209,7 +210,8 @@ def _only_amounts(catalog: Catalog) -> str:
 
 def _owned_pod_key(catalog: Catalog) -> str:
     """Returns the CEL expression for: *k* is a key of pods that users may not write."""
-    return f"k in [\n  {indented(_names(pod_keys(catalog)), 2)}]\n|| k.matches(r'^{ALLOCATION_PATTERN}$')"
+    # the pattern alone would cost most of what the API server permits for an expression if the other keys were long
+    return f"k in [\n  {indented(_names(pod_keys(catalog)), 2)}]\n|| ({_HAMI} && k.matches(r'^{ALLOCATION_PATTERN}$'))"
 
 
 def _owned_node_key(catalog: Catalog) -> str:
