@@ -1,4 +1,5 @@
-"""Rows about ``/webhook`` over TLS, and about creating pods: with it, with policies in its place, and without HAMi."""
+"""Rows about ``/webhook`` over TLS, about creating pods: with it, with policies in its place, and without HAMi; and
+about what the policies that only refuse cost the API server."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +20,7 @@ from benchmarks.rows import Latency, Row, ratio, remarks
 from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError, Kube, path_of
+from e2e.nodes import fake_node, gpus
 from e2e.pods import pod
 from e2e.scheduler import Certificates, Scheduler, install, webhook_configuration
 
@@ -28,8 +30,11 @@ Object = dict[str, Any]
 NODES = 100
 SECONDS = 5.0
 SLICE_S = 4.0
+WRITES_S = 3.0
 CREATORS = 4
 MODES = NOTHING, WEBHOOK, POLICIES = "no HAMi", "webhook", "policies"
+REFUSALS = "policies that refuse"
+DRY_RUN = {"dryRun": "All"}
 COMPONENT = MANIFESTS.parent / "components" / "admission-policies"
 MOST = 2.0
 """How much longer the creation of a pod may take with policies than without HAMi."""
@@ -79,13 +84,16 @@ def row(clients: int, found: dict[str, Any], plain: float, idle: float) -> Row:
 
 
 def creation_rows(run: Run, rounds: int) -> Iterator[Row]:
-    """Yields how long the creation of a pod takes from four clients, and its CPU time, in each of MODES in turn."""
+    """Yields how long the creation of a pod takes from four clients, and its CPU time, in each of MODES in turn; then
+    the CPU time of the API server for each of the writes of a pod, with and without the policies that refuse."""
     with LocalCluster.started(say=run.say) as cluster:
         certificates = Certificates(cluster.folder / "tls")
-        scheduler = Scheduler(cluster, certificates, install(cluster, certificates))
+        extender = install(cluster, certificates)
+        scheduler = Scheduler(cluster, certificates, extender)
         try:
             scheduler.start()
             yield from _compared(run, cluster, scheduler, rounds)
+            yield from _refused(run, cluster, scheduler, Kube(extender), rounds)
         finally:
             scheduler.close()
 
@@ -118,6 +126,62 @@ def _compared(run: Run, cluster: LocalCluster, scheduler: Scheduler, rounds: int
                   figures=middle[mode] | {"slices": found[mode]})
 
 
+def _refused(run: Run, cluster: LocalCluster, scheduler: Scheduler, extender: Kube, rounds: int) -> Iterator[Row]:
+    switch_to(NOTHING, cluster.kube, scheduler)
+    writes = _writes(cluster.kube, extender)
+    found = defaultdict[tuple[str, str], list[Object]](list)
+    for _ in range(2 * rounds):
+        for mode in (NOTHING, REFUSALS):
+            run.say(f"admission: writes of a pod, {mode}")
+            switch_to(mode, cluster.kube, scheduler)
+            for name, write in writes.items():
+                repeat(write, 0.5)
+                cpu = Cpu({"kube-apiserver": cluster.components["kube-apiserver"].pid or 0, "clients": os.getpid()})
+                count = len(repeat(write, WRITES_S))
+                spent = cpu.spent()
+                found[name, mode].append({"cpu_ms": 1000 * spent["kube-apiserver"] / count, "count": count,
+                                          "cpu_seconds": spent})
+    for name in writes:
+        slices = {mode: found[name, mode] for mode in (NOTHING, REFUSALS)}
+        without, judged = (statistics.median(part["cpu_ms"] for part in parts) for parts in slices.values())
+        yield Row(group="admission", what=f"CPU of the API server, {name} of a pod with a GPU, {REFUSALS}",
+                  measured=f"{judged:.2f} ms; without HAMi {without:.2f} ms",
+                  compared=remarks(ratio(judged, without, NOTHING),
+                                   *(disturbed(part["cpu_seconds"]) for parts in slices.values() for part in parts)),
+                  figures={"cpu_ms": judged, "without_ms": without, "slices": slices})
+
+
+def _writes(kube: Kube, extender: Kube) -> dict[str, Callable[[int], object]]:
+    """Returns what is written of each pod, as dry runs: by who creates it, the extender, and who runs it."""
+    allocated = "GPU-1,NVIDIA,3000,0:;"
+    keys = {"hami.io/vgpu-node": "n0", "hami.io/vgpu-time": "1", "hami.io/bind-time": "1",
+            "hami.io/bind-phase": "allocating", "hami.io/vgpu-devices-allocated": allocated,
+            "hami.io/vgpu-devices-to-allocate": allocated}
+
+    def bind(name: str, query: dict[str, str]) -> Object:
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "annotations": keys},
+                "target": {"apiVersion": "v1", "kind": "Node", "name": "n0"}}
+        return extender.call("POST", path_of("Pod", "default", name, "binding"), body, query=query)
+
+    kube.create(fake_node("n0", gpus(1)))
+    for name in ("waiting", "placed"):
+        kube.create(_other(name), "default")
+    bind("placed", {})
+    running = {"status": {"phase": "Running", "message": "a new one"}}
+    return {
+        "creation": lambda number: kube.call(
+            "POST", path_of("Pod", "default"), _other(f"p{number}"), query=DRY_RUN),
+        "Binding": lambda number: bind("waiting", DRY_RUN),
+        "status": lambda number: kube.call(
+            "PATCH", path_of("Pod", "default", "placed", "status"), running, query=DRY_RUN,
+            content_type="application/strategic-merge-patch+json")}
+
+
+def _other(name: str) -> Object:
+    """Returns a pod that no scheduler takes."""
+    return pod(name, scheduler="none", gpu=1, gpumem=3000)
+
+
 def switch_to(mode: str, kube: Kube, scheduler: Scheduler) -> None:
     """Makes the API server admit pods in *mode*, and waits until it does."""
     policies = list(yaml.safe_load_all((MANIFESTS / "policies.yaml").read_text()))
@@ -126,8 +190,9 @@ def switch_to(mode: str, kube: Kube, scheduler: Scheduler) -> None:
     if mode == POLICIES:
         patch = yaml.safe_load((COMPONENT / "webhook.yaml").read_text())[-1]
         webhooks["webhooks"][1]["matchConditions"] = patch["value"]
+    applied = {NOTHING: [], REFUSALS: policies, WEBHOOK: [*policies, webhooks], POLICIES: [*policies, webhooks, *own]}
     for item in (*policies, webhooks, *own):
-        if mode == NOTHING or (item in own and mode == WEBHOOK):
+        if item not in applied[mode]:
             try:
                 kube.delete(item["kind"], item["metadata"]["name"])
             except ApiError as error:
@@ -136,7 +201,7 @@ def switch_to(mode: str, kube: Kube, scheduler: Scheduler) -> None:
         else:
             kube.apply(item)
     refused = [] if mode == NOTHING else [pod("probe", gpu=1, node_name="nowhere", scheduler="foo")]  # by a policy
-    wanted = "default-scheduler" if mode == NOTHING else "hami-scheduler"
+    wanted = "default-scheduler" if mode in (NOTHING, REFUSALS) else "hami-scheduler"
     eventually(lambda: (created(kube, pod("probe", gpu=1)) == wanted
                         and not any(created(kube, item) for item in refused)),
                f"the API server admits pods by {mode}", timeout=60)
@@ -146,21 +211,29 @@ def switch_to(mode: str, kube: Kube, scheduler: Scheduler) -> None:
 def created(kube: Kube, item: Object) -> str:
     """Returns the scheduler of a pod that is not kept; empty if it is refused."""
     try:
-        return str(kube.call("POST", path_of("Pod", "default"), item, query={"dryRun": "All"})["spec"]["schedulerName"])
+        return str(kube.call("POST", path_of("Pod", "default"), item, query=DRY_RUN)["spec"]["schedulerName"])
     except ApiError:
         return ""
 
 
 def create(kube: Kube, seconds: float) -> list[float]:
     """Creates pods that are not kept, from all clients at once. Returns microseconds."""
+    def write(number: int) -> None:
+        if not created(kube, pod(f"p{number}", gpu=1, gpumem=3000)):
+            raise RuntimeError("a pod was refused")
+
+    return repeat(write, seconds)
+
+
+def repeat(write: Callable[[int], object], seconds: float) -> list[float]:
+    """Calls *write* with the number of a client, from all clients at once, again and again. Returns microseconds."""
     until = time.monotonic() + seconds
 
     def client(number: int) -> list[float]:
         latencies = []
         while time.monotonic() < until:
             begun = time.perf_counter()
-            if not created(kube, pod(f"p{number}", gpu=1, gpumem=3000)):
-                raise RuntimeError("a pod was refused")
+            write(number)
             latencies.append((time.perf_counter() - begun) * 1e6)
         return latencies
 
