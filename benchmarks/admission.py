@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from operator import truediv
 from typing import Any
 
 import yaml
@@ -30,10 +31,13 @@ Object = dict[str, Any]
 NODES = 100
 SECONDS = 5.0
 SLICE_S = 4.0
-WRITES_S = 3.0
+WRITE_SLICE_S = 0.5
+WRITE_SLICES = 15
 CREATORS = 4
 MODES = NOTHING, WEBHOOK, POLICIES = "no HAMi", "webhook", "policies"
 REFUSALS = "policies that refuse"
+JUDGED = "judged"
+"""Namespace in which they hold."""
 DRY_RUN = {"dryRun": "All"}
 COMPONENT = MANIFESTS.parent / "components" / "admission-policies"
 MOST = 2.0
@@ -85,7 +89,7 @@ def row(clients: int, found: dict[str, Any], plain: float, idle: float) -> Row:
 
 def creation_rows(run: Run, rounds: int) -> Iterator[Row]:
     """Yields how long the creation of a pod takes from four clients, and its CPU time, in each of MODES in turn; then
-    the CPU time of the API server for each of the writes of a pod, with and without the policies that refuse."""
+    the CPU time of the API server for writes of a pod, with and without the policies that refuse."""
     with LocalCluster.started(say=run.say) as cluster:
         certificates = Certificates(cluster.folder / "tls")
         extender = install(cluster, certificates)
@@ -127,31 +131,46 @@ def _compared(run: Run, cluster: LocalCluster, scheduler: Scheduler, rounds: int
 
 
 def _refused(run: Run, cluster: LocalCluster, scheduler: Scheduler, extender: Kube, rounds: int) -> Iterator[Row]:
+    run.say(f"admission: writes of a pod, {REFUSALS}")
     switch_to(NOTHING, cluster.kube, scheduler)
-    writes = _writes(cluster.kube, extender)
-    found = defaultdict[tuple[str, str], list[Object]](list)
-    for _ in range(2 * rounds):
-        for mode in (NOTHING, REFUSALS):
-            run.say(f"admission: writes of a pod, {mode}")
-            switch_to(mode, cluster.kube, scheduler)
-            for name, write in writes.items():
-                repeat(write, 0.5)
-                cpu = Cpu({"kube-apiserver": cluster.components["kube-apiserver"].pid or 0, "clients": os.getpid()})
-                count = len(repeat(write, WRITES_S))
-                spent = cpu.spent()
-                found[name, mode].append({"cpu_ms": 1000 * spent["kube-apiserver"] / count, "count": count,
-                                          "cpu_seconds": spent})
-    for name in writes:
-        slices = {mode: found[name, mode] for mode in (NOTHING, REFUSALS)}
-        without, judged = (statistics.median(part["cpu_ms"] for part in parts) for parts in slices.values())
+    judge(cluster.kube)
+    cluster.kube.create(fake_node("n0", gpus(1)))
+    writes = {namespace: _writes(cluster.kube, extender, namespace) for namespace in (JUDGED, "default")}
+    server = {"kube-apiserver": cluster.components["kube-apiserver"].pid or 0, "clients": os.getpid()}
+    found = defaultdict[tuple[str, str], list[float]](list)
+    whole = Cpu(server)
+    for turn in range(WRITE_SLICES * rounds + 1):
+        for name in writes[JUDGED]:
+            for namespace in writes:
+                cpu = Cpu(server)
+                count = len(repeat(writes[namespace][name], WRITE_SLICE_S))
+                if turn > 0:  # the first ones warm up
+                    found[namespace, name].append(1000 * cpu.spent()["kube-apiserver"] / count)
+    noise = disturbed(whole.spent())
+    for name in writes[JUDGED]:
+        judged, free = found[JUDGED, name], found["default", name]
+        factor = statistics.median(map(truediv, judged, free))
         yield Row(group="admission", what=f"CPU of the API server, {name} of a pod with a GPU, {REFUSALS}",
-                  measured=f"{judged:.2f} ms; without HAMi {without:.2f} ms",
-                  compared=remarks(ratio(judged, without, NOTHING),
-                                   *(disturbed(part["cpu_seconds"]) for parts in slices.values() for part in parts)),
-                  figures={"cpu_ms": judged, "without_ms": without, "slices": slices})
+                  measured=f"{factor:.2f} × without them; {statistics.median(judged):.2f} and "
+                           f"{statistics.median(free):.2f} ms",
+                  compared=remarks("median of pairs of slices, one in a namespace without the policies", noise),
+                  figures={"factor": factor, "judged_ms": judged, "free_ms": free})
 
 
-def _writes(kube: Kube, extender: Kube) -> dict[str, Callable[[int], object]]:
+def judge(kube: Kube) -> None:
+    """Makes the policies that refuse hold in the namespace JUDGED only, and waits until they do."""
+    kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": JUDGED}})
+    for item in yaml.safe_load_all((MANIFESTS / "policies.yaml").read_text()):
+        if item["kind"] == "ValidatingAdmissionPolicyBinding":
+            item["spec"]["matchResources"] = {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": JUDGED}}}
+        kube.apply(item)
+    eventually(lambda: created(kube, _other("probe"), JUDGED), "pods can be created", timeout=60)
+    eventually(lambda: not created(kube, pod("probe", gpu=1, node_name="nowhere"), JUDGED), "the policies hold",
+               timeout=60)
+
+
+def _writes(kube: Kube, extender: Kube, namespace: str) -> dict[str, Callable[[int], object]]:
     """Returns what is written of each pod, as dry runs: by who creates it, the extender, and who runs it."""
     allocated = "GPU-1,NVIDIA,3000,0:;"
     keys = {"hami.io/vgpu-node": "n0", "hami.io/vgpu-time": "1", "hami.io/bind-time": "1",
@@ -161,19 +180,18 @@ def _writes(kube: Kube, extender: Kube) -> dict[str, Callable[[int], object]]:
     def bind(name: str, query: dict[str, str]) -> Object:
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "annotations": keys},
                 "target": {"apiVersion": "v1", "kind": "Node", "name": "n0"}}
-        return extender.call("POST", path_of("Pod", "default", name, "binding"), body, query=query)
+        return extender.call("POST", path_of("Pod", namespace, name, "binding"), body, query=query)
 
-    kube.create(fake_node("n0", gpus(1)))
     for name in ("waiting", "placed"):
-        kube.create(_other(name), "default")
+        kube.create(_other(name), namespace)
     bind("placed", {})
     running = {"status": {"phase": "Running", "message": "a new one"}}
     return {
         "creation": lambda number: kube.call(
-            "POST", path_of("Pod", "default"), _other(f"p{number}"), query=DRY_RUN),
+            "POST", path_of("Pod", namespace), _other(f"p{number}"), query=DRY_RUN),
         "Binding": lambda number: bind("waiting", DRY_RUN),
         "status": lambda number: kube.call(
-            "PATCH", path_of("Pod", "default", "placed", "status"), running, query=DRY_RUN,
+            "PATCH", path_of("Pod", namespace, "placed", "status"), running, query=DRY_RUN,
             content_type="application/strategic-merge-patch+json")}
 
 
@@ -190,9 +208,8 @@ def switch_to(mode: str, kube: Kube, scheduler: Scheduler) -> None:
     if mode == POLICIES:
         patch = yaml.safe_load((COMPONENT / "webhook.yaml").read_text())[-1]
         webhooks["webhooks"][1]["matchConditions"] = patch["value"]
-    applied = {NOTHING: [], REFUSALS: policies, WEBHOOK: [*policies, webhooks], POLICIES: [*policies, webhooks, *own]}
     for item in (*policies, webhooks, *own):
-        if item not in applied[mode]:
+        if mode == NOTHING or (item in own and mode == WEBHOOK):
             try:
                 kube.delete(item["kind"], item["metadata"]["name"])
             except ApiError as error:
@@ -201,17 +218,17 @@ def switch_to(mode: str, kube: Kube, scheduler: Scheduler) -> None:
         else:
             kube.apply(item)
     refused = [] if mode == NOTHING else [pod("probe", gpu=1, node_name="nowhere", scheduler="foo")]  # by a policy
-    wanted = "default-scheduler" if mode in (NOTHING, REFUSALS) else "hami-scheduler"
+    wanted = "default-scheduler" if mode == NOTHING else "hami-scheduler"
     eventually(lambda: (created(kube, pod("probe", gpu=1)) == wanted
                         and not any(created(kube, item) for item in refused)),
                f"the API server admits pods by {mode}", timeout=60)
     time.sleep(1)  # until the mode before has no effect any more
 
 
-def created(kube: Kube, item: Object) -> str:
+def created(kube: Kube, item: Object, namespace: str = "default") -> str:
     """Returns the scheduler of a pod that is not kept; empty if it is refused."""
     try:
-        return str(kube.call("POST", path_of("Pod", "default"), item, query=DRY_RUN)["spec"]["schedulerName"])
+        return str(kube.call("POST", path_of("Pod", namespace), item, query=DRY_RUN)["spec"]["schedulerName"])
     except ApiError:
         return ""
 
