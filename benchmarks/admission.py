@@ -1,4 +1,5 @@
-"""Rows about ``/webhook`` over TLS, and about creating pods: with it, with policies in its place, and without HAMi."""
+"""Rows about ``/webhook`` over TLS, about creating pods: with it, with policies in its place, and without HAMi; and
+about what the policies that only refuse cost the API server."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from operator import truediv
 from typing import Any
 
 import yaml
@@ -19,6 +21,7 @@ from benchmarks.rows import Latency, Row, ratio, remarks
 from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError, Kube, path_of
+from e2e.nodes import fake_node, gpus
 from e2e.pods import pod
 from e2e.scheduler import Certificates, Scheduler, install, webhook_configuration
 
@@ -28,8 +31,14 @@ Object = dict[str, Any]
 NODES = 100
 SECONDS = 5.0
 SLICE_S = 4.0
+WRITE_SLICE_S = 0.5
+WRITE_SLICES = 15
 CREATORS = 4
 MODES = NOTHING, WEBHOOK, POLICIES = "no HAMi", "webhook", "policies"
+REFUSALS = "policies that refuse"
+JUDGED = "judged"
+"""Namespace in which they hold."""
+DRY_RUN = {"dryRun": "All"}
 COMPONENT = MANIFESTS.parent / "components" / "admission-policies"
 MOST = 2.0
 """How much longer the creation of a pod may take with policies than without HAMi."""
@@ -79,13 +88,16 @@ def row(clients: int, found: dict[str, Any], plain: float, idle: float) -> Row:
 
 
 def creation_rows(run: Run, rounds: int) -> Iterator[Row]:
-    """Yields how long the creation of a pod takes from four clients, and its CPU time, in each of MODES in turn."""
+    """Yields how long the creation of a pod takes from four clients, and its CPU time, in each of MODES in turn; then
+    the CPU time of the API server for writes of a pod, with and without the policies that refuse."""
     with LocalCluster.started(say=run.say) as cluster:
         certificates = Certificates(cluster.folder / "tls")
-        scheduler = Scheduler(cluster, certificates, install(cluster, certificates))
+        extender = install(cluster, certificates)
+        scheduler = Scheduler(cluster, certificates, extender)
         try:
             scheduler.start()
             yield from _compared(run, cluster, scheduler, rounds)
+            yield from _refused(run, cluster, scheduler, Kube(extender), rounds)
         finally:
             scheduler.close()
 
@@ -118,6 +130,76 @@ def _compared(run: Run, cluster: LocalCluster, scheduler: Scheduler, rounds: int
                   figures=middle[mode] | {"slices": found[mode]})
 
 
+def _refused(run: Run, cluster: LocalCluster, scheduler: Scheduler, extender: Kube, rounds: int) -> Iterator[Row]:
+    run.say(f"admission: writes of a pod, {REFUSALS}")
+    switch_to(NOTHING, cluster.kube, scheduler)
+    judge(cluster.kube)
+    cluster.kube.create(fake_node("n0", gpus(1)))
+    writes = {namespace: _writes(cluster.kube, extender, namespace) for namespace in (JUDGED, "default")}
+    server = {"kube-apiserver": cluster.components["kube-apiserver"].pid or 0, "clients": os.getpid()}
+    found = defaultdict[tuple[str, str], list[float]](list)
+    whole = Cpu(server)
+    for turn in range(WRITE_SLICES * rounds + 1):
+        for name in writes[JUDGED]:
+            for namespace in writes:
+                cpu = Cpu(server)
+                count = len(repeat(writes[namespace][name], WRITE_SLICE_S))
+                if turn > 0:  # the first ones warm up
+                    found[namespace, name].append(1000 * cpu.spent()["kube-apiserver"] / count)
+    noise = disturbed(whole.spent())
+    for name in writes[JUDGED]:
+        judged, free = found[JUDGED, name], found["default", name]
+        factor = statistics.median(map(truediv, judged, free))
+        yield Row(group="admission", what=f"CPU of the API server, {name} of a pod with a GPU, {REFUSALS}",
+                  measured=f"{factor:.2f} × without them; {statistics.median(judged):.2f} and "
+                           f"{statistics.median(free):.2f} ms",
+                  compared=remarks("median of pairs of slices, one in a namespace without the policies", noise),
+                  figures={"factor": factor, "judged_ms": judged, "free_ms": free})
+
+
+def judge(kube: Kube) -> None:
+    """Makes the policies that refuse hold in the namespace JUDGED only, and waits until they do."""
+    kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": JUDGED}})
+    for item in yaml.safe_load_all((MANIFESTS / "policies.yaml").read_text()):
+        if item["kind"] == "ValidatingAdmissionPolicyBinding":
+            item["spec"]["matchResources"] = {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": JUDGED}}}
+        kube.apply(item)
+    eventually(lambda: created(kube, _other("probe"), JUDGED), "pods can be created", timeout=60)
+    eventually(lambda: not created(kube, pod("probe", gpu=1, node_name="nowhere"), JUDGED), "the policies hold",
+               timeout=60)
+
+
+def _writes(kube: Kube, extender: Kube, namespace: str) -> dict[str, Callable[[int], object]]:
+    """Returns what is written of each pod, as dry runs: by who creates it, the extender, and who runs it."""
+    allocated = "GPU-1,NVIDIA,3000,0:;"
+    keys = {"hami.io/vgpu-node": "n0", "hami.io/vgpu-time": "1", "hami.io/bind-time": "1",
+            "hami.io/bind-phase": "allocating", "hami.io/vgpu-devices-allocated": allocated,
+            "hami.io/vgpu-devices-to-allocate": allocated}
+
+    def bind(name: str, query: dict[str, str]) -> Object:
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "annotations": keys},
+                "target": {"apiVersion": "v1", "kind": "Node", "name": "n0"}}
+        return extender.call("POST", path_of("Pod", namespace, name, "binding"), body, query=query)
+
+    for name in ("waiting", "placed"):
+        kube.create(_other(name), namespace)
+    bind("placed", {})
+    running = {"status": {"phase": "Running", "message": "a new one"}}
+    return {
+        "creation": lambda number: kube.call(
+            "POST", path_of("Pod", namespace), _other(f"p{number}"), query=DRY_RUN),
+        "Binding": lambda number: bind("waiting", DRY_RUN),
+        "status": lambda number: kube.call(
+            "PATCH", path_of("Pod", namespace, "placed", "status"), running, query=DRY_RUN,
+            content_type="application/strategic-merge-patch+json")}
+
+
+def _other(name: str) -> Object:
+    """Returns a pod that no scheduler takes."""
+    return pod(name, scheduler="none", gpu=1, gpumem=3000)
+
+
 def switch_to(mode: str, kube: Kube, scheduler: Scheduler) -> None:
     """Makes the API server admit pods in *mode*, one of MODES, and waits until it does."""
     policies = list(yaml.safe_load_all((MANIFESTS / "policies.yaml").read_text()))
@@ -143,24 +225,32 @@ def switch_to(mode: str, kube: Kube, scheduler: Scheduler) -> None:
     time.sleep(1)  # until the mode before has no effect any more
 
 
-def created(kube: Kube, item: Object) -> str:
+def created(kube: Kube, item: Object, namespace: str = "default") -> str:
     """Returns the scheduler of a pod that is not kept; empty if it is refused."""
     try:
-        return str(kube.call("POST", path_of("Pod", "default"), item, query={"dryRun": "All"})["spec"]["schedulerName"])
+        return str(kube.call("POST", path_of("Pod", namespace), item, query=DRY_RUN)["spec"]["schedulerName"])
     except ApiError:
         return ""
 
 
 def create(kube: Kube, seconds: float) -> list[float]:
     """Creates pods that are not kept, from all clients at once. Returns microseconds."""
+    def write(number: int) -> None:
+        if not created(kube, pod(f"p{number}", gpu=1, gpumem=3000)):
+            raise RuntimeError("a pod was refused")
+
+    return repeat(write, seconds)
+
+
+def repeat(write: Callable[[int], object], seconds: float) -> list[float]:
+    """Calls *write* with the number of a client, from all clients at once, again and again. Returns microseconds."""
     until = time.monotonic() + seconds
 
     def client(number: int) -> list[float]:
         latencies = []
         while time.monotonic() < until:
             begun = time.perf_counter()
-            if not created(kube, pod(f"p{number}", gpu=1, gpumem=3000)):
-                raise RuntimeError("a pod was refused")
+            write(number)
             latencies.append((time.perf_counter() - begun) * 1e6)
         return latencies
 

@@ -40,6 +40,22 @@ def test_names_fit_into_literals_of_cel():
     assert not [name for name in names if not re.fullmatch(r"[\w./-]+", name)]
 
 
+def test_writes_that_nothing_is_refused_to_end_at_the_match_condition():
+    """Those of who has the right, and new pods without anything that hami-placement judges."""
+    def expressions(policy, part):
+        (spec,) = (item["spec"] for item in yaml.safe_load_all(render_policies(CATALOG))
+                   if item["metadata"]["name"] == policy and "validations" in item["spec"])
+        return ["".join(entry["expression"].split()) for entry in spec[part]]
+
+    (condition,), (right, *_) = (expressions("hami-allocations", part) for part in ("matchConditions", "validations"))
+    assert condition.endswith("&&!" + right.partition("||")[0]) and ".check('write').allowed()" in right
+    (condition,), (_, node, priority) = (
+        expressions("hami-placement", part) for part in ("matchConditions", "validations"))
+    assert "object.metadata.?labels['hami.io/webhook'].orValue('')=='ignore'" in condition
+    assert node.partition("||")[0].replace("==", "!=") in condition
+    assert condition.endswith(priority.removeprefix("variables.mirror||!").partition("||authorizer")[0] + ")")
+
+
 def test_a_device_plugin_writes_no_key_of_schedulers_alone():
     """Each right to write on the own node leaves out these keys, and what the owner of a pod asks for."""
     item = next(item for item in yaml.safe_load_all(render_policies(CATALOG))

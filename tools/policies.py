@@ -17,7 +17,7 @@ import click
 
 from hami.codec.device_config import DeviceConfig, chart_config, parse_device_config
 from hami.codec.keys import (
-    ALLOCATION_PATTERN, CLAIM_RESOURCE, DOOR, DOORS, NODE_LOCK, PREEMPTIBLE, RESIZE, ROOM, SCHEDULER_OWNED,
+    ALLOCATION_PATTERN, CLAIM_DOORS, CLAIM_RESOURCE, DOOR, NODE_LOCK, PREEMPTIBLE, RESIZE, ROOM, SCHEDULER_OWNED,
     SCHEDULERS_ALONE, is_scheduler_owned,
 )
 from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED
@@ -135,6 +135,7 @@ def render_policies(catalog: Catalog) -> str:
         preemptible=PREEMPTIBLE,
         priority=" or ".join(f"'{vendor.resources.priority}'" for vendor in catalog if vendor.resources.priority)
                  or "priority",
+        may_have_high_priority=indented(_HIGH_PRIORITY, 8),
         has_high_priority=indented(_HIGH_PRIORITY, 6),
         most_containers=MAX_CONTAINERS,
         most_variables=MAX_VARIABLES,
@@ -151,10 +152,11 @@ def render_match_conditions(catalog: Catalog) -> str:
       || [object.metadata.?annotations.orValue({{}}), object.metadata.?labels.orValue({{}})].exists(keys,
         keys.size() <= {MAX_KEYS} && keys.exists(k,
           {indented(_owned_pod_key(catalog), 10)}))
-  # a pod that has its claim comes by the webhook of its label, whose check is the same (components/dra-allocate)
+  # a pod that has its claim comes by the webhook of its label, whose check is the same (components/dra-allocate); without that
+  # component, no node offers what it requests
   - name: without-claim-by-label
     expression: >-
-      !(object.metadata.?labels[?'{DOOR}'].orValue('') in [{", ".join(f"'{door}'" for door in DOORS)}]
+      !(object.metadata.?labels[?'{DOOR}'].orValue('') in [{", ".join(f"'{door}'" for door in CLAIM_DOORS)}]
         && [object.spec.containers + object.spec.?initContainers.orValue([])].exists(all,
           all.size() <= {MAX_CONTAINERS} && all.exists(c, '{CLAIM_RESOURCE}' in c.?resources.limits.orValue({{}}))))
 """
@@ -215,7 +217,8 @@ def _only_amounts(catalog: Catalog) -> str:
 
 def _owned_pod_key(catalog: Catalog) -> str:
     """Returns the CEL expression for: *k* is a key of pods that users may not write."""
-    return f"k in [\n  {indented(_names(pod_keys(catalog)), 2)}]\n|| k.matches(r'^{ALLOCATION_PATTERN}$')"
+    # the pattern alone would cost most of what the API server permits for an expression if the other keys were long
+    return f"k in [\n  {indented(_names(pod_keys(catalog)), 2)}]\n|| ({_HAMI} && k.matches(r'^{ALLOCATION_PATTERN}$'))"
 
 
 def _owned_node_key(catalog: Catalog) -> str:
