@@ -5,6 +5,12 @@
 {{- $v := .v -}}
 {{- include "hami.devices" $ctx -}}
 {{- $_ := set $ctx "objects" dict -}}
+{{- if not .shard -}}
+{{- /* the names of all schedulers; none if there is only one */ -}}
+{{- $shards := list -}}
+{{- range $v.scheduler.shards -}}{{- $shards = append $shards (printf "%s-%s" $v.schedulerName .name) -}}{{- end -}}
+{{- $_ := set $ctx "shards" (ternary (prepend $shards $v.schedulerName) $shards (not (empty $shards))) -}}
+{{- end -}}
 {{- $base := .root.Files.Get "manifests/base/kustomization.yaml" | fromYaml -}}
 {{- range $base.resources -}}{{- include "hami.load" (list $ctx (printf "base/%s" .)) -}}{{- end -}}
 {{- if eq .certificates "self-signed" -}}
@@ -265,6 +271,7 @@ more terms of the selector of nodes. */}}
 {{- $nodes := list -}}
 {{- if .shard -}}{{- $nodes = list (printf "hami.io/shard=%s" .shard) -}}{{- else if $s.shards -}}{{- $nodes = list "!hami.io/shard" -}}{{- end -}}
 {{- include "hami.decisionFlags" (list . $extender $nodes) -}}
+{{- with without .shards .v.schedulerName -}}{{- $flags = append $flags (list "other-shards" (join "," .)) -}}{{- end -}}
 {{- if .v.legacyMetrics -}}{{- $flags = append $flags (list "legacy-metrics" true) -}}{{- end -}}
 {{- if eq .preemption "strict" -}}{{- $flags = append $flags (list "preemption" "strict") -}}{{- end -}}
 {{- with $s.preemption.minRuntime -}}{{- $flags = append $flags (list "preemption-min-runtime" .) -}}{{- end -}}
