@@ -51,7 +51,8 @@ def find_changes(inspected: InspectedCluster, view: View, pod: Pod, nearest: Seq
     *view*: the cluster in which it waits. *nearest*: the nodes that do not fit, in the order in which changes of the
     cluster are tried.
     """
-    search, here = _Search(inspected, view, pod, nearest[:MAX_NODES]), _Cluster(view, inspected.offered(pod.scheduler_name))
+    search = _Search(inspected, view, pod, nearest[:MAX_NODES])
+    here = _Cluster(view, inspected.offered(pod.scheduler_name))
     quotas = _quotas_of(pod, view)
     if (changes := search.changes(here)) or not quotas:
         return changes
