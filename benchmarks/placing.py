@@ -32,8 +32,8 @@ from e2e.pods import pod as any_pod
 from e2e.processes import Program, free_port
 from e2e.scheduler import Certificates, Scheduler, install, webhook_configuration
 
-__all__ = ["CLIENT_LIFTED", "GROUPS", "NAMESPACE", "Asks", "Case", "Outcome", "Stage", "disturbance", "each", "figures",
-           "mean", "placing_rows", "trouble"]
+__all__ = ["CLIENT_LIFTED", "GROUPS", "LARGE", "NAMESPACE", "Asks", "Case", "Outcome", "Stage", "disturbance", "each",
+           "figures", "mean", "placing_rows", "trouble"]
 
 Object = dict[str, Any]
 GROUPS = ("e2e", "large", "burst", "queue", "unplaceable", "refused")
@@ -145,8 +145,9 @@ class Refused:
         return {"count": self.count, "cpu_seconds": self.cpu}
 
 
-def placing_rows(run: Run, groups: list[str], rounds: int) -> Iterator[Row]:
-    """Yields the rows of *groups*; each case runs *rounds* times, alternating with those it is compared to."""
+def placing_rows(run: Run, groups: list[str], rounds: int, large: int) -> Iterator[Row]:
+    """Yields the rows of *groups*; each case runs *rounds* times, alternating with those it is compared to. *large*:
+    the number of nodes of the group large."""
     with LocalCluster.started(say=run.say) as cluster:
         cluster.components["kube-scheduler"].kill()
         stage = Stage(run, cluster)
@@ -163,9 +164,11 @@ def placing_rows(run: Run, groups: list[str], rounds: int) -> Iterator[Row]:
             yield baseline_row(found, SHIPPED)
             yield baseline_row(found, LIFTED)
         if "large" in groups:
-            with stage.nodes(LARGE.nodes):
-                outcomes = [stage.play(LARGE) for _ in range(rounds)]
-                yield large_row(outcomes, stage.play(LARGE_LOCKED), stage.play(LARGE_LIFTED))
+            case, locked, lifted = (replace(case, nodes=large, pods=case.pods * large // case.nodes)
+                                    for case in (LARGE, LARGE_LOCKED, LARGE_LIFTED))
+            with stage.nodes(large):
+                outcomes = [stage.play(case) for _ in range(rounds)]
+                yield large_row(case, outcomes, stage.play(locked), stage.play(lifted))
         if "burst" in groups:
             with stage.nodes(BURST.nodes):
                 yield burst_row(BURST, [stage.play(BURST) for _ in range(rounds + 1)], 1.5)
@@ -482,9 +485,9 @@ def refused_row(unresolvable: Sequence[Refused], resolvable: Sequence[Refused]) 
                         "resolvable": [one.figures() for one in resolvable]})
 
 
-def large_row(outcomes: list[Outcome], locked: Outcome, lifted: Outcome) -> Row:
+def large_row(case: Case, outcomes: list[Outcome], locked: Outcome, lifted: Outcome) -> Row:
     rate = mean(outcomes, "rate")
-    return Row(group="large", what=f"end to end, {LARGE.nodes} × {fleet.GPUS}, {LARGE.pods} pods, {LARGE.name}",
+    return Row(group="large", what=f"end to end, {case.nodes} × {fleet.GPUS}, {case.pods} pods, {case.name}",
                measured=placed(outcomes), target="≥ 90 pods/s",
                met=rate >= 90 and not any(outcome.missing for outcome in outcomes),
                compared=remarks(
