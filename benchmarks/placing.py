@@ -207,7 +207,7 @@ class Stage:
         for name in names:
             self.kube.create(fake_node(name, gpus(fleet.GPUS), annotations=fleet.asked()))
         self.kube.wait("Node", lambda nodes: all(is_ready(nodes.get(name)) for name in names), what="nodes are Ready",
-                       timeout=60)
+                       timeout=300)
         yield
         for name in names:
             self.kube.delete("Node", name)
