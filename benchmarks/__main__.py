@@ -25,7 +25,7 @@ from benchmarks.hostile import hostile_rows
 from benchmarks.inspect import inspect_rows
 from benchmarks.limiter import limiter_rows
 from benchmarks.monitor import monitor_rows
-from benchmarks.placing import GROUPS, placing_rows
+from benchmarks.placing import GROUPS, LARGE, placing_rows
 from benchmarks.preemption import preemption_rows
 from benchmarks.processes import Run, loop_seconds, objects_seconds
 from benchmarks.realnode import realnode_rows
@@ -45,6 +45,8 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"rows to measure: {', '.join(ALL)} (default: all)")
     parser.add_argument("--nodes", nargs="+", type=int, default=list(SIZES), metavar="N",
                         help="cluster sizes for filter (default: %(default)s)")
+    parser.add_argument("--large", type=int, default=LARGE.nodes, metavar="N",
+                        help="nodes of the group large, with two pods for each (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=2, metavar="N", help="runs of each end-to-end case (default: 2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for the results (default: benchmarks/results/)")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
@@ -66,7 +68,7 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
     if "admission" in chosen.groups:
         yield from creation_rows(run, chosen.rounds)
     if placing := [group for group in chosen.groups if group in GROUPS]:
-        yield from placing_rows(run, placing, chosen.rounds)
+        yield from placing_rows(run, placing, chosen.rounds, chosen.large)
     if "preemption" in chosen.groups:
         yield from preemption_rows(run)
     if "realnode" in chosen.groups:

@@ -34,8 +34,8 @@ from e2e.pods import pod as any_pod
 from e2e.processes import Program, free_port
 from e2e.scheduler import Certificates, Scheduler, install
 
-__all__ = ["CLIENT_LIFTED", "GROUPS", "NAMESPACE", "Asks", "Case", "Outcome", "Stage", "disturbance", "each", "figures",
-           "mean", "placing_rows", "trouble"]
+__all__ = ["CLIENT_LIFTED", "GROUPS", "LARGE", "NAMESPACE", "Asks", "Case", "Outcome", "Stage", "disturbance", "each",
+           "figures", "mean", "placing_rows", "trouble"]
 
 Object = dict[str, Any]
 GROUPS = ("e2e", "large", "settings", "burst", "queue", "unplaceable", "refused")
@@ -176,8 +176,9 @@ class Refused:
         return {"count": self.count, "cpu_seconds": self.cpu}
 
 
-def placing_rows(run: Run, groups: list[str], rounds: int) -> Iterator[Row]:
-    """Yields the rows of *groups*; each case runs *rounds* times, alternating with those it is compared to."""
+def placing_rows(run: Run, groups: list[str], rounds: int, large: int) -> Iterator[Row]:
+    """Yields the rows of *groups*; each case runs *rounds* times, alternating with those it is compared to. *large*:
+    the number of nodes of the group large."""
     with LocalCluster.started(say=run.say) as cluster:
         cluster.components["kube-scheduler"].kill()
         stage = Stage(run, cluster)
@@ -194,13 +195,14 @@ def placing_rows(run: Run, groups: list[str], rounds: int) -> Iterator[Row]:
             yield baseline_row(found, SHIPPED)
             yield baseline_row(found, LIFTED)
         if "large" in groups:
-            with stage.nodes(LARGE.nodes):
-                played = [[stage.play(case) for case in (LARGE_BY_POLICIES, LARGE, LARGE_LIFTED)]
-                          for _ in range(rounds)]
-                locked = stage.play(LARGE_LOCKED)
-            by_policies, by_webhook, lifted = zip(*played)
-            yield large_row(LARGE, by_webhook, locked, lifted)
-            yield large_row(LARGE_BY_POLICIES, by_policies, locked, lifted)
+            *cases, with_locks = (replace(case, nodes=large, pods=case.pods * large // case.nodes)
+                                  for case in (LARGE_BY_POLICIES, LARGE, LARGE_LIFTED, LARGE_LOCKED))
+            with stage.nodes(large):
+                played = [[stage.play(case) for case in cases] for _ in range(rounds)]
+                locked = stage.play(with_locks)
+            *free, lifted = zip(*played)
+            for case, outcomes in zip(cases, free):
+                yield large_row(case, outcomes, locked, lifted)
         if "settings" in groups:
             with stage.nodes(BINPACK_FREE.nodes):
                 tried = [[stage.play(case) for case in SETTINGS] for _ in range(rounds)]
@@ -244,7 +246,7 @@ class Stage:
         for name in names:
             self.kube.create(fake_node(name, gpus(fleet.GPUS), annotations=fleet.asked()))
         self.kube.wait("Node", lambda nodes: all(is_ready(nodes.get(name)) for name in names), what="nodes are Ready",
-                       timeout=60)
+                       timeout=300)
         yield
         for name in names:
             self.kube.delete("Node", name)

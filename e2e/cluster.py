@@ -263,12 +263,14 @@ class LocalCluster:
             self.components[name].start()
         return dead
 
-    def start_kube_scheduler(self, name: str, extender_port: int, kubeconfig: Path | None = None) -> Program:
+    def start_kube_scheduler(self, name: str, extender_port: int, kubeconfig: Path | None = None,
+                             adjust: Callable[[Object], None] = lambda config: None) -> Program:
         """Starts another kube-scheduler for the same Lease, with its own extender.
 
-        *kubeconfig* has its permissions (default: the administrator's).
+        *kubeconfig* has its permissions (default: the administrator's). *adjust* may change its configuration.
         """
         config = scheduler_config(extender_port, kubeconfig=kubeconfig or self.kubeconfig)
+        adjust(config)
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
         program = Program(name, [

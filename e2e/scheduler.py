@@ -162,22 +162,23 @@ def is_admitted(kube: Kube, name: str) -> bool:
     return bool(made["spec"]["schedulerName"] == SCHEDULER)
 
 
-def account_token(kube: Kube, namespace: str = NAMESPACE) -> str:
+def account_token(kube: Kube, namespace: str = NAMESPACE, account: str = EXTENDER) -> str:
     """Returns the token in the shipped Secret of the extender, once the control plane has written it there."""
-    name = f"{EXTENDER}-token"
+    name = f"{account}-token"
     data = eventually(lambda: kube.get("Secret", name, namespace).get("data"), f"{name} has a token")
     return base64.b64decode(data["token"]).decode()
 
 
-def account_kubeconfig(cluster: LocalCluster) -> Path:
+def account_kubeconfig(cluster: LocalCluster, account: str = EXTENDER) -> Path:
     """Returns a kubeconfig with the token of the extender."""
-    return write_kubeconfig(cluster.kubeconfig, account_token(cluster.kube), cluster.folder / f"{EXTENDER}.kubeconfig")
+    token = account_token(cluster.kube, account=account)
+    return write_kubeconfig(cluster.kubeconfig, token, cluster.folder / f"{account}.kubeconfig")
 
 
-def kube_scheduler_kubeconfig(cluster: LocalCluster) -> Path:
+def kube_scheduler_kubeconfig(cluster: LocalCluster, account: str = SCHEDULER) -> Path:
     """Returns a kubeconfig with a token of the account of kube-scheduler."""
-    token = cluster.kube.token(SCHEDULER, NAMESPACE)
-    return write_kubeconfig(cluster.kubeconfig, token, cluster.folder / f"{SCHEDULER}.kubeconfig")
+    return write_kubeconfig(cluster.kubeconfig, cluster.kube.token(account, NAMESPACE),
+                            cluster.folder / f"{account}.kubeconfig")
 
 
 def shipped_flags(file: str = "deployment.yaml", container: str = "extender", revision: Revision = THIS,

@@ -202,6 +202,18 @@ WRONG: dict[str, tuple[Object, str]] = {
     "chip": ({"device-config": {"content": "iluvatars: [{commonWord: X}]"}}, "has the chip X, .* tools.policies"),
     "node config": ({"devicePlugin": {"nodeConfiguration": {"config": "{"}}}, "nodeConfiguration.config is not JSON"),
     "no name": ({"resourceMem": ""}, "resourceMem is empty: to do without a resource,"),
+    "shard": ({"scheduler": {"shards": [{"name": "B"}]}}, r"name': 'B' does not match pattern"),
+    "shard without a name": ({"scheduler": {"shards": [{"replicas": 1}]}}, "missing property 'name'"),
+    "long shard": ({"scheduler": {"shards": [{"name": "b" * 21}]}}, "maxLength: got 21, want 20"),
+    "unknown of a shard": ({"scheduler": {"shards": [{"name": "b", "image": "x"}]}}, "additional properties 'image'"),
+    "two shards": ({"scheduler": {"shards": [{"name": "b"}, {"name": "b"}]}}, "has the name b twice"),
+    "shard like the first": ({"scheduler": {"shards": [{"name": "scheduler"}]}}, "with which schedulerName ends"),
+    "long names": ({"scheduler": {"shards": [{"name": "b" * 20}]}, "fullnameOverride": "hami" * 8},
+                   "more than 45 characters"),
+    "shards and policies of admission": ({"scheduler": {"shards": [{"name": "b"}]}, "admission": {"mode": "policy"}},
+                                         "scheduler.shards and admission.mode=policy contradict each other"),
+    "shards and claims": ({"scheduler": {"shards": [{"name": "b"}]}, "dra": {"enabled": True, "allocate": True}},
+                          "scheduler.shards and dra.allocate contradict each other"),
     "long name": ({"fullnameOverride": "hami" * 12}, "has more than 40 characters: set a shorter fullnameOverride"),
 }
 
@@ -365,6 +377,8 @@ EXAMPLES: dict[str, Object] = {
                    "devicePlugin": {"mockCards": True}},
     "scheduler only": {"devicePlugin": {"enabled": False}, "scheduler": {"leaderElect": False, "replicas": 3}},
     "preemption": {"scheduler": {"preemption": {"mode": "strict", "minRuntime": "10m"}}},
+    "shards": {"scheduler": {"shards": [{"name": "b", "replicas": 3}, {"name": "zone-c", "resources": {
+        "limits": {"memory": "3Gi"}}}]}, "prometheus": {"enabled": True}, "dashboard": {"enabled": True}},
     "few vendors": {"devices": {"ascend": {"enabled": False}, "kunlun": {"enabled": False}}, "strict": True},
     "bare": {"policies": {"enabled": False}, "networkPolicy": {"enabled": False},
              "disruptionBudget": {"enabled": False}},
@@ -664,3 +678,85 @@ def test_the_transition_gives_the_device_plugins_of_hami_their_rights(helm: Helm
         "requiredDuringSchedulingIgnoredDuringExecution"]
     selector = term["labelSelector"]["matchExpressions"]
     assert {"key": "app.kubernetes.io/managed-by", "operator": "DoesNotExist"} in selector
+
+
+SHARDS: Object = {"scheduler": {"replicas": 1, "service": {"schedulerPort": 31998}, "shards": [
+    {"name": "b", "replicas": 3, "resources": {"limits": {"memory": "3Gi"}}}, {"name": "zone-c"}]}}
+
+
+@pytest.mark.parametrize(("release", "mode"), [("hami", "self-signed"), ("gpu", "cert-manager")])
+def test_a_shard_is_an_installation_without_what_a_cluster_has_once(helm: Helm, release: str, mode: str) -> None:
+    name = "hami" if release == "hami" else "gpu-hami"
+    more: Object = {"certManager": {"enabled": True}} if mode == "cert-manager" else {}
+    values = {**SHARDS, "scheduler": {**SHARDS["scheduler"], **more}}
+    plain, sharded = ({f"{item['kind']}/{item['metadata']['name']}": item for item in helm.template(
+        given, release=release)} for given in ({"scheduler": {**more, "replicas": 1}}, values))
+    of_schedulers = {key for key in plain if re.search(
+        rf"/{name}-(scheduler(?!-device$).*|kube-scheduler|webhook|ca|self-signed)$", key)}
+    for shard in ("b", "zone-c"):
+        assert {key for key in sharded if f"/{shard}-{name}" in key} == {
+            key.replace(f"/{name}", f"/{shard}-{name}") for key in of_schedulers}
+    names = {item["metadata"]["name"] for item in sharded.values()}
+    assert references(list(sharded.values())) <= names | {
+        "system:kube-scheduler", "system:volume-scheduler", "kube-root-ca.crt", *(
+            f"{found}-{suffix}" for found in (name, f"b-{name}", f"zone-c-{name}")
+            for suffix in ("scheduler-tls", "dashboard-tls", "ca"))}
+    assert [item["spec"]["replicas"] for key, item in sharded.items() if key.startswith("Deployment/")] == [3, 1, 1]
+    memory = {key: item["spec"]["template"]["spec"]["containers"][1]["resources"]["limits"]["memory"]
+              for key, item in sharded.items() if key.startswith("Deployment/")}
+    assert memory == {f"Deployment/b-{name}-scheduler": "3Gi", f"Deployment/{name}-scheduler": "1536Mi",
+                      f"Deployment/zone-c-{name}-scheduler": "1536Mi"}
+
+
+def test_no_object_of_one_shard_selects_or_changes_what_belongs_to_another(helm: Helm) -> None:
+    items = helm.template(SHARDS)
+    pods = {item["metadata"]["name"]: item["spec"]["template"]["metadata"]["labels"] for item in items
+            if item["kind"] == "Deployment"}
+    for item in items:
+        spec = item.get("spec") or {}
+        labels = (spec["podSelector"] if item["kind"] == "NetworkPolicy" else spec["selector"])["matchLabels"] if (
+            item["kind"] in ("NetworkPolicy", "PodDisruptionBudget", "Deployment")) else spec.get("selector")
+        if labels and item["kind"] not in ("DaemonSet",):
+            selected = [name for name, own in pods.items() if labels.items() <= own.items()]
+            assert selected == [item["metadata"]["name"]] * (item["metadata"]["name"] in pods), item["metadata"]
+    leases = [name for item in items if item["kind"] == "Role" for rule in item["rules"]
+              if rule["resources"] == ["leases"] for name in rule.get("resourceNames", ())]
+    assert sorted(leases) == sorted({f"hami-scheduler{shard}{suffix}" for shard in ("", "-b", "-zone-c")
+                                     for suffix in ("", "-extender")})
+    ports = [port.get("nodePort") for item in items if item["kind"] == "Service" for port in item["spec"]["ports"]]
+    assert ports.count(31998) == 1 and len(set(ports) - {None}) == 1
+
+
+def test_each_namespace_and_each_node_belongs_to_one_scheduler(helm: Helm) -> None:
+    found = {f"{item['kind']}/{item['metadata']['name']}": item for item in helm.template(SHARDS)}
+    wanted = {"": ("NotIn", ["b", "zone-c"], "!hami.io/shard", "DoesNotExist"),
+              "b-": ("In", ["b"], "hami.io/shard=b", "In"), "zone-c-": ("In", ["zone-c"], "hami.io/shard=zone-c", "In")}
+    schedulers = {"": "hami-scheduler", "b-": "hami-scheduler-b", "zone-c-": "hami-scheduler-zone-c"}
+    for shard, (operator, names, selector, node_operator) in wanted.items():
+        for webhook in found[f"MutatingWebhookConfiguration/{shard}hami-webhook"]["webhooks"]:
+            assert {"key": "hami.io/shard", "operator": operator, "values": names} in (
+                webhook["namespaceSelector"]["matchExpressions"])
+            assert webhook["clientConfig"]["service"]["name"] == f"{shard}hami-scheduler"
+        config = yaml.safe_load(found[f"ConfigMap/{shard}hami-kube-scheduler"]["data"]["config.yaml"])
+        ((profile,), added) = config["profiles"], config["profiles"][0]["pluginConfig"][0]
+        (term,) = added["args"]["addedAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        assert added["name"] == "NodeAffinity" and term["matchExpressions"] == [
+            {"key": "hami.io/shard", "operator": node_operator, **({"values": names} if node_operator == "In" else {})}]
+        assert profile["schedulerName"] == config["leaderElection"]["resourceName"] == schedulers[shard]
+        command = found[f"Deployment/{shard}hami-scheduler"]["spec"]["template"]["spec"]["containers"][1]["command"]
+        others = ",".join(name for key, name in schedulers.items() if key != shard)
+        assert {f"--node-label-selector={selector}", f"--other-shards={others}",
+                f"--scheduler-name={schedulers[shard]}"} <= set(command)
+
+
+def test_the_account_of_each_shard_is_one_to_which_the_policies_apply(helm: Helm) -> None:
+    items = helm.template(SHARDS, release="gpu")
+    accounts = [item["metadata"]["name"] for item in items if item["kind"] == "ServiceAccount"
+                and "scheduler" in item["metadata"]["name"]]
+    policies = str([item for item in items if item["kind"] == "ValidatingAdmissionPolicy"])
+    patterns = set(re.findall(r"\^system:serviceaccount:[^']*scheduler[^']*\$", policies))
+    assert len(accounts) == 6 and len(patterns) >= 2
+    for account in accounts:
+        user = f"system:serviceaccount:kube-system:{account}"
+        matched = {pattern for pattern in patterns if re.search(pattern, user)}
+        assert len(matched) == (len(patterns) if account.endswith("-extender") else 1)

@@ -24,6 +24,7 @@ NODE_LOCK = "hami.io/mutex.lock"
 LOCK_FREE = "hami.io/lock-free"  # on a node: the vendors whose device plugins need no node lock
 ROOM = "hami.io/room-for-waiting-pods"
 CORDON = "hami.io/device-cordon"
+SHARD = "hami.io/shard"  # a label of nodes and namespaces: whose pods and nodes belong to the scheduler of that name
 CAPACITY = "hami.io/node-capacity"  # the names that the device plugin has published in the status of the node
 
 DOOR = "hami.io/door"  # a label of nodes (plugin, dra), and of namespaces and pods (dra, dra-preferred); on a node also

@@ -51,7 +51,8 @@ def find_changes(inspected: InspectedCluster, view: View, pod: Pod, nearest: Seq
     *view*: the cluster in which it waits. *nearest*: the nodes that do not fit, in the order in which changes of the
     cluster are tried.
     """
-    search, here = _Search(inspected, view, pod, nearest[:MAX_NODES]), _Cluster(view, inspected.offered())
+    search = _Search(inspected, view, pod, nearest[:MAX_NODES])
+    here = _Cluster(view, inspected.offered(pod.scheduler_name))
     quotas = _quotas_of(pod, view)
     if (changes := search.changes(here)) or not quotas:
         return changes
@@ -152,8 +153,9 @@ class _Search:
         yield self._ended(here)
 
     def _uncordoned_nodes(self, here: _Cluster) -> Iterator[_Cluster]:
-        for name in sorted(name for name, node in self._inspected.nodes.items() if node.unschedulable):
-            yield here.but(f"node {name} is uncordoned (kubectl uncordon {name})", names=[name])
+        for name in self._inspected.in_shard(self._pod.scheduler_name):
+            if self._inspected.nodes[name].unschedulable:
+                yield here.but(f"node {name} is uncordoned (kubectl uncordon {name})", names=[name])
 
     def _uncordoned_and_ended(self, here: _Cluster) -> _Groups:
         """Yields the pods of cordoned nodes that end where the node is uncordoned, too."""

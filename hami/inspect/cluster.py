@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 
 from hami.codec.claims import AllocatedClaim
 from hami.codec.device_config import chart_config, parse_device_config
-from hami.codec.keys import GPU_POLICY, NODE_POLICY, NUMA_BIND, WEIGHTS
+from hami.codec.keys import GPU_POLICY, NODE_POLICY, NUMA_BIND, SHARD, WEIGHTS
 from hami.codec.objects import parse_resource_version
 from hami.codec.slices import PublishedSlice
 from hami.errors import HamiError
@@ -98,6 +98,7 @@ class InspectedCluster:
         self.vendors = self.view.vendors
         self.nodes: Mapping[str, Node] = {node.name: node for node in record.nodes}
         self.pods: Mapping[str, Pod] = {pod.ref.uid: pod for pod in record.pods}
+        self._offered: dict[str, list[str]] = {}  # by scheduler
 
     def usages_on(self, node: str) -> list[DeviceUsage]:
         """Returns the devices of *node* and their usage, by vendor."""
@@ -143,9 +144,20 @@ class InspectedCluster:
         return [(pod, charge) for booking in self.bookings_on(node) for key, charges in booking.charges if key == vendor
                 for charge in charges if charge.uuid == uuid for pod in self.pods_with(booking)]
 
-    def offered(self) -> list[str]:
-        """Returns the names of the nodes that kube-scheduler may offer: those that are not cordoned, sorted."""
-        return sorted(name for name, node in self.nodes.items() if not node.unschedulable)
+    def offered(self, scheduler: str) -> list[str]:
+        """Returns the names of the nodes that kube-scheduler may offer to a pod that names *scheduler*: those of its
+        shard that are not cordoned, sorted."""
+        if scheduler not in self._offered:
+            self._offered[scheduler] = [
+                name for name in self.in_shard(scheduler) if not self.nodes[name].unschedulable]
+        return self._offered[scheduler]
+
+    def in_shard(self, scheduler: str) -> list[str]:
+        """Returns the names of the nodes in the shard of *scheduler*, sorted: its name ends with the shard's."""
+        shards = {node.labels[SHARD] for node in self.record.nodes if node.labels.get(SHARD)}
+        own = max((shard for shard in shards if scheduler.removesuffix("-claims").endswith(f"-{shard}")), key=len,
+                  default=None)
+        return sorted(name for name, node in self.nodes.items() if node.labels.get(SHARD) == own)
 
     def pod_named(self, namespace: str, name: str) -> Pod | None:
         """Returns the latest pod of that name; ``None`` if the record has none."""

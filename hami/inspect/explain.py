@@ -11,7 +11,7 @@ from types import MappingProxyType
 import msgspec
 
 from hami.codec.core_limits import pod_cores_limit
-from hami.codec.keys import RESIZE
+from hami.codec.keys import RESIZE, SHARD
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.changes import KINDS, find_changes
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, selection_keys
@@ -74,7 +74,8 @@ class WaitingReport(_Record, frozen=True):
     """A pod that waits. *fits*: the node that it would get now. *nodes*: those that do not fit, nearest first.
 
     *without_devices*: the number of nodes without any. *suggestions*: what would help; empty if no known change does.
-    *gang*: the group with which it is placed. *preemption*: who is evicted for it, or would be.
+    *gang*: the group with which it is placed. *preemption*: who is evicted for it, or would be. *other_shards*: the
+    number of nodes with devices that belong to other schedulers.
     """
 
     namespace: str
@@ -92,6 +93,7 @@ class WaitingReport(_Record, frozen=True):
     suggestions: tuple[Suggestion, ...]
     gang: GangReport | None = None
     preemption: PreemptionReport | None = None
+    other_shards: int = 0
 
 
 class HeldDevice(_Record, frozen=True):
@@ -147,7 +149,7 @@ def render_report(report: WaitingReport | BoundReport, *, wide: bool) -> str:
 def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent], required: int | None,
              budgets: Sequence[DisruptionBudget]) -> WaitingReport:
     view = cluster.view.what_if(without=[pod.ref.uid])  # another scheduler's reservation for it is not in its way
-    offered = cluster.offered()
+    offered, own = cluster.offered(pod.scheduler_name), set(cluster.in_shard(pod.scheduler_name))
     choice = view.choose(pod, offered)
     refusal = view.refuse(pod, offered) if choice is None else None
     nodes = view.closest(refusal) if refusal is not None else []
@@ -159,12 +161,13 @@ def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEve
         reasons={str(reason): tuple(sorted(names)) for reason, names in refusal.nodes_by_reason.items()
                  } if refusal is not None else {},
         nodes=tuple(node_shortage(pod, node) for node in nodes),
-        cordoned=tuple(sorted(name for name, node in cluster.nodes.items()
-                              if node.unschedulable and name in cluster.view.nodes)),
+        cordoned=tuple(sorted(name for name in own
+                              if cluster.nodes[name].unschedulable and name in cluster.view.nodes)),
         without_devices=len(refusal.unknown) if refusal is not None else 0, events=tuple(events),
         suggestions=tuple(Suggestion(change.texts, change.node) for change in changes),
         gang=gang_of(cluster, pod, required),
-        preemption=preemption_of(cluster, view, pod, budgets) if refusal is not None else None)
+        preemption=preemption_of(cluster, view, pod, budgets) if refusal is not None else None,
+        other_shards=len(cluster.view.nodes.keys() - own))
 
 
 def node_shortage(pod: Pod, refusal: NodeRefusal) -> NodeShortage:
@@ -222,6 +225,8 @@ def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
         yield f"  {counted(len(names), 'node')}  {reason}"
     if report.cordoned:
         yield f"  {counted(len(report.cordoned), 'node')}  cordoned, not asked"
+    if report.other_shards:
+        yield f"  {counted(report.other_shards, 'node')}  of other schedulers, not asked (label {SHARD})"
     shown = report.nodes if wide else report.nodes[:SHOWN_NODES]
     if shown:
         yield ""

@@ -74,9 +74,9 @@ def _count_fitting(cluster: InspectedCluster, pods: Sequence[Pod]) -> int:
     """Returns how many of *pods* HAMi would place, one after the other, each on the node that is chosen for it if there
     is one. Of pods with equal requests, none is tried after one that did not fit."""
     view = cluster.view.what_if(without=[pod.ref.uid for pod in pods])
-    offered, refused, fitting = cluster.offered(), set[object](), 0
+    refused, fitting = set[object](), 0
     for pod in pods:
-        names = [pod.nominated_node] if pod.nominated_node else offered
+        names = [pod.nominated_node] if pod.nominated_node else cluster.offered(pod.scheduler_name)
         question = make_pod_request(pod, cluster.vendors, view.facts.policies.device), pod.scope, pod.nominated_node
         if question in refused:
             continue

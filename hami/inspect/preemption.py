@@ -52,7 +52,7 @@ def preemption_of(cluster: InspectedCluster, view: View, pod: Pod,
     if not pod.preempts:
         return PreemptionReport(never=True)
     rules = PreemptionRules(now=cluster.record.taken.timestamp(), budgets=budgets)
-    if (plan := plan_preemption(view, pod, cluster.offered(), rules)) is None:
+    if (plan := plan_preemption(view, pod, cluster.offered(pod.scheduler_name), rules)) is None:
         return PreemptionReport()
     evicted, awaited = pod_names(cluster, plan.uids), pod_names(cluster, plan.awaited)
     return PreemptionReport(node=plan.node, evicted=evicted, awaited=awaited, violations=plan.violations,

@@ -171,7 +171,7 @@ def count_capacity(cluster: InspectedCluster, source: PodSource, scenario: Scena
     capacities: list[NodeCapacity] = []
     refs = (PodRef(pod.ref.namespace, source.name, f"simulated-{number}") for number in range(MAX_COUNTED))
     view = cluster.view
-    for name in cluster.offered():
+    for name in cluster.offered(pod.scheduler_name):
         count = 0
         for ref in refs:
             another = replace(pod, ref=ref)
@@ -234,7 +234,6 @@ class _Placer:
         self._rules = None if preemption is None else PreemptionRules(
             now=cluster.record.taken.timestamp(), budgets=preemption.budgets)
         self.view = cluster.view
-        self._names = cluster.offered()
         self._indexes = {(node, usage.device.vendor, usage.device.uuid): usage.device.index
                          for node, usage in cluster.usages()}
 
@@ -243,7 +242,7 @@ class _Placer:
         for count, pod in enumerate(pods):
             if isinstance(pod, str):
                 return Outcome(title, wanted, count, pod)
-            answer, self.view = self.view.assume(pod, self._names)
+            answer, self.view = self.view.assume(pod, self._cluster.offered(pod.scheduler_name))
             preempts: tuple[str, ...] = ()
             if isinstance(answer, Refusal) and (evicted := self._preempt(pod)) is not None:
                 answer, preempts = evicted
@@ -262,7 +261,8 @@ class _Placer:
         if that makes no room for it."""
         if self._rules is None or not pod.preempts:
             return None
-        if (plan := plan_preemption(self.view, pod, self._names, self._rules)) is None:
+        names = self._cluster.offered(pod.scheduler_name)
+        if (plan := plan_preemption(self.view, pod, names, self._rules)) is None:
             return None
         left = self.view.what_if(without=(*plan.uids, *plan.awaited))
         if (choice := left.choose(pod, [plan.node])) is None:

@@ -150,8 +150,8 @@ class Admitter:
                 for vendor in self._cache.vendors.requested_by(container.limits, container.requests))
 
     def _is_of_another_scheduler(self, name: str) -> bool:
-        if not name or self._settings.is_own_scheduler(name):
-            return False
+        if not name or self._settings.is_own_scheduler(name) or name in self._settings.other_shards:
+            return False  # a pod belongs to the shard of its namespace, whatever it says itself
         return name != "default-scheduler" or not self._settings.force_overwrite_default_scheduler
 
 

@@ -20,6 +20,7 @@ from hami.scheduler.leadership import Leadership
 from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.reconcile import Move, pod_moves
 from hami.scheduler.settings import Settings
+from hami.state.pods import PodRecord
 from hami.state.store import Store
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,9 @@ class Controller(Task):
         """Tells of edits of bound pods' allocations. Only the leader does, but every replica sees them."""
         edited = self._cache.pods.take_edited()
         for ref in edited if self._leadership.leads() else ():
+            record = self._cache.pods.named(ref.namespace, ref.name)
+            if record is None or self._is_of_another_scheduler(record):
+                continue
             log.warning("edit of an allocation refused", extra={"pod": ref})
             self._events.record(ref, "Warning", "AllocationEditRefused", (
                 "the annotations of the pod's allocation were changed after it was bound: it still holds the devices "
@@ -119,9 +123,15 @@ class Controller(Task):
 
     def _reconcile_pods(self) -> None:
         for record in self.each(self._cache.pods.unsettled()):
+            if self._is_of_another_scheduler(record):
+                continue
             for move in pod_moves(record, self._cache.vendors, self._settings, self._clock()):
                 with _one_may_fail("reconcile_pod"):
                     self._carry_out(move)
+
+    def _is_of_another_scheduler(self, record: PodRecord) -> bool:
+        """Reports whether the pod is on a node that this scheduler does not watch."""
+        return bool(record.node) and not self._cache.nodes.is_known(record.node)
 
     def _carry_out(self, move: Move) -> None:
         if not move.annotations and not move.labels:

@@ -61,7 +61,7 @@ def _unbound_moves(record: PodRecord, vendors: Catalog, settings: Settings, cloc
             yield Move(record.ref, "AssignmentCleared", (
                 f"an earlier assignment to node {record.assigned_node} was never bound and has been removed"),
                 dict.fromkeys(sorted(keys)), {ASSIGNED_NODE: None}, str(record.version))
-    elif (record.requests_devices and settings.force_overwrite_default_scheduler
+    elif (record.requests_devices and settings.force_overwrite_default_scheduler and settings.reports_unadmitted
           and scheduler in ("", "default-scheduler")):
         yield Move(record.ref, "NotAdmitted", (
             f"the pod requests devices, but it has not passed HAMi's webhook: its schedulerName is "

@@ -163,6 +163,9 @@ class Resizer(Task):
         if record is None or record.terminated or record.ends_by or record.preempted or not record.node:
             self._forget(waiting)
             return
+        if not self._cache.nodes.is_known(record.node):  # of another scheduler, which answers; or it becomes ours
+            waiting.due = self._clock() + RETRY_S
+            return
         if waiting.written is not None and self._cache.is_growing(uid):
             self._resolve(waiting)
             return

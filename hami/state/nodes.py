@@ -205,6 +205,10 @@ class NodeCache:
             return Node(name=name, resource_version=str(record.version), annotations={**annotations, **record.locks},
                         labels=labels, capacity=capacity, allocatable=allocatable, unschedulable=record.unschedulable)
 
+    def is_known(self, name: str) -> bool:
+        """Reports whether there is such a node, and the label selector does not exclude it."""
+        return name in self._records
+
     def names(self) -> list[str]:
         """Returns the names of all nodes."""
         with self._lock:

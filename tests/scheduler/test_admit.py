@@ -39,13 +39,14 @@ PRIVILEGED = {"securityContext": {"privileged": True}}
 NAMES = {f"example.com/{n}": 1 for n in range(20_000)}
 
 
-def admitter(*, force=True, name=SCHEDULER, quotas=(), **config):
+def admitter(*, force=True, name=SCHEDULER, quotas=(), others=(), **config):
     """The admission of an empty cluster."""
     clock, fake = Clock(), WatchedCluster()
     replica = Replica(fake, clock, vendors=vendors(DeviceConfig(nvidia=NvidiaConfig(**config))))
     for one in quotas:
         replica.cache.quotas.upsert(one)
-    return Admitter(replica.cache, Settings(scheduler_name=name, force_overwrite_default_scheduler=force))
+    return Admitter(replica.cache, Settings(
+        scheduler_name=name, force_overwrite_default_scheduler=force, other_shards=others))
 
 
 def admit(thing, namespace="default", **options):
@@ -76,6 +77,14 @@ def admit(thing, namespace="default", **options):
 def test_denied_pods_and_the_reason(thing, options, code, message):
     answer = admit(thing, **options)
     assert isinstance(answer, Denied) and answer.code == code and message in answer.message
+
+
+def test_a_pod_that_names_another_shard_is_admitted_as_one_of_its_own():
+    thing = raw(asking(ONE), scheduler="hami-scheduler-b")
+    answer = admit(thing, others=("hami-scheduler-b",))
+    assert answer == admit(raw(asking(ONE))) and answer.pod["spec"]["schedulerName"] == SCHEDULER
+    privileged = raw(asking(ONE, **PRIVILEGED), scheduler="hami-scheduler-b")
+    assert isinstance(admit(privileged, others=("hami-scheduler-b",)), Denied)
 
 
 @pytest.mark.parametrize(("thing", "options", "message"), [

@@ -324,3 +324,23 @@ def test_the_loop_ends_when_it_is_stopped():
     made.controller.stop()
     made.controller.run()
     assert made.fake.calls == []
+
+
+def test_a_pod_on_a_node_of_another_scheduler_is_left_to_it():
+    """The node is in no watch: a label selector excludes it."""
+    garbled = bound(labels=False)
+    made = world(replace(garbled, node_name="n2", annotations={
+        **garbled.annotations, ASSIGNED_NODE: "n2", NVIDIA.annotations.allocated: "GPU-0,;"}))
+    made.fake.put_pod(replace(bound(name="b"), node_name="n2"))
+    made.watch()
+    edited = made.fake.pods["default", "b"]
+    made.fake.put_pod(replace(edited, annotations={**edited.annotations, NVIDIA.annotations.allocated: ";"}))
+    made.watch()
+    for _ in range(3):
+        made.controller.step()
+    assert (made.events.reasons(), writes(made)) == ([], [])
+    made.fake.put_node(node("n2", gpu("GPU-0")))
+    made.watch()
+    made.controller.step()
+    assert made.events.reasons() == ["AllocationUnreadable"]
+    assert made.fake.pods["default", "a"].labels == {ASSIGNED_NODE: "n2"}

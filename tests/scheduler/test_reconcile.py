@@ -63,6 +63,8 @@ SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
     (SLIPPED | {"scheduler_name": "volcano"}, {}, []),
     (SLIPPED | {"most_shares": {}}, {}, []),
     (SLIPPED, {"force_overwrite_default_scheduler": False}, []),
+    (SLIPPED, {"other_shards": ("hami-scheduler-b", "hami-scheduler-c")}, ["NotAdmitted"]),
+    (SLIPPED, {"scheduler_name": "hami-scheduler-b", "other_shards": ("hami-scheduler", "hami-scheduler-c")}, []),
     (SLIPPED | {"node": "n1"}, {}, [])],
     ids=["runs", "stuck", "of a vendor without bind phase", "not yet stuck", "just stuck",
          "stuck before we started", "stuck before we started, which we just did", "bound before we started",
@@ -72,7 +74,9 @@ SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
          "terminated", "stale assignment", "fresh assignment", "assignment without time", "waits",
          "of another scheduler", "stale assignment of a pod with a claim", "not admitted",
          "not admitted, without scheduler",
-         "not admitted, of another scheduler", "requests no device", "no overwriting", "not admitted, but bound"])
+         "not admitted, of another scheduler", "requests no device", "no overwriting",
+         "not admitted, first of three shards",
+         "not admitted, second of three shards", "not admitted, but bound"])
 def test_moves_for_a_pod(fields, settings, reasons):
     found = pod_moves(record(**fields), ONLY_NVIDIA, replace(SETTINGS, **settings), NOW)
     assert [move.reason for move in found] == reasons

@@ -677,3 +677,17 @@ def test_a_thousand_edits_never_book_more_than_a_card(seed):
                     assert size.get("cores") in (None, share.cores)
                     memory = size.get("memory")
                     assert memory in (None, f"{share.memory_mib}Mi") or memory.endswith("%")
+
+
+def test_a_pod_on_a_node_of_another_scheduler_is_answered_once_the_node_is_ours():
+    world = World()
+    world.run("p", gpus(1, memory=1000))
+    hidden = world.fake.nodes.pop("n0")
+    world.leader.relist()
+    world.ask("p", c={"memory_mib": 2000})
+    assert RESIZE_STATUS not in world.find("p").annotations
+    world.fake.put_node(hidden)
+    world.leader.relist()
+    world.clock.seconds += RETRY_S
+    world.step()
+    assert parse_status(world.find("p").annotations[RESIZE_STATUS]).state is ResizeState.BOOKED
