@@ -152,8 +152,8 @@ def render_match_conditions(catalog: Catalog) -> str:
       || [object.metadata.?annotations.orValue({{}}), object.metadata.?labels.orValue({{}})].exists(keys,
         keys.size() <= {MAX_KEYS} && keys.exists(k,
           {indented(_owned_pod_key(catalog), 10)}))
-  # a pod that has its claim comes by the webhook of its label, whose check is the same (components/dra-allocate); without that
-  # component, no node offers what it requests
+  # a pod that has its claim comes by the webhook of its label, whose check is the same (components/dra-allocate);
+  # without that component, no node offers what it requests
   - name: without-claim-by-label
     expression: >-
       !(object.metadata.?labels[?'{DOOR}'].orValue('') in [{", ".join(f"'{door}'" for door in CLAIM_DOORS)}]

@@ -82,7 +82,7 @@ RESOURCES = st.from_regex(r"[a-z0-9.-]{1,9}/[A-Za-z0-9._-]{1,9}", fullmatch=True
 QUANTITIES = st.from_regex(r"[0-9A-Za-z.+-]{1,9}", fullmatch=True)
 
 
-@given(st.dictionaries(NAMES, st.dictionaries(RESOURCES, QUANTITIES, min_size=1, max_size=8), min_size=1, max_size=32))
+@given(st.dictionaries(NAMES, st.dictionaries(RESOURCES, QUANTITIES, min_size=1, max_size=3), min_size=1, max_size=4))
 def test_what_is_written_is_read(amounts):
     assert parse_claim_amounts(render_claim_amounts(amounts)) == amounts
 
