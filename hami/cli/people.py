@@ -248,7 +248,9 @@ def replay_command(*, style: Style, file: str) -> Answer:
 
 
 def read_files(files: tuple[Any, ...]) -> list[PodSource]:
-    """Returns what makes pods in *files*; says which other objects are left out. Raises: HamiError."""
+    """Returns what makes pods in *files*; says which other objects, and which labels, are left out. Raises: HamiError.
+    """
+    from hami.codec.keys import CLAIM_DOORS, DOOR
     from hami.inspect.manifests import read_manifests
 
     sources: list[PodSource] = []
@@ -257,6 +259,9 @@ def read_files(files: tuple[Any, ...]) -> list[PodSource]:
         sources += of_file
         if others:
             show_note(f"{file.name}: left out, since they make no pods: {', '.join(others)}")
+    labels = {source.title: source.pod["metadata"].get("labels") for source in sources}
+    if claiming := [title for title, own in labels.items() if isinstance(own, dict) and own.get(DOOR) in CLAIM_DOORS]:
+        show_note(f"claims are not simulated, so the label {DOOR} is ignored: {', '.join(claiming)}")
     return sources
 
 

@@ -94,6 +94,17 @@ def test_simulate_with_preemption(tmp_path):
     assert result.exit_code == 0 and "web would preempt default/a on n1\n" in result.stdout
 
 
+@pytest.mark.parametrize("labels, said", [({"hami.io/door": "dra"}, True), ({"hami.io/door": "dra-preferred"}, True),
+                                          ({"hami.io/door": "plugin"}, False), ([], False), (None, False)])
+@pytest.mark.parametrize("command", ["simulate", "capacity"])
+def test_that_claims_are_not_simulated_is_said(tmp_path, command, labels, said):
+    path, web = tmp_path / "web.yaml", pod("web", gpu=1)
+    web["metadata"]["labels"] = labels
+    path.write_text(json.dumps(web))
+    result = hami(command, "-f", str(path))
+    assert ("claims are not simulated, so the label hami.io/door is ignored: pod/web" in result.stderr) is said
+
+
 def test_simulate_and_capacity(tmp_path):
     path = tmp_path / "web.yaml"
     path.write_text(json.dumps(pod("web", gpu=1, gpumem=50_000)) + "\n---\nkind: Service\nmetadata: {name: s}\n")
