@@ -232,15 +232,18 @@ def test_the_scheduler_may_write_claims_only_where_it_allocates_them():
 
 
 def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
+    """Those of labels on pods also see pods that have a claim already, which the other webhook leaves to them."""
     folder = ROOT / "manifests" / "components" / "dra-translate" / "webhooks"
     component = yaml.safe_load((folder / "kustomization.yaml").read_text())
     (text,) = (patch["patch"] for patch in component["patches"]
                if patch["target"]["kind"] == "MutatingWebhookConfiguration")
-    conditions = {condition["expression"] for operation in yaml.safe_load(text) if operation["op"] == "add"
-                  for condition in operation["value"]["matchConditions"]}
-    (expression,) = conditions
+    webhooks = [operation["value"] for operation in yaml.safe_load(text) if operation["op"] == "add"]
     (config,) = (vendor for vendor in vendors(chart_config()) if vendor.key == "NVIDIA")
-    assert re.findall(r"'([^']+)'", expression) == list(config.resources.names)
+    names = list(config.resources.names)
+    assert {webhook["name"]: [re.findall(r"'([^']+)'", condition["expression"])
+                              for condition in webhook["matchConditions"]] for webhook in webhooks} == {
+        f"{kind}.{door}.hami.io": [names + more] for kind, more in (("pods", ["hami.io/claim"]), ("namespaces", []))
+        for door in ("dra", "dra-preferred")}
 
 
 def test_without_preemption_no_rule_is_left_that_it_needs():
