@@ -141,7 +141,7 @@ def _refused(run: Run, cluster: LocalCluster, scheduler: Scheduler, extender: Ku
     whole = Cpu(server)
     for turn in range(WRITE_SLICES * rounds + 1):
         for name in writes[JUDGED]:
-            for namespace in writes:
+            for namespace in sorted(writes, reverse=turn % 2 == 0):
                 cpu = Cpu(server)
                 count = len(repeat(writes[namespace][name], WRITE_SLICE_S))
                 if turn > 0:  # the first ones warm up
