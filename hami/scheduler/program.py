@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from functools import partial
 from wsgiref.types import WSGIApplication
@@ -72,7 +73,7 @@ class SchedulerProgram:
 
         # Store and leadership
         self._lock_states = LockStates(self._metrics.lock_wait)
-        self._cache = cluster_cache(settings)
+        self._cache = cluster_cache(settings, settings.scheduler_name if settings.node_selector else "")
         claims = self._claims = None
         if settings.dra != OFF:
             from hami.scheduler.claims import ClaimParts  # with what it needs, 50 ms and 2 MB
@@ -85,7 +86,9 @@ class SchedulerProgram:
                                 quotas=self._cache.quotas, node_selector=settings.node_selector)
         self._elector = AlwaysLeader() if not settings.leader_elect else Election(
             self._cluster, _candidate(settings, self._cache))
-        self._leadership = Leadership(self._elector, self._catch_up, clock=clock)
+        self._leadership = Leadership(
+            self._elector, self._catch_up, clock=clock,
+            knows_until=lambda: clock() + self._watches.knows_nodes_for() if settings.node_selector else math.inf)
 
         # Verbs and controller
         locks = NodeLocks(
