@@ -169,3 +169,17 @@ def test_a_pod_that_names_the_scheduler_of_another_shard_belongs_to_that_of_its_
     create(second, pod("p", gpu=1, scheduler=A))
     assert (first.started(), second.started()) == ({"p": "a0"}, {"p": "b0"})
     assert [sandbox.pod("p")["spec"]["schedulerName"] for sandbox in (first, second)] == [A, B]
+
+
+def test_a_node_rests_before_the_next_scheduler_uses_it(cluster, first, second):
+    first.add_gpu_node("moves")
+    create(first, pod("before", gpu=1, gpumem=1000))
+    assert first.started() == {"before": "moves"}
+    assert first.wait_node("moves", lambda notes: notes.get("hami.io/scheduler") == A, what="A claims it")
+    first.label_node("moves", {"hami.io/shard": "b"})
+    assert first.wait_node("moves", lambda notes: notes.get("hami.io/scheduler", "").startswith(f"{B} 20"),
+                           what="B claims it, with the time")
+    create(first, pod("first", gpu=1, gpumem=1000))
+    create(second, pod("second", gpu=1, gpumem=1000))
+    assert "didn't match scheduler-enforced node affinity" in first.event("first", "FailedScheduling", timeout=60)
+    assert "node rests until" in second.event("second", "FailedScheduling", timeout=60)

@@ -200,7 +200,8 @@ class Replica:
         self.leadership = leadership(self) if leadership else FakeLeadership(leads, clock())
         self.events, self.metrics = Journal(), RecordedMetrics()
         self.lock_states = LockStates(self.metrics.lock_wait)
-        self.cache = Store(vendors, policies or Policies(), clock=clock, now=clock.now)
+        self.cache = Store(vendors, policies or Policies(), clock=clock, now=clock.now,
+                           scheduler=settings.scheduler_name if settings.node_selector else "")
         self.locks = NodeLocks(
             self.cluster, self.cache, self.lock_states, self.events, settings.node_lock_timeout,
             leading_since=self.leadership.since, clock=clock, now=clock.now)

@@ -17,8 +17,8 @@ import click
 
 from hami.codec.device_config import DeviceConfig, chart_config, parse_device_config
 from hami.codec.keys import (
-    ALLOCATION_PATTERN, CLAIM_DOORS, CLAIM_RESOURCE, DOOR, NODE_LOCK, PREEMPTIBLE, RESIZE, ROOM, SCHEDULER_OWNED,
-    SCHEDULERS_ALONE, is_scheduler_owned,
+    ALLOCATION_PATTERN, CLAIM_DOORS, CLAIM_RESOURCE, DOOR, NODE_LOCK, NODE_SCHEDULER, PREEMPTIBLE, RESIZE, ROOM,
+    SCHEDULER_OWNED, SCHEDULERS_ALONE, is_scheduler_owned,
 )
 from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED
 from hami.vendors.capacity import capacity_names
@@ -105,7 +105,7 @@ def pod_keys(catalog: Catalog) -> list[str]:
 
 def node_keys(catalog: Catalog) -> list[str]:
     """Returns the annotations of nodes that users may not write, without those that have ``NODE_PREFIX``."""
-    keys = {NODE_LOCK, ROOM, LOCK_FREE, PAIR_SCORES}
+    keys = {NODE_LOCK, NODE_SCHEDULER, ROOM, LOCK_FREE, PAIR_SCORES}
     for vendor in catalog:
         keys |= {vendor.annotations.register, vendor.annotations.handshake, vendor.annotations.door,
                  vendor.annotations.lock} - {""}

@@ -6,10 +6,13 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
+from hami.codec.times import parse_time
 from hami.errors import MalformedInput, NodeLocked
 from hami.kube.events import EventRecorder
 from hami.model import Node, Pod
+from hami.scheduler.bind import REST_S
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
 from hami.scheduling.node_order import TO_CHOOSE_FROM, has_no_policy, kube_chooses
@@ -105,8 +108,13 @@ class NodeFilter:
             fresh = [made for node in nodes if not view.usages(node.name) and self._is_selected(node.labels) and (
                 (made := with_template(view.vendors, node)) is not node or node.name not in known_names)]
             refusal = view.what_if(without=[pod.ref.uid], nodes=fresh).refuse(pod, names)
-        failed = _failed(refusal) if refusal is not None else {}
+        failed = self._failed(refusal) if refusal is not None else {}
         return Filtered([name for name in names if name not in failed], failed)
+
+    def _failed(self, refusal: Refusal) -> dict[str, str]:
+        resting = self._cache.nodes.resting() if refusal.unknown else {}
+        return refusal.texts | {name: _rest_text(resting[name]) if name in resting else UNREGISTERED
+                                for name in refusal.unknown}
 
     def _refused(self, pod: Pod, refusal: Refusal) -> Filtered:
         for reason in {reason for unfit, _ in refusal.groups for reason, _ in unfit.reasons}:
@@ -116,14 +124,19 @@ class NodeFilter:
         for text in (*summarize(refusal), f"no available node, {nodes} nodes do not meet", describe(refusal, closest)):
             self._events.record(pod.ref, "Warning", "FilteringFailed", text)
         log.info("no node fits", extra={"pod": pod.ref, "nodes": nodes})
-        failed = _failed(refusal)
+        failed = self._failed(refusal)
         if refusal.resolvable and pod.preempts:
             self._on_preemptor()
         return Filtered(None, {name: failed.pop(name) for name in refusal.resolvable}, unresolvable=failed)
 
 
-def _failed(refusal: Refusal) -> dict[str, str]:
-    return refusal.texts | dict.fromkeys(refusal.unknown, UNREGISTERED)
+def _rest_text(owner: str) -> str:
+    """Returns why a node is not used that *owner* has: its text in the annotation."""
+    name, _, since = owner.partition(" ")
+    if (began := parse_time(since)) == 0:
+        return f"node has belonged to scheduler {name}, and is claimed first"
+    until = datetime.fromtimestamp(began + REST_S, UTC)
+    return f"node rests until {until:%H:%M:%S} UTC, since the scheduler that has had it may still bind pods to it"
 
 
 def _success(choice: Choice) -> str:

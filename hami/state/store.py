@@ -50,11 +50,12 @@ PENDING_REQUESTS = 5  # different requests of pending pods that are tried at onc
 class Store:
     """Nodes, pods, quotas and reservations. *clock* is monotonic, *now* is the time of day in UTC.
 
-    *foreign_reservations*: what another scheduler has written on an unbound pod counts for some time.
+    *foreign_reservations*: what another scheduler has written on an unbound pod counts for some time. *scheduler*: the
+    name under which nodes are claimed, where several schedulers share them out; empty where none are.
     """
 
     def __init__(self, vendors: Catalog, policies: Policies, *, clock: Callable[[], float], now: Callable[[], datetime],
-                 foreign_reservations: bool = False) -> None:
+                 foreign_reservations: bool = False, scheduler: str = "") -> None:
         self.vendors = vendors
         self.policies = policies
         self._clock = clock
@@ -66,7 +67,7 @@ class Store:
         self._holds = Holds(self._table)
         self._ended_holds: list[tuple[Hold, HoldEnd]] = []
         bookings = self._bookings = PodBookings(vendors, self._table)
-        self.nodes = NodeCache(vendors, self._lock, self._table, bookings, clock=clock, now=now)
+        self.nodes = NodeCache(vendors, self._lock, self._table, bookings, scheduler, clock=clock, now=now)
         self.reservations = Reservations(self._table, self._lock, self.nodes, clock=clock, now=now)
         self.pods = PodCache(vendors, self._lock, bookings, self.reservations, self.nodes,
                              foreign_reservations=foreign_reservations, clock=clock, now=now)
