@@ -92,8 +92,8 @@ class NodeCache:
     the names of the nodes whose locks have changed: binds may wait for these. *scheduler*: as of the store.
     """
 
-    def __init__(self, vendors: Iterable[Vendor], lock: threading.RLock, table: Table, bookings: PodBookings,
-                 scheduler: str, *, clock: Callable[[], float], now: Callable[[], datetime]) -> None:
+    def __init__(self, vendors: Iterable[Vendor], lock: threading.RLock, table: Table, bookings: PodBookings, *,
+                 clock: Callable[[], float], now: Callable[[], datetime], scheduler: str = "") -> None:
         self._vendors = tuple(vendors)
         self._by_key = {vendor.key: vendor for vendor in self._vendors}
         self._lock = lock

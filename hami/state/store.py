@@ -67,7 +67,8 @@ class Store:
         self._holds = Holds(self._table)
         self._ended_holds: list[tuple[Hold, HoldEnd]] = []
         bookings = self._bookings = PodBookings(vendors, self._table)
-        self.nodes = NodeCache(vendors, self._lock, self._table, bookings, scheduler, clock=clock, now=now)
+        self.nodes = NodeCache(vendors, self._lock, self._table, bookings, clock=clock, now=now,
+                               scheduler=scheduler)
         self.reservations = Reservations(self._table, self._lock, self.nodes, clock=clock, now=now)
         self.pods = PodCache(vendors, self._lock, bookings, self.reservations, self.nodes,
                              foreign_reservations=foreign_reservations, clock=clock, now=now)
