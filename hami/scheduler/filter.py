@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from hami.codec.times import parse_time
 from hami.errors import MalformedInput, NodeLocked
@@ -112,9 +112,8 @@ class NodeFilter:
         return Filtered([name for name in names if name not in failed], failed)
 
     def _failed(self, refusal: Refusal) -> dict[str, str]:
-        resting = self._cache.nodes.resting() if refusal.unknown else {}
-        return refusal.texts | {name: _rest_text(resting[name]) if name in resting else UNREGISTERED
-                                for name in refusal.unknown}
+        resting = {name: _rest_text(owner) for name, owner in self._cache.nodes.resting(refusal.unknown).items()}
+        return refusal.texts | dict.fromkeys(refusal.unknown, UNREGISTERED) | resting
 
     def _refused(self, pod: Pod, refusal: Refusal) -> Filtered:
         for reason in {reason for unfit, _ in refusal.groups for reason, _ in unfit.reasons}:
@@ -135,8 +134,8 @@ def _rest_text(owner: str) -> str:
     name, _, since = owner.partition(" ")
     if (began := parse_time(since)) == 0:
         return f"node has belonged to scheduler {name}, and is claimed first"
-    until = datetime.fromtimestamp(began + REST_S, UTC)
-    return f"node rests until {until:%H:%M:%S} UTC, since the scheduler that has had it may still bind pods to it"
+    until = time.strftime("%H:%M:%S", time.gmtime(began + REST_S))
+    return f"node rests until {until} UTC, since the scheduler that has had it may still bind pods to it"
 
 
 def _success(choice: Choice) -> str:

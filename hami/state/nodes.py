@@ -22,6 +22,7 @@ from hami.vendors.inventory import gives_by_claims
 from hami.vendors.spec import Vendor
 
 TOMBSTONES = 1_000  # deleted nodes that are remembered
+LONGEST_OWNER = 300  # characters: the name of a scheduler, and a time
 
 Texts = Mapping[str, str]
 
@@ -139,7 +140,7 @@ class NodeCache:
             if facts != record.facts:
                 self.changes += 1
                 record.facts = facts
-                self._follow_owner(record, node.annotations.get(NODE_SCHEDULER, ""))
+                self._follow_owner(record, node.annotations.get(NODE_SCHEDULER, "")[:LONGEST_OWNER])
                 self._table.set_labels(node.name, node.labels)
                 for vendor in self._vendors:
                     if (reading := readings.get(vendor.key) or _reading(vendor, node)) is not None:
@@ -284,17 +285,21 @@ class NodeCache:
         """Returns the nodes with devices that this scheduler has to claim; whether they have to rest then, as another
         has had them; and their versions. Among them are those that have rested for *rest_s* seconds since this process
         saw the claim."""
+        if not self._scheduler:
+            return []
         with self._lock:
             return [(record.name, bool(record.owner) and not self._is_claimed(record), record.version)
-                    for record in self._records.values()
-                    if self._scheduler and record.inventories and record.owner != self._scheduler
+                    for record in self._records.values() if record.inventories and record.owner != self._scheduler
                     and (not self._is_claimed(record) or self._clock() - record.owner_since >= rest_s)]
 
-    def resting(self) -> dict[str, str]:
-        """Returns the nodes that are not used since another scheduler may still place pods on them, with the text that
-        says which scheduler has each, and since when this one waits."""
+    def resting(self, names: Iterable[str]) -> dict[str, str]:
+        """Returns those of the nodes *names* that are not used since another scheduler may still place pods on them,
+        with the text that says which scheduler has each, and since when this one waits."""
+        if not self._scheduler:
+            return {}
         with self._lock:
-            return {record.name: record.owner for record in self._records.values() if self._rests(record)}
+            return {name: record.owner for name in names
+                    if (record := self._records.get(name)) is not None and self._rests(record)}
 
     def reports_due(self) -> list[tuple[str, Vendor]]:
         """Returns nodes and vendors whose device plugin should be asked to report."""

@@ -111,6 +111,21 @@ def test_a_node_of_another_scheduler_rests_before_it_is_used():
     assert world.owner() == "hami-scheduler-b" and world.second.filter(world.new_pod()) == "n0"
 
 
+@pytest.mark.parametrize("text, shown", [
+    ("x" * 250_000, "node has belonged to scheduler " + "x" * 300 + ", and is claimed first"),
+    ("x 9999-12-31T23:59:59Z", "node rests until 00:02:34 UTC, since the scheduler that has had it may still bind pods "
+                               "to it"),
+], ids=["long", "the end of time"])
+def test_what_anybody_has_written_on_a_node_is_bounded_and_claimed_anew(text, shown):
+    world = World()
+    world.fake.put_node(replace(world.fake.nodes["n0"], annotations={
+        **world.fake.nodes["n0"].annotations, NODE_SCHEDULER: text}))
+    world.first.see()
+    assert world.first.node_filter.filter(world.new_pod(), ["n0"]).unresolvable == {"n0": shown}
+    world.wait(1)
+    assert world.owner().startswith("hami-scheduler 20")
+
+
 def test_a_replica_that_has_just_started_lets_a_node_rest_once_more():
     world = World()
     world.move("n0", "b")
