@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import TypeVar
 
@@ -22,12 +23,15 @@ log = logging.getLogger(__name__)
 
 K = TypeVar("K")
 V = TypeVar("V")
+Offers = Mapping[str, Collection[str]]
+"""The uids of the victims on each node."""
 
 BUDGETS_S = 2.0  # for which PodDisruptionBudgets that have been read are used
 LEFT_S = 10.0  # for which kube-scheduler may evict the pods that it was offered
 YIELD_S = 0.005  # for which a step of a plan waits for requests in flight
 SIZES_S = 10.0  # for which the size of a gang that has been read is used
 MAX_KEPT = 500  # pods that are left to kube-scheduler, and gangs whose sizes are known
+MAX_OFFERED = 100  # nodes that are remembered of those that kube-scheduler was offered for a pod
 
 
 class PreemptionPlanner:
@@ -46,7 +50,7 @@ class PreemptionPlanner:
         self._lock = threading.Lock()  # guards the rest; not held across I/O
         self._budgets: list[DisruptionBudget] = []
         self._read_at = -math.inf
-        self._left: OrderedDict[str, float] = OrderedDict()
+        self._left: OrderedDict[str, tuple[float, Offers]] = OrderedDict()
         self._sizes: OrderedDict[tuple[str, str], tuple[float, int | None]] = OrderedDict()
         self.is_enabled = settings.preemption != "off"
         """Whether pods may be evicted."""
@@ -91,15 +95,21 @@ class PreemptionPlanner:
         """Leaves the interpreter to the requests in flight, before each step of a plan, and for a moment only."""
         self._in_flight.wait_idle(YIELD_S)
 
-    def leave_to_kube_scheduler(self, uid: str) -> None:
+    def leave_to_kube_scheduler(self, uid: str, offers: Offers) -> None:
         """Records that kube-scheduler was offered nodes on which it makes room for the pod."""
         with self._lock:
-            _keep(self._left, uid, self._clock() + LEFT_S)
+            _keep(self._left, uid, (self._clock() + LEFT_S, dict(itertools.islice(offers.items(), MAX_OFFERED))))
 
     def is_left_to_kube_scheduler(self, uid: str) -> bool:
         """Reports whether kube-scheduler may make room for the pod by itself now."""
+        return self.offers(uid) is not None
+
+    def offers(self, uid: str) -> Offers | None:
+        """Returns the nodes on which kube-scheduler may make room for the pod now, or the first MAX_OFFERED of them;
+        ``None`` if it may on none."""
         with self._lock:
-            return self._left.get(uid, -math.inf) > self._clock()
+            until, offers = self._left.get(uid, (-math.inf, {}))
+        return offers if until > self._clock() else None
 
 
 def _keep(latest: OrderedDict[K, V], key: K, value: V) -> None:

@@ -47,7 +47,8 @@ class PreemptionFilter:
         its victims. Where preemption is on, the fewest pods with devices are added without which they would not fit.
 
         All nodes remain if *pod* requests no device. Nodes that are not known, and those after the first MAX_NODES, do
-        not remain. While others are evicted for it already, only their node does, with the victims that were asked for.
+        not remain. While others are evicted for it already, only their node does, with the victims that were asked for;
+        none does where these have ended for kube-scheduler, and our watch is late.
         Raises: HamiError; then nobody may be evicted.
         """
         if not self._leadership.wait_until_leading(LEADERSHIP_TIMEOUT_S):  # there may have been no filter before
@@ -55,14 +56,26 @@ class PreemptionFilter:
         if not requests_devices(self._cache.vendors, pod.containers):
             return victims
         judged = dict(itertools.islice(victims.items(), MAX_NODES))
-        kept = self._fitting(pod, judged)
+        kept = {} if self._is_freed(pod, judged) else self._fitting(pod, judged)
         if not kept and self._may_wait():
             self._sleep(CATCH_UP_S)
-            kept = self._fitting(pod, judged)
+            kept = {} if self._is_freed(pod, judged) else self._fitting(pod, judged)
         if kept:
-            self._planner.leave_to_kube_scheduler(pod.ref.uid)
+            self._planner.leave_to_kube_scheduler(pod.ref.uid, kept)
         log.info("preemption judged", extra={"pod": pod.ref, "nodes": len(victims), "kept": len(kept)})
         return kept
+
+    def _is_freed(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> bool:
+        """Reports whether *pod* fits its nominated node once those have ended that kube-scheduler was offered there.
+
+        It asks again only when it does not see them any more, which may be before our watch does: then the filter has
+        just refused the node, and the *victims* on others would be evicted in vain. The pod is reminded of the node
+        when the watch has caught up.
+        """
+        node, offers = pod.nominated_node, self._planner.offers(pod.ref.uid) or {}
+        if node not in offers or node in victims:
+            return False
+        return self._cache.view().what_if(without={pod.ref.uid, *offers[node]}).choose(pod, [node]) is not None
 
     def _fitting(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> dict[str, Collection[str]]:
         """Returns the nodes that *pod* fits without their victims. What is reserved for it counts as free."""

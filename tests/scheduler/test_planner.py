@@ -29,5 +29,5 @@ def test_the_sizes_of_many_gangs_are_not_all_kept():
 def test_of_many_pods_that_are_left_to_kube_scheduler_the_latest_are_known():
     planner = planner_of(FakeCluster(), Clock())
     for number in range(MAX_KEPT + 1):
-        planner.leave_to_kube_scheduler(f"uid-{number}")
+        planner.leave_to_kube_scheduler(f"uid-{number}", {})
     assert [planner.is_left_to_kube_scheduler(f"uid-{number}") for number in (0, 1, MAX_KEPT)] == [False, True, True]

@@ -1,6 +1,7 @@
 """Preemption: the nodes on which evictions would make room for the devices of a pod."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,9 @@ from hypothesis.strategies import integers
 from pytest import param
 
 from hami.errors import MalformedInput, NodeLocked
+from hami.scheduler.planner import LEFT_S
 from hami.scheduler.preempt import CATCH_UP_PERIOD_S, CATCH_UP_S, CATCH_UPS_AT_ONCE, MAX_NODES
+from hami.state.pending import GRACE_S
 from tests.builders import content, gpu, gpus, node, pod, quota
 from tests.scheduler.replicas import cards, holding, replica
 
@@ -96,6 +99,38 @@ def test_a_veto_waits_until_the_watch_has_caught_up():
     scheduler.fake.delete_pod("default", "a")
     assert list(scheduler.preemption_filter.filter(WHOLE, {"full": ["cpu-1"]})) == ["full"] and naps == [CATCH_UP_S]
     assert list(scheduler.preemption_filter.filter(WHOLE, {"full": ["cpu-1"]})) == ["full"] and len(naps) == 1
+
+
+def test_nobody_else_is_evicted_while_the_watch_is_late():
+    """kube-scheduler sees the end of the victims that it was offered before our watch does."""
+    scheduler = replica(cards("n0", {}), cards("n1", {}), pods=[
+        holding("a", "n0", "GPU-n0-0,NVIDIA,46068,100:;"), holding("b", "n1", "GPU-n1-0,NVIDIA,46068,100:;")])
+    assert list(scheduler.preemption_filter.filter(WHOLE, {"n0": ["uid-a"], "n1": ["uid-b"]})) == ["n0", "n1"]
+    nominated, others = replace(WHOLE, nominated_node="n0"), {"n1": ["uid-b"]}
+    scheduler.fake.delete_pod("default", "a")
+    assert scheduler.filter(nominated, ["n0"]) is None
+    assert scheduler.preemption_filter.filter(nominated, others) == {}
+    scheduler.watch()
+    scheduler.clock.seconds += GRACE_S
+    assert scheduler.cache.node_for_pending_pod() == "n0" and scheduler.filter(nominated, ["n0"]) == "n0"
+
+
+@pytest.mark.parametrize("nominated, victims, later", [
+    param("n1", {"n0": ["uid-a"]}, 0, id="the end of the victims makes no room"),
+    param("", {"n1": ["uid-b"]}, 0, id="kube-scheduler has chosen none"),
+    param("n2", {"n1": ["uid-b"]}, 0, id="it was not offered the node"),
+    param("n0", {"n0": ["uid-a"], "n1": ["uid-b"]}, 0, id="they have not ended for kube-scheduler"),
+    param("n0", {"n1": ["uid-b"]}, LEFT_S, id="long ago"),
+])
+def test_others_are_evicted_where_that_is_not_it(nominated, victims, later):
+    scheduler = replica(cards("n0", {}), cards("n1", {}), pods=[
+        holding("a", "n0", "GPU-n0-0,NVIDIA,46068,100:;"), holding("b", "n1", "GPU-n1-0,NVIDIA,46068,100:;")])
+    assert list(scheduler.preemption_filter.filter(WHOLE, {"n0": ["uid-a"], "n1": ["uid-b"]})) == ["n0", "n1"]
+    if nominated == "n1":  # its card has failed
+        scheduler.fake.put_node(cards("n1", {"healthy": False}))
+        scheduler.watch()
+    scheduler.clock.seconds += later
+    assert dict(scheduler.preemption_filter.filter(replace(WHOLE, nominated_node=nominated), victims)) == victims
 
 
 def test_vetoes_wait_for_a_tenth_of_the_time_at_most():
