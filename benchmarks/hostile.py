@@ -52,7 +52,6 @@ def hostile_rows(run: Run) -> Iterator[Row]:
         quiet = Filters.measured(replica, body)
         yield from refusals(replica, body, quiet)
         yield flood(replica, body, quiet)
-        yield resizes(run, replica, port, body)
         texts = map(evil_text, itertools.count(1))
         with repeated(lambda: register(port, next(texts)), 1 / PATCHES):
             beside = Filters.measured(replica, body)
@@ -65,6 +64,7 @@ def hostile_rows(run: Run) -> Iterator[Row]:
         yield Row(group="hostile", what="memory for that node", measured=f"{grown:+.0f} MiB", target="≤ 5 MiB",
                   met=grown <= 5, compared=remarks(f"{before:.0f} MiB before", BESIDE),
                   figures={"before_mib": before, "grown_mib": grown})
+        yield resizes(run, replica, port, body)  # they wait to the end
         yield widest_node(replica, port)  # last: the filters before it would choose this node, of many devices
 
 
