@@ -19,6 +19,7 @@ from hami.scheduler.leadership import Leadership
 from hami.scheduler.planner import PreemptionPlanner
 from hami.state.preemption import plan_further
 from hami.state.store import Store
+from hami.state.view import View
 from hami.vendors.request import requests_devices
 
 log = logging.getLogger(__name__)
@@ -56,26 +57,14 @@ class PreemptionFilter:
         if not requests_devices(self._cache.vendors, pod.containers):
             return victims
         judged = dict(itertools.islice(victims.items(), MAX_NODES))
-        kept = {} if self._is_freed(pod, judged) else self._fitting(pod, judged)
+        kept = self._fitting(pod, judged)
         if not kept and self._may_wait():
             self._sleep(CATCH_UP_S)
-            kept = {} if self._is_freed(pod, judged) else self._fitting(pod, judged)
+            kept = self._fitting(pod, judged)
         if kept:
             self._planner.leave_to_kube_scheduler(pod.ref.uid, kept)
         log.info("preemption judged", extra={"pod": pod.ref, "nodes": len(victims), "kept": len(kept)})
         return kept
-
-    def _is_freed(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> bool:
-        """Reports whether *pod* fits its nominated node once those have ended that kube-scheduler was offered there.
-
-        It asks again only when it does not see them any more, which may be before our watch does: then the filter has
-        just refused the node, and the *victims* on others would be evicted in vain. The pod is reminded of the node
-        when the watch has caught up.
-        """
-        node, offers = pod.nominated_node, self._planner.offers(pod.ref.uid) or {}
-        if node not in offers or node in victims:
-            return False
-        return self._cache.view().what_if(without={pod.ref.uid, *offers[node]}).choose(pod, [node]) is not None
 
     def _fitting(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> dict[str, Collection[str]]:
         """Returns the nodes that *pod* fits without their victims. What is reserved for it counts as free."""
@@ -85,6 +74,8 @@ class PreemptionFilter:
             after = view.what_if(without={pod.ref.uid, hold.booking.uid, *hold.victims, *uids})
             is_kept = hold.node in victims and after.choose(pod, [hold.node]) is not None
             return {hold.node: uids} if is_kept else {}
+        if self._is_freed(pod, victims, view):
+            return {}
         kept: dict[str, Collection[str]] = {
             node: uids for node, uids in victims.items()
             if view.what_if(without={pod.ref.uid, *uids}).choose(pod, [node]) is not None}
@@ -96,6 +87,18 @@ class PreemptionFilter:
                 if plan is not None and plan.victims:
                     kept[node] = tuple(dict.fromkeys((*victims[node], *plan.uids)))
         return {node: kept[node] for node in victims if node in kept}
+
+    def _is_freed(self, pod: Pod, victims: Mapping[str, Collection[str]], view: View) -> bool:
+        """Reports whether *pod* fits its nominated node once those have ended that kube-scheduler was offered there.
+
+        It asks again only when it does not see them any more, which may be before our watch does: then the filter has
+        just refused the node, and the *victims* on others would be evicted in vain. The pod is reminded of the node
+        when the watch has caught up.
+        """
+        node, offers = pod.nominated_node, self._planner.offers(pod.ref.uid) or {}
+        if node not in offers or node in victims:
+            return False
+        return view.what_if(without={pod.ref.uid, *offers[node]}).choose(pod, [node]) is not None
 
     def _may_wait(self) -> bool:
         """Reports whether a veto may wait until the watch has caught up.

@@ -244,7 +244,7 @@ class Store:
                 return None
             plan = self._view_for(pod).plan_resize(pod, sizes, self.nodes.get(pod.node_name))
             if isinstance(plan, ResizePlan) and plan.booked != shares_in(held_text(pod.annotations)):
-                if self._is_freed(pod.node_name):
+                if self._is_being_freed(pod.node_name):
                     return ResizeRefusal(ResizeState.DEFERRED, (
                         f"pods of node {pod.node_name} are evicted for one that waits, which gets its devices first"))
                 self._bookings.grow(as_resized(pod, resized_annotations(plan)), record.most_shares)
@@ -565,7 +565,7 @@ class Store:
         return self._view_for(pod).what_if(
             without={uid, hold_uid(uid), *ended, *(hold.booking.uid for hold in on_node)}, with_=others.values())
 
-    def _is_freed(self, node: str) -> bool:
+    def _is_being_freed(self, node: str) -> bool:
         """Reports whether kube-scheduler evicts pods on *node* for one that is to get what they leave, or has done so:
         the preemptor, which holds it then, may not have seen it yet."""
         for pod, freed, victims in self.plans_under_way():
