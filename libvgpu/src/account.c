@@ -157,21 +157,23 @@ int vgpu_charge(int d, uint64_t bytes, enum vgpu_part part)
     return insist(&(struct request){.d = d, .after = bytes, .part = part});
 }
 
+/* Caller locks. */
 static void add(int d, uint64_t more, uint64_t less, enum vgpu_part part)
 {
     struct vgpu_process *process = &vgpu_process;
-    vgpu_lock(&process->lock);
     process->counted[d][part] = vgpu_less(vgpu_add(process->counted[d][part], more), less);
     VGPU_POINT(43);
     publish(process, d);
     VGPU_POINT(44);
-    vgpu_unlock(&process->lock);
 }
 
 void vgpu_uncharge(int d, uint64_t bytes, enum vgpu_part part)
 {
-    if (bytes && vgpu_attach())
-        add(d, 0, bytes, part);
+    if (!bytes || !vgpu_attach())
+        return;
+    vgpu_lock(&vgpu_process.lock);
+    add(d, 0, bytes, part);
+    vgpu_unlock(&vgpu_process.lock);
 }
 
 void vgpu_free(struct vgpu_freed *freed, const struct vgpu_amount *amount)
@@ -252,13 +254,8 @@ int vgpu_recharge(int d, uint64_t before, uint64_t after, enum vgpu_part part)
 
 bool vgpu_correct(int d, uint64_t before, uint64_t after, enum vgpu_part part)
 {
-    if (!vgpu_attach())
-        return false;
     add(d, after, before, part);
-    vgpu_lock(&vgpu_process.lock);
-    bool good = fits(&vgpu_process, d, 0, part);
-    vgpu_unlock(&vgpu_process.lock);
-    return good;
+    return fits(&vgpu_process, d, 0, part);
 }
 
 uint64_t vgpu_usage(int d)

@@ -12,7 +12,9 @@ void vgpu_uncharge(int d, uint64_t bytes, enum vgpu_part part);
 /* Replaces a charge of `before` bytes, which the caller holds, by one of `after`. As vgpu_charge. */
 int vgpu_recharge(int d, uint64_t before, uint64_t after, enum vgpu_part part);
 
-/* As vgpu_recharge where the memory is already there: never refused. Returns false if it is over the limit now. */
+/* As vgpu_recharge where the memory is already there: never refused. Returns false if it is over the limit now. The caller,
+ * who has attached, holds the process's lock since it read `before`: of two who did so at once, one would take away what the
+ * other has yet to add. */
 bool vgpu_correct(int d, uint64_t before, uint64_t after, enum vgpu_part part);
 
 /* What is to be returned once no lock is held. The caller of vgpu_free holds the process's lock. */

@@ -61,14 +61,15 @@ static void look(int d)
         || REAL(cuDeviceGetGraphMemAttribute)((uint32_t)vgpu_ordinal_of(d), GRAPH_RESERVED_CURRENT, &reserved) != 0)
         reserved = 0;
     vgpu_restore(mode);
+    if (!vgpu_attach())
+        return;
     vgpu_lock(&process->lock);
     forget_of_parent();
     uint64_t before = charged[d];
-    uint64_t after = instantiated_bytes[d] > reserved ? instantiated_bytes[d] : reserved;
-    charged[d] = after;
+    charged[d] = instantiated_bytes[d] > reserved ? instantiated_bytes[d] : reserved;
+    if (before != charged[d])
+        vgpu_correct(d, before, charged[d], PART_DATA);
     vgpu_unlock(&process->lock);
-    if (before != after)
-        vgpu_correct(d, before, after, PART_DATA);
 }
 
 static void needed(void *graph, uint64_t bytes[VGPU_DEVICES], int depth);

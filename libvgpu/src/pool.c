@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { POOLS = 256, MANAGED = 2 };
+enum { POOLS = 256, MANAGED = 2, LOOK_TRIES = 3 };
 
 static const uint64_t LOOK_INTERVAL = 100000000; /* nanoseconds */
 static const uint64_t STEP_LEAST = (uint64_t)2 << 20, STEP_MOST = (uint64_t)32 << 20;
@@ -24,6 +24,7 @@ struct pool {
     uint64_t charged;
     uint64_t step; /* by which the driver lets it grow */
     uint64_t looked; /* when the driver was last asked what it has reserved */
+    uint64_t looks;  /* how often */
     bool stale;      /* something has been freed since */
 };
 
@@ -129,26 +130,34 @@ static uint64_t step_of(uint64_t handle)
 static bool reconcile(uint64_t handle, uint64_t held)
 {
     struct vgpu_process *process = &vgpu_process;
-    uint64_t reserved = 0;
-    bool told = attribute(handle, POOL_RESERVED_CURRENT, &reserved);
+    uint64_t reserved = 0, looks;
+    bool told, fits = true;
+    if (!vgpu_attach())
+        return false;
     vgpu_lock(&process->lock);
     struct pool *pool = find(handle);
-    int device = pool ? pool->device : -1;
-    uint64_t before = 0, after = 0;
+    int tries = 0;
+    do {
+        looks = pool ? pool->looks : 0;
+        vgpu_unlock(&process->lock);
+        told = attribute(handle, POOL_RESERVED_CURRENT, &reserved);
+        vgpu_lock(&process->lock);
+        pool = find(handle);
+    } while (pool && pool->looks != looks && ++tries < LOOK_TRIES); /* another thread has counted a later answer */
     if (pool) {
-        before = pool->charged;
-        after = pool->charged = told && reserved > pool->live ? reserved : pool->live;
+        pool->looks++;
+        uint64_t before = pool->charged;
+        pool->charged = told && reserved > pool->live ? reserved : pool->live;
         pool->looked = vgpu_now();
         pool->stale = false;
-        learn_step(pool, before, after);
+        learn_step(pool, before, pool->charged);
         if (pool->destroyed && !pool->live)
-            pool->handle = 0, after = 0;
+            pool->handle = 0, pool->charged = 0;
+        if (pool->device >= 0)
+            fits = vgpu_correct(pool->device, before + held, pool->charged, PART_DATA) || pool->charged <= before + held;
     }
     vgpu_unlock(&process->lock);
-    if (device < 0)
-        return true;
-    bool fits = vgpu_correct(device, before + held, after, PART_DATA);
-    return fits || after <= before + held;
+    return fits;
 }
 
 /* The pool grows and shrinks without notice: it is looked at now and then. */
@@ -450,19 +459,16 @@ int cuMemPoolDestroy(void *pool)
         return result;
     vgpu_lock(&vgpu_process.lock);
     struct pool *known = find((uint64_t)(uintptr_t)pool);
-    uint64_t less = 0;
-    int device = -1;
     if (known) {
-        device = known->device;
-        less = known->charged - (known->live < known->charged ? known->live : known->charged);
+        uint64_t less = vgpu_less(known->charged, known->live);
+        if (less && known->device >= 0)
+            vgpu_correct(known->device, less, 0, PART_DATA);
         known->charged -= less;
         known->destroyed = true;
         if (!known->live)
             known->handle = 0;
     }
     vgpu_unlock(&vgpu_process.lock);
-    if (device >= 0)
-        vgpu_uncharge(device, less, PART_DATA);
     return result;
 }
 

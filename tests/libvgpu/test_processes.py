@@ -150,6 +150,14 @@ def test_threads_share_a_slot(rig):
     assert len(rig.region.slots()) == 1
 
 
+def test_threads_that_grow_and_trim_one_pool_leave_nothing_counted(rig):
+    """What one has read of the pool and is about to count, another has counted already."""
+    rig.limit()
+    client = rig.client(FAKE_CUDA_FAST="1").start()
+    assert client.do(f"trims 16 20000 {40 * MIB}") == 0
+    assert client.do("info")[1] == LIMIT
+
+
 def test_children_of_a_process_whose_threads_hold_locks(rig):
     """Each of 50 children allocates while 4 threads of the parent do; none of them waits for a lock that died."""
     if rig.variant == "asan":

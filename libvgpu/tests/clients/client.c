@@ -481,6 +481,34 @@ static void *churning(void *argument)
     return NULL;
 }
 
+/* The device's pool grows and shrinks in several threads at once. */
+static void *trimming(void *argument)
+{
+    struct thread *thread = argument;
+    CUmemoryPool pool;
+    uint64_t address;
+    p_cuCtxSetCurrent(thread->context);
+    p_cuDeviceGetDefaultMemPool(&pool, 0);
+    for (long i = 0; i < thread->rounds; i++) {
+        if (allocate("async", thread->most, 0, &address) == 0)
+            release("async", address);
+        p_cuMemPoolTrimTo(pool, 0);
+    }
+    return NULL;
+}
+
+static void run_threads(uint64_t count, void *(*what)(void *), long rounds, uint64_t most)
+{
+    pthread_t id[16];
+    struct thread given[16];
+    for (unsigned i = 0; i < count; i++) {
+        given[i] = (struct thread){rounds, most, i + 1, contexts[0]};
+        pthread_create(&id[i], NULL, what, &given[i]);
+    }
+    for (unsigned i = 0; i < count; i++)
+        pthread_join(id[i], NULL);
+}
+
 /* A capture that another thread begins, and ends when it is told. */
 static struct {
     pthread_t id;
@@ -922,14 +950,10 @@ static void command(char *line, char **argv)
     else if (!strcmp(verb, "churn") && sscanf(line, "%*s %llu %llu %llu", &a, &b, &c) == 3)
         printf("%ld\n", churn((long)a, b, (unsigned)c));
     else if (!strcmp(verb, "threads") && sscanf(line, "%*s %llu %llu %llu", &a, &b, &c) == 3) {
-        pthread_t id[16];
-        struct thread given[16];
-        for (unsigned i = 0; i < a; i++) {
-            given[i] = (struct thread){(long)b, c, i + 1, contexts[0]};
-            pthread_create(&id[i], NULL, churning, &given[i]);
-        }
-        for (unsigned i = 0; i < a; i++)
-            pthread_join(id[i], NULL);
+        run_threads(a, churning, (long)b, c);
+        printf("0\n");
+    } else if (!strcmp(verb, "trims") && sscanf(line, "%*s %llu %llu %llu", &a, &b, &c) == 3) {
+        run_threads(a, trimming, (long)b, c);
         printf("0\n");
     } else if (!strcmp(verb, "fork") || !strcmp(verb, "clone")) {
         int ended = child(verb);

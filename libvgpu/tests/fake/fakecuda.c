@@ -565,13 +565,13 @@ static CUresult release(CUdeviceptr address)
     struct block *block = *place;
     if (block)
         *place = block->next;
+    if (block && block->kind == POOL_MEMORY)
+        ((CUmemoryPool)block->owner)->used -= (int64_t)block->size;
     pthread_mutex_unlock(&lock);
     if (!block)
         return CUDA_ERROR_INVALID_VALUE;
     if (!settings.fast)
         munmap((void *)block->address, block->size);
-    if (block->kind == POOL_MEMORY)
-        ((CUmemoryPool)block->owner)->used -= (int64_t)block->size;
     if (block->share)
         leave_share(block->share);
     else if (block->kind != HOST_MEMORY && block->kind != POOL_MEMORY)
@@ -1250,7 +1250,9 @@ CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUme
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
+    pthread_mutex_lock(&lock);
     release_pool(pool, 0);
+    pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS; /* not freed: allocations may still name it */
 }
 
