@@ -31,6 +31,7 @@ from e2e.cluster import MANIFESTS, LocalCluster, scheduler_config
 from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, fake_node, gpus
 from e2e.pods import pod as any_pod
+from e2e.priorities import add_priorities, of_priority
 from e2e.processes import Program, free_port
 from e2e.scheduler import Certificates, Scheduler, install
 
@@ -44,8 +45,6 @@ CROWD, OTHERS = "crowd", "others"
 """The namespaces of pods that no node fits, and of pods without devices that hold the nodes."""
 DOOR = "hami.io/door"
 HOLD = 2  # of them on each node
-URGENT = "urgent"
-"""The priority class of refused pods: kube-scheduler looks for victims among pods of lower priority only."""
 ALLOCATOR_DELAY = 0.02
 DELETING = 4  # pods at once
 
@@ -254,8 +253,7 @@ class Stage:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Provides pods without devices on all nodes, which may be evicted for urgent ones."""
-        self.kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": URGENT},
-                         "value": 1000})
+        add_priorities(self.kube, ["urgent"])
         pods = [any_pod(f"holds-{number}-{name}", cpu=100, node_name=name)
                 for name in self.names for number in range(HOLD)]
         with ThreadPoolExecutor(DELETING) as pool:
@@ -303,11 +301,12 @@ class Stage:
         return Latency.of(answer["microseconds"][::2]), Latency.of(answer["microseconds"][1::2])
 
     def refuse(self, case: Case) -> Refused:
-        """Creates pods that no node fits, and waits until kube-scheduler has tried each."""
+        """Creates pods that no node fits, and waits until kube-scheduler has tried each.
+
+        They are urgent, since kube-scheduler looks for victims among pods of lower priority only.
+        """
         with self.running(case) as pids:
-            pods = crowd_of(lambda number: 90_000)[:case.pods]
-            for item in pods:
-                item["spec"]["priorityClassName"] = URGENT
+            pods = [of_priority("urgent", item) for item in crowd_of(lambda number: 90_000)[:case.pods]]
             before, cpu = self.refusals(), Cpu(pids)
             with ThreadPoolExecutor(DELETING) as pool:
                 list(pool.map(self.kube.create, pods))

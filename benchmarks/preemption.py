@@ -19,6 +19,7 @@ from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, gpus
 from e2e.pods import pod
+from e2e.priorities import add_priorities, of_priority
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install, wait_for_webhook
 from hami.state.preemption import PreemptionRules, plan_preemption
@@ -54,9 +55,7 @@ def preemption_rows(run: Run) -> Iterator[Row]:
         certificates = Certificates(cluster.folder / "tls")
         scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
         wait_for_webhook(cluster.kube)
-        for name, value in (("low", LOW), ("high", HIGH)):
-            cluster.kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
-                                "metadata": {"name": name}, "value": value})
+        add_priorities(cluster.kube)
         for late_s, target in ((0.0, 0.3), (LATE_S, LATE_S + 0.5)):
             with Sandbox.opened(cluster.kube) as sandbox:
                 yield waiting_row(sandbox, late_s, target)
@@ -92,8 +91,7 @@ def waiting_row(sandbox: Sandbox, late_s: float, target: float) -> Row:
 
 
 def of(priority: str, name: str, memory: int, *, kept: bool = False) -> Object:
-    made = pod(name, gpu=1, gpumem=memory)
-    made["spec"]["priorityClassName"] = priority
+    made = of_priority(priority, pod(name, gpu=1, gpumem=memory))
     if kept:
         made["metadata"]["finalizers"] = [KEPT]
     return made

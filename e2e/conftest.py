@@ -25,6 +25,7 @@ from e2e.flaky import FILE, FlakyTests, parse_flaky
 from e2e.helm_chart import Helm
 from e2e.monitor import Monitor
 from e2e.order import longest_first
+from e2e.priorities import add_priorities, remove_priorities
 from e2e.realnode import RealNode, missing
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
@@ -138,6 +139,14 @@ def local(cluster: Cluster) -> LocalCluster:
     if not isinstance(cluster, LocalCluster):
         pytest.skip("needs the local control plane")
     return cluster
+
+
+@pytest.fixture(scope="session")
+def priorities(cluster: Cluster) -> Iterator[None]:
+    """PriorityClasses for ``of_priority``."""
+    add_priorities(cluster.kube)
+    yield
+    remove_priorities(cluster.kube)
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ from e2e.joined_node import NodeUnavailable
 from e2e.nodes import gpus
 from e2e.people import DEVICE_CONFIG, ask
 from e2e.pods import container, init, pod, sidecar
+from e2e.priorities import add_priorities, of_priority
 from e2e.processes import free_port
 from e2e.sandbox import Sandbox, served
 from e2e.scheduler import Certificates, Scheduler, install
@@ -194,10 +195,8 @@ def preempt(console: Console, cluster: LocalCluster, sandbox: Sandbox) -> None:
     def ending() -> bool:
         return any(item["metadata"].get("deletionTimestamp") for item in cluster.kube.list("Pod", sandbox.namespace))
 
-    cluster.kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "urgent"},
-                        "value": 1000})
-    urgent = pod("urgent-0", gpu=8, annotations={"nvidia.com/use-gputype": "A100"})
-    urgent["spec"]["priorityClassName"] = "urgent"
+    add_priorities(cluster.kube, ["urgent"])
+    urgent = of_priority("urgent", pod("urgent-0", gpu=8, annotations={"nvidia.com/use-gputype": "A100"}))
     patch_all(["hami-e2e/ends-later"])
     try:
         sandbox.create(urgent)

@@ -11,30 +11,18 @@ from e2e import vendor_nodes
 from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, gpu, mig_gpu
 from e2e.pods import pod
+from e2e.priorities import of_priority
 from e2e.sandbox import LABEL, Sandbox
 from e2e.scheduler import kill_leader, redirect_webhook, second_replica
 
-PRIORITIES = {"low": 100, "mid": 500, "high": 1000, "patient": 1000, "urgent": 5000}  # the patient one never preempts
 KEPT = "hami-e2e/kept"
 CARD = 80_000
 pytestmark = pytest.mark.usefixtures("priorities")
 
 
-@pytest.fixture(scope="module")
-def priorities(cluster):
-    for name, value in PRIORITIES.items():
-        cluster.kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
-                            "metadata": {"name": f"e2e-{name}"}, "value": value,
-                            "preemptionPolicy": "Never" if name == "patient" else "PreemptLowerPriority"})
-    yield
-    for name in PRIORITIES:
-        cluster.kube.delete("PriorityClass", f"e2e-{name}")
-
-
 def of(priority, name, memory=CARD, *, grace=0, **fields):
     """Returns a pod of a priority that needs so much memory of a card, or several cards (*gpu*)."""
-    made = pod(name, **{"gpu": 1, "gpumem": memory} | fields)
-    made["spec"]["priorityClassName"] = f"e2e-{priority}"
+    made = of_priority(priority, pod(name, **{"gpu": 1, "gpumem": memory} | fields))
     made["spec"]["terminationGracePeriodSeconds"] = grace
     return made
 
@@ -225,9 +213,7 @@ def test_cpu_and_cards_that_are_short_at_once(two_nodes):
             sandbox.create(on(sandbox, of("low", f"holds-{node}-{card}", CARD), node, card))
     sandbox.bound(4)
     for number in range(2):
-        item = pod(f"cpu-{number}", cpu=900, scheduler="hami-scheduler")
-        item["spec"]["priorityClassName"] = "e2e-low"
-        sandbox.create(item)
+        sandbox.create(of_priority("low", pod(f"cpu-{number}", cpu=900, scheduler="hami-scheduler")))
     sandbox.bound(6)
     sandbox.create(of("high", "p", cpu=500))
     node = node_of(sandbox, "p")
@@ -307,9 +293,7 @@ def test_an_ascend_device_is_freed(sandbox):
     sandbox.add_node("n", vendor_nodes.ascend("Ascend910B3", vendor_nodes.card("dev-0", 65_536, cores=20)))
     asked = {"gpu": 0, "huawei.com/Ascend910B3": 1, "huawei.com/Ascend910B3-memory": 65_536}
     for name, priority in (("low", "low"), ("p", "high")):
-        made = pod(name, **{key: value for key, value in asked.items() if value})
-        made["spec"]["priorityClassName"] = f"e2e-{priority}"
-        sandbox.create(made)
+        sandbox.create(of_priority(priority, pod(name, **{key: value for key, value in asked.items() if value})))
         node_of(sandbox, name)
     assert names(sandbox) == {"p"}
 

@@ -29,6 +29,7 @@ from e2e.nodes import LOCK_FREE, Gpu, gpu, gpus, registered
 from e2e.oracle import Oracle, oracle
 from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import container, init, pod, sidecar
+from e2e.priorities import add_priorities, of_priority
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler
 from hami.codec.claims import AllocatedClaim, parse_claim
@@ -75,9 +76,7 @@ def certificates(cluster: LocalCluster) -> Certificates:
 def kubeconfig(cluster: LocalCluster, certificates: Certificates) -> Path:
     """That of the extender's account, with the objects of the components."""
     kubeconfig = installed(cluster, certificates, ALLOCATE)
-    for name, value in (("low", 100), ("high", 1000)):
-        cluster.kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name},
-                            "value": value})
+    add_priorities(cluster.kube)
     return kubeconfig
 
 
@@ -356,9 +355,7 @@ def test_claims_of_users_never_get_such_cards(sandbox: Sandbox) -> None:
 def test_pods_of_lower_priority_let_one_with_a_claim_go_first(sandbox: Sandbox) -> None:
     manage(sandbox, n0=gpus(1))
     for name in ("low", "high"):
-        item = pod(name, gpu=1, gpucores=100)
-        item["spec"]["priorityClassName"] = name
-        sandbox.create(item)
+        sandbox.create(of_priority(name, pod(name, gpu=1, gpucores=100)))
         wait_bound(sandbox, name)
     sandbox.kube.wait("Pod", lambda pods: pods.keys() == {"high"}, sandbox.namespace, what="the other is gone")
     assert sandbox.cards("high") == {"n0/0"}

@@ -12,6 +12,7 @@ from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, fake_node, gpus
 from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import pod
+from e2e.priorities import add_priorities, class_name, of_priority
 from e2e.scheduler import Certificates, Scheduler, install, kill_leader, second_replica, wait_for_webhook
 
 GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
@@ -78,7 +79,7 @@ def waiting(kube):
 
 def create_gang(kube, group, size, priority="", least=None):
     """Returns the names of the pods. *least*: as many are placed together, by default all."""
-    of_group = {"priorityClassName": priority} if priority else {}
+    of_group = {"priorityClassName": class_name(priority)} if priority else {}
     kube.call("POST", GROUPS, {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "metadata": {
         "name": group}, "spec": {"schedulingPolicy": {"gang": {"minCount": least or size}}, **of_group}})
     names = {f"{group}-{number}" for number in range(size)}
@@ -169,30 +170,26 @@ def test_explain_says_what_a_gang_lacks(cluster, kube):
 @pytest.fixture
 def full(kube):
     """Seven pods hold the cards: four of low priority, and three of high priority, whose names are returned."""
-    for name, value in (("e2e-gang-low", 100), ("e2e-gang-mid", 500), ("e2e-gang-high", 1000)):
-        kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name},
-                    "value": value})
+    add_priorities(kube)
     for number in range(7):
-        item = whole_card(f"single-{number}")
-        item["spec"]["priorityClassName"] = "e2e-gang-low" if number < 4 else "e2e-gang-high"
-        kube.create(item, "default")
+        kube.create(of_priority("low" if number < 4 else "high", whole_card(f"single-{number}")), "default")
     wait_bound(kube, {f"single-{number}" for number in range(7)}, 10)
     return {"single-4", "single-5", "single-6"}
 
 
 def test_a_gang_of_higher_priority_gets_what_others_leave_or_nobody_ends(kube, full):
     """The pods of a gang that cannot get all its cards end for nobody."""
-    large = create_gang(kube, "large", 5, priority="e2e-gang-mid")
+    large = create_gang(kube, "large", 5, priority="mid")
     eventually(lambda: all(map(is_refused, waiting(kube))), "all members are refused")
     time.sleep(3)
     assert bound(kube) == {f"single-{number}" for number in range(7)}
     remove(kube, *large)
-    wait_bound(kube, create_gang(kube, "small", 3, priority="e2e-gang-mid"), 20)
+    wait_bound(kube, create_gang(kube, "small", 3, priority="mid"), 20)
     assert len(bound(kube)) == 7 and full < bound(kube)
 
 
 def test_a_gang_gets_as_many_cards_as_it_needs_and_then_those_that_are_left(kube, full):
     """It needs three, and of its other pods only one finds a pod of lower priority."""
-    names = create_gang(kube, "small", 6, priority="e2e-gang-mid", least=3)
+    names = create_gang(kube, "small", 6, priority="mid", least=3)
     eventually(lambda: len(names & bound(kube)) == 4, "four pods of the gang are bound", timeout=30)
     assert bound(kube) - names == full

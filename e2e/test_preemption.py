@@ -8,32 +8,18 @@ import pytest
 from e2e.eventually import eventually
 from e2e.nodes import gpu
 from e2e.pods import pod
+from e2e.priorities import of_priority
 from e2e.scheduler import kill_leader, second_replica
 
-LOW, HIGH = "e2e-low", "e2e-high"
 WATCHED_S = 20
-
-
-@pytest.fixture(autouse=True)
-def priorities(cluster):
-    """Two PriorityClasses."""
-    for name, value in ((LOW, 100), (HIGH, 1000)):
-        cluster.kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name},
-                            "value": value})
-    yield
-    for name in (LOW, HIGH):
-        cluster.kube.delete("PriorityClass", name)
-
-
-def of_priority(name, item):
-    return {**item, "spec": {**item["spec"], "priorityClassName": name}}
+pytestmark = pytest.mark.usefixtures("priorities")
 
 
 @pytest.fixture
 def cpu_is_full(sandbox):
     """Two nodes of one GPU each, whose CPU is full of pods of low priority that a controller replaces."""
     sandbox.add_gpu_nodes({"gpu-0": [gpu()], "gpu-1": [gpu()]})
-    template = of_priority(LOW, pod("cpu", cpu=900, labels={"app": "cpu"}, scheduler="hami-scheduler"))
+    template = of_priority("low", pod("cpu", cpu=900, labels={"app": "cpu"}, scheduler="hami-scheduler"))
     sandbox.create({
         "apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "cpu"},
         "spec": {"replicas": 2, "selector": {"matchLabels": {"app": "cpu"}},
@@ -46,12 +32,12 @@ def cpu_is_full(sandbox):
 
 def wants():
     """A pod of high priority that needs a GPU, and CPU of pods of low priority."""
-    return of_priority(HIGH, pod("wants", gpu=1, gpumem=1000, cpu=500))
+    return of_priority("high", pod("wants", gpu=1, gpumem=1000, cpu=500))
 
 
 def take_whole_cards(sandbox, *nodes):
     for node in nodes:
-        sandbox.create(of_priority(HIGH, pod(f"holds-{node}", gpu=1, annotations={
+        sandbox.create(of_priority("high", pod(f"holds-{node}", gpu=1, annotations={
             "nvidia.com/use-gpuuuid": sandbox.uuid(node)})))
     sandbox.started(len(nodes))
 

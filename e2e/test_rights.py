@@ -14,6 +14,7 @@ import pytest
 from e2e.cluster import SCHEDULER, LocalCluster
 from e2e.eventually import eventually
 from e2e.pods import pod
+from e2e.priorities import of_priority
 from e2e.rights import calls, granted, refused, shipped, unused
 from e2e.sandbox import Sandbox
 from e2e.scheduler import (
@@ -25,6 +26,7 @@ from hami.codec.pods import GROUP_LABEL
 LOCK = "hami.io/mutex.lock"
 Object = dict[str, Any]
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
+pytestmark = pytest.mark.usefixtures("priorities")
 
 
 @contextlib.contextmanager
@@ -84,13 +86,10 @@ def test_both_programs_use_every_right_that_they_have_and_miss_none(sandbox: San
         assert len(sandbox.started(wait_for=9, timeout=60)) == 9
     sandbox.kube.wait("Pod", lambda pods: pods[itself]["metadata"]["labels"].get("hami.io/scheduler-role") == "leader",
                       "kube-system", what="labels the pod that leads")
-    with priority_class(sandbox) as priority:
-        # its group is looked for among those of Kubernetes and of the coscheduling plugin
-        urgent = pod("urgent", gpu=1, gpumem=80_000, labels={GROUP_LABEL: "alone"})
-        urgent["spec"]["priorityClassName"] = priority
-        sandbox.create(urgent)
-        sandbox.kube.wait("Pod", lambda pods: pods["urgent"]["spec"].get("nodeName"), sandbox.namespace, timeout=60,
-                          what="all others are evicted")
+    # its group is looked for among those of Kubernetes and of the coscheduling plugin
+    sandbox.create(of_priority("urgent", pod("urgent", gpu=1, gpumem=80_000, labels={GROUP_LABEL: "alone"})))
+    sandbox.kube.wait("Pod", lambda pods: pods["urgent"]["spec"].get("nodeName"), sandbox.namespace, timeout=60,
+                      what="all others are evicted")
     for account in (EXTENDER, SCHEDULER):
         assert not refused(calls(local.audit_log, account, begun))
         assert not unused(granted(shipped("rbac.yaml"), account), calls(local.audit_log, account))
@@ -104,15 +103,13 @@ def test_kube_scheduler_evicts_binds_and_provisions_with_its_own_account(sandbox
     begun = local.audit_log.stat().st_size
     sandbox.add_gpu_node("n0")
     volume = f"v-{sandbox.namespace}"
-    with priority_class(sandbox) as priority, claimed(sandbox, volume):
+    with claimed(sandbox, volume):
         low = pod("low", cpu=900, scheduler=SCHEDULER)
         claims = pod("claims", cpu=50, scheduler=SCHEDULER)
         claims["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": volume}}]
         sandbox.create(low, claims)
         assert sandbox.bound(2) == {"low": "n0", "claims": "n0"}
-        high = pod("high", gpu=1, gpumem=1000, cpu=500)
-        high["spec"]["priorityClassName"] = priority
-        sandbox.create(high)
+        sandbox.create(of_priority("high", pod("high", gpu=1, gpumem=1000, cpu=500)))
         kube.wait("Pod", lambda pods: "low" not in pods and pods["high"]["spec"].get("nodeName"), sandbox.namespace,
                   timeout=60, what="the pod that is in the way is evicted")
     made = list(calls(local.audit_log, SCHEDULER, begun))
@@ -122,18 +119,6 @@ def test_kube_scheduler_evicts_binds_and_provisions_with_its_own_account(sandbox
                     ("persistentvolumes", "update")}
     assert ("pods/binding", "create") in {
         (call.right.resource, call.right.verb) for call in calls(local.audit_log, EXTENDER, begun)}
-
-
-@contextlib.contextmanager
-def priority_class(sandbox: Sandbox) -> Iterator[str]:
-    """The name of a PriorityClass above the default."""
-    name = f"p-{sandbox.namespace}"
-    sandbox.kube.create({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name},
-                         "value": 9})
-    try:
-        yield name
-    finally:
-        sandbox.kube.delete("PriorityClass", name)
 
 
 @contextlib.contextmanager
