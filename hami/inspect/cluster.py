@@ -153,11 +153,19 @@ class InspectedCluster:
         return self._offered[scheduler]
 
     def in_shard(self, scheduler: str) -> list[str]:
-        """Returns the names of the nodes in the shard of *scheduler*, sorted: its name ends with the shard's."""
-        shards = {node.labels[SHARD] for node in self.record.nodes if node.labels.get(SHARD)}
-        own = max((shard for shard in shards if scheduler.removesuffix("-claims").endswith(f"-{shard}")), key=len,
-                  default=None)
+        """Returns the names of the nodes in the shard of *scheduler*, sorted."""
+        own = self.shard_of(scheduler)
         return sorted(name for name, node in self.nodes.items() if node.labels.get(SHARD) == own)
+
+    def shard_of(self, scheduler: str) -> str | None:
+        """Returns the shard, of those that nodes have, with whose name that of *scheduler* ends."""
+        name = scheduler.removesuffix("-claims")
+        return max((shard for shard in self.shards if name.endswith(f"-{shard}")), key=len, default=None)
+
+    @cached_property
+    def shards(self) -> frozenset[str]:
+        """The shards of the nodes."""
+        return frozenset(node.labels[SHARD] for node in self.record.nodes if node.labels.get(SHARD))
 
     def pod_named(self, namespace: str, name: str) -> Pod | None:
         """Returns the latest pod of that name; ``None`` if the record has none."""

@@ -18,6 +18,7 @@ import yaml
 
 from hami.codec.keys import (
     ASSIGNED_NODE, NODE_LOCK, PREEMPTIBLE, PREEMPTING, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED,
+    SHARD,
 )
 from hami.codec.resize import (
     AppliedSizes, ResizeStatus, parse_applied, parse_resize, parse_status, render_applied, render_resize, render_status,
@@ -114,7 +115,7 @@ def anonymize(record: ClusterRecord) -> ClusterRecord:
     devices.
 
     The order of names stays, so decisions stay the same, but for preferred nodes. Labels are left out unless a vendor
-    reads them on nodes, and so are preferences for them, and the words of kube-scheduler. In
+    reads them on nodes or they name a shard, and so are preferences for them, and the words of kube-scheduler. In
     annotations only numbers, known words and parts of device models stay: any other word may be a name. Comments of
     the device configuration are left out, the installation, and what is allocated by claims.
     """
@@ -138,6 +139,7 @@ class _Anonymizer:
         self._priority_classes = {"": ""} | _numbered("priority-class", (
             *(pod.scope.priority_class for pod in record.pods if pod.scope.priority_class),
             *(name for quota in record.quotas for scope in quota.scopes for name in scope.values)))
+        self._shards = _numbered("shard", self._cluster.shards)
         self._schedulers = _numbered("scheduler", (
             pod.scheduler_name for pod in record.pods if pod.scheduler_name not in ("", *SCHEDULERS)))
         self._claims = {"": ""} | _numbered("claim", (pod.claim for pod in record.pods if pod.claim))
@@ -187,10 +189,22 @@ class _Anonymizer:
         return replace(node, name=self._nodes[node.name],
                        annotations={key: self._lock(text) if key in self._locks else self._text(text)
                                     for key, text in node.annotations.items()},
-                       labels={key: text if _INSTANCE_TYPE.fullmatch(text) else self._text(text)
-                               for key, text in node.labels.items() if key in self._node_labels},
+                       labels={key: self._node_label(key, text) for key, text in node.labels.items()
+                               if key in self._node_labels or key == SHARD},
                        runtime_version=_start(_RUNTIME, node.runtime_version),
                        kubelet_version=_start(_VERSION, node.kubelet_version))
+
+    def _node_label(self, key: str, text: str) -> str:
+        if key == SHARD:
+            return self._shards.get(text, "")
+        return text if _INSTANCE_TYPE.fullmatch(text) else self._text(text)
+
+    def _scheduler(self, name: str) -> str:
+        """Returns the other name of a scheduler, which still ends with that of its shard."""
+        other, shard = self._schedulers.get(name, name), self._cluster.shard_of(name)
+        if shard is None:
+            return other
+        return f"{other}-{self._shards[shard]}" + ("-claims" if name.endswith("-claims") else "")
 
     def _pod(self, pod: Pod) -> Pod:
         ref = PodRef(self._namespaces[pod.ref.namespace], self._pods[pod.ref.name], self._uids[pod.ref.uid])
@@ -205,7 +219,7 @@ class _Anonymizer:
                        scheduling_failure="", preferences=(), controller=self._controllers[pod.controller],
                        claim=self._claims[pod.claim], claim_problem="redacted" if pod.claim_problem else "",
                        preemptor=self._uids.get(pod.preemptor, "uid-gone") if pod.preemptor else "",
-                       scheduler_name=self._schedulers.get(pod.scheduler_name, pod.scheduler_name),
+                       scheduler_name=self._scheduler(pod.scheduler_name),
                        annotations={key: self._annotation(pod, key, text) for key, text in pod.annotations.items()})
 
     def _annotation(self, pod: Pod, key: str, text: str) -> str:
