@@ -3,12 +3,17 @@
 Each card is a device that several claims share. A claim consumes three capacities of it: memory, cores (percent), and
 share, of which a card has 100: each claim takes at least the part of one slot, so that no more claims than slots fit,
 and one that takes 100 has the card for itself.
+
+A card in MIG mode has a device for each instance that may be made: a profile at one of its placements. Devices of one
+card consume counters of it, one for each memory slice. So those that are allocated never overlap, which is all that the
+hardware asks for: the placements of NVIDIA's profiles leave enough multiprocessors to any that do not.
+Source: dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin, partitions.go, for the names of counters.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any
@@ -18,10 +23,11 @@ from msgspec import Meta
 
 from hami.codec.documents import decode
 from hami.codec.keys import CORDONED_TAINT, MANAGED_TAINT, UNHEALTHY_TAINT
+from hami.codec.mig import possible_instances
 from hami.codec.objects import RESOURCE_GROUP
 from hami.codec.register import Integer
 from hami.errors import MalformedInput
-from hami.model import NOTHING, Device
+from hami.model import NOTHING, Device, MigProfile, Partition
 from hami.quantity import INT32_MAX, MIB, parse_quantity, render_mib, render_milli
 
 DRIVER = "gpu.hami.io"
@@ -31,10 +37,12 @@ API = f"/apis/{API_VERSION}"
 """The path of the API group on the API server."""
 NUMA_NODE, PCI_BUS_ID = "resource.kubernetes.io/numaNode", "resource.kubernetes.io/pciBusID"
 SHARE = 100  # of each card, whatever its number of slots, so that a claim can ask for a whole card of any kind
-MAX_DEVICES = 64  # of a slice with taints; without, it may have 128, but then a cordon would move cards to others
+MAX_DEVICES = 64  # of a slice with taints or counters; without, it may have 128, but a cordon would then move cards
+MAX_COUNTER_SETS, MAX_COUNTERS = 8, 32  # of a slice, which then has no devices, and of a set
 LONGEST_STRING = 64  # bytes of an attribute
 _LONGEST_NODE = 253 - len(f"255-{DRIVER}-")  # characters, in the name of a slice
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_INSTANCE = "-mig-"  # in names of MIG instances, and in no others
 
 
 def pool_name(node: str) -> str:
@@ -49,17 +57,40 @@ def device_name(uuid: str) -> str:
 
 
 def is_publishable(device: Device) -> bool:
-    """Reports whether slices can have *device*: it is not partitioned (MIG), has 2 MiB of memory or more, and a UUID
+    """Reports whether claims can share *device*: it is not partitioned (MIG), has 2 MiB of memory or more, and a UUID
     that makes a name."""
-    return (not device.is_partitioned and device.memory_mib >= 2
-            and _LABEL.fullmatch(device_name(device.uuid)) is not None)
+    name = device_name(device.uuid)
+    return (not device.is_partitioned and device.memory_mib >= 2 and _LABEL.fullmatch(name) is not None
+            and not is_instance(name))
+
+
+def is_instance(name: str) -> bool:
+    """Reports whether a device of this name is a MIG instance."""
+    return _INSTANCE in name
+
+
+def mig_devices(uuid: str, profiles: Iterable[MigProfile]) -> dict[str, tuple[MigProfile, Partition]]:
+    """Returns the MIG instances of these *profiles* that may be made on the card *uuid*, by their names in slices, in
+    the order of allocation.
+
+    A name is that of the card, ``-mig-``, the profile and the first memory slice: ``gpu-…-mig-3g-40gb-4``. It does not
+    have the index of the card, which may change while a claim has the instance. What has no valid name is left out,
+    and of two with one name, the second.
+    """
+    named: dict[str, tuple[MigProfile, Partition]] = {}
+    for profile, placement in possible_instances(profiles):
+        words = "-".join(re.findall("[a-z0-9]+", profile.name.lower()))
+        name = f"{device_name(uuid)}{_INSTANCE}{words}-{placement.start}"
+        if _LABEL.fullmatch(name) is not None and placement.start + placement.size <= MAX_COUNTERS:
+            named.setdefault(name, (profile, placement))
+    return named
 
 
 def render_slices(node: str, devices: Iterable[Device], *, generation: int = 1, node_uid: str = "",
                   pci_bus_ids: Mapping[str, str] = NOTHING) -> tuple[dict[str, Any], ...]:
     """Returns the slices of *node*, which are its whole pool; none without devices. Equal devices make equal slices.
 
-    The cards are in the order of their indexes, which is the order of allocation. Those that are not publishable are
+    The cards are in the order of their indexes, which is the order of allocation. Those that slices cannot have are
     left out, and of two that differ in case only, the second.
     Those that are `by_claims` have a taint that keeps kube-scheduler from giving them out.
     *generation*: of the pool, to be raised with each change. *node_uid*: makes the node the owner. *pci_bus_ids*: by
@@ -68,20 +99,24 @@ def render_slices(node: str, devices: Iterable[Device], *, generation: int = 1, 
     """
     if len(node) > _LONGEST_NODE:
         raise MalformedInput("node", node, f"expected at most {_LONGEST_NODE} characters")
-    in_order = sorted(filter(is_publishable, devices), key=lambda device: (device.index, device.uuid))
     named: dict[str, Device] = {}
-    for device in in_order:
-        named.setdefault(device_name(device.uuid), device)
-    rendered = [_device(device, pci_bus_ids.get(device.uuid, "")) for device in named.values()]
-    parts = [rendered[start:start + MAX_DEVICES] for start in range(0, len(rendered), MAX_DEVICES)]
+    for device in sorted(devices, key=lambda device: (device.index, device.uuid)):
+        if is_publishable(device) or mig_devices(device.uuid, device.mig_profiles):
+            named.setdefault(device_name(device.uuid), device)
+    shared = [_device(device, pci_bus_ids.get(device.uuid, "")) for device in named.values() if is_publishable(device)]
+    divided = [device for device in named.values() if not is_publishable(device)]
+    instances = [instance for device in divided for instance in _instances(device, pci_bus_ids.get(device.uuid, ""))]
+    contents = [*_parts("devices", shared, MAX_DEVICES),
+                *_parts("sharedCounters", list(map(_counter_set, divided)), MAX_COUNTER_SETS),
+                *_parts("devices", instances, MAX_DEVICES)]
     owner = {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid,
                                   "controller": True}]} if node_uid else {}
-    pool = {"name": pool_name(node), "generation": generation, "resourceSliceCount": len(parts)}
+    pool = {"name": pool_name(node), "generation": generation, "resourceSliceCount": len(contents)}
     return tuple({
         "apiVersion": API_VERSION, "kind": "ResourceSlice",
         "metadata": {"name": f"{number}-{DRIVER}-{node}", **owner},
-        "spec": {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": part},
-    } for number, part in enumerate(parts))
+        "spec": {"driver": DRIVER, "nodeName": node, "pool": pool, **content},
+    } for number, content in enumerate(contents))
 
 
 def is_published(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -93,11 +128,13 @@ def is_published(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 @dataclass(frozen=True, slots=True)
 class PublishedSlice:
     """A part of the cards of *node*. *generation*: of the pool; slices of an earlier one are out of date. The cards
-    whose claims HAMi's scheduler allocates are `by_claims`."""
+    whose claims HAMi's scheduler allocates are `by_claims`. *instances*: the names of MIG instances that may be made.
+    """
 
     node: str
     generation: int
     devices: tuple[Device, ...]
+    instances: tuple[str, ...] = ()
 
 
 def parse_slice(data: bytes | msgspec.Raw) -> PublishedSlice | None:
@@ -108,8 +145,10 @@ def parse_slice(data: bytes | msgspec.Raw) -> PublishedSlice | None:
     spec = decode("resourceslice", _SLICE, data).spec
     if spec.driver != DRIVER or spec.pool.name != pool_name(spec.node_name):
         return None
+    devices = {f"resourceslice: spec.devices[{index}]": device for index, device in enumerate(spec.devices or ())}
     return PublishedSlice(spec.node_name, spec.pool.generation, tuple(
-        _published(f"resourceslice: spec.devices[{index}]", device) for index, device in enumerate(spec.devices or ())))
+        _published(place, device) for place, device in devices.items() if not is_instance(device.name)),
+        tuple(device.name for device in devices.values() if is_instance(device.name)))
 
 
 class _Attribute(msgspec.Struct, rename={"number": "int", "text": "string"}):
@@ -131,6 +170,7 @@ class _Taint(msgspec.Struct):
 
 
 class _Device(msgspec.Struct):
+    name: Annotated[str, Meta(max_length=63)] = ""
     attributes: Annotated[dict[str, _Attribute], Meta(max_length=32)] = {}
     capacity: Annotated[dict[str, _Capacity], Meta(max_length=32)] = {}
     taints: Annotated[list[_Taint], Meta(max_length=16)] | None = None
@@ -188,11 +228,9 @@ def _device(device: Device, pci_bus_id: str) -> dict[str, Any]:
     if pci_bus_id:
         attributes[PCI_BUS_ID] = pci_bus_id
     least, memory, cores = render_milli(least_share(device.slots)), render_mib(device.memory_mib), str(device.cores)
-    taints = [{"key": key, "effect": "NoSchedule"} for key in _taints(device)]
     return {
         "name": device_name(device.uuid), "allowMultipleAllocations": True,
-        "attributes": {name: {"string" if isinstance(value, str) else "int": value}
-                       for name, value in attributes.items()},
+        "attributes": _attributes(attributes),
         "capacity": {
             "memory": _capacity(memory, default=memory, least="1Mi", most=memory, step="1Mi"),
             # a step of 1 is no valid one if there is less
@@ -200,8 +238,46 @@ def _device(device: Device, pci_bus_id: str) -> dict[str, Any]:
                                step="1" if device.cores else ""),
             "share": _capacity(str(SHARE), default=least, least=least, most=str(SHARE)),
         },
-        **({"taints": taints} if taints else {}),
+        **_taints(device),
     }
+
+
+def _instances(device: Device, pci_bus_id: str) -> Iterator[dict[str, Any]]:
+    """Yields a device for each instance that may be made on a card."""
+    for name, (profile, placement) in mig_devices(device.uuid, device.mig_profiles).items():
+        attributes: dict[str, str | int] = {
+            "type": "mig", "profile": _cut(profile.name), "parentUUID": device.uuid, "productName": _cut(device.model),
+            "index": device.index, "memoryMiB": profile.memory_mib, NUMA_NODE: device.numa}
+        if pci_bus_id:
+            attributes[PCI_BUS_ID] = pci_bus_id
+        yield {
+            "name": name, "attributes": _attributes(attributes),
+            "capacity": {"memory": {"value": render_mib(profile.memory_mib)}},
+            "consumesCounters": [{"counterSet": device_name(device.uuid), "counters": _counters(
+                range(placement.start, placement.start + placement.size))}],
+            **_taints(device),
+        }
+
+
+def _counter_set(device: Device) -> dict[str, Any]:
+    """Returns the memory slices of a card that its instances can have."""
+    places = [placement for _, placement in mig_devices(device.uuid, device.mig_profiles).values()]
+    most = max(placement.start + placement.size for placement in places)
+    return {"name": device_name(device.uuid), "counters": _counters(range(most))}
+
+
+def _counters(memory_slices: Iterable[int]) -> dict[str, Any]:
+    return {f"memory-slice-{number}": {"value": "1"} for number in memory_slices}
+
+
+def _parts(field: str, items: Sequence[dict[str, Any]], most: int) -> Iterator[dict[str, Any]]:
+    """Yields the contents of slices with at most so many *items* each."""
+    for start in range(0, len(items), most):
+        yield {field: items[start:start + most]}
+
+
+def _attributes(values: Mapping[str, str | int]) -> dict[str, Any]:
+    return {name: {"string" if isinstance(value, str) else "int": value} for name, value in values.items()}
 
 
 def least_share(slots: int) -> int:
@@ -215,13 +291,11 @@ def _capacity(value: str, *, default: str, least: str, most: str, step: str = ""
     return {"value": value, "requestPolicy": {"default": default, "validRange": limits}}
 
 
-def _taints(device: Device) -> Iterator[str]:
-    if device.cordoned:
-        yield CORDONED_TAINT
-    if not device.healthy:
-        yield UNHEALTHY_TAINT
-    if device.by_claims:
-        yield MANAGED_TAINT
+def _taints(device: Device) -> dict[str, Any]:
+    """Returns the field of the taints, if there are any."""
+    keys = [key for key, applies in ((CORDONED_TAINT, device.cordoned), (UNHEALTHY_TAINT, not device.healthy),
+                                     (MANAGED_TAINT, device.by_claims)) if applies]
+    return {"taints": [{"key": key, "effect": "NoSchedule"} for key in keys]} if keys else {}
 
 
 def _cut(text: str) -> str:
