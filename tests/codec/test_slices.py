@@ -11,9 +11,10 @@ from pytest import param
 
 from hami.codec.slices import PublishedSlice, device_name, is_instance, is_published, parse_slice, render_slices
 from hami.errors import MalformedInput
-from hami.model import MigProfile, Partition
+from hami.model import Partition
 from hami.quantity import parse_quantity
 from tests.builders import gpu
+from tests.devices.cards import A100_PLACEMENTS, A100_PROFILES
 
 UUID = "GPU-5A1C0D1E-0000-4000-8000-000000000001"
 A100 = gpu(UUID, model="NVIDIA A100-SXM4-80GB", memory_mib=81920, numa=1)
@@ -191,16 +192,7 @@ def test_a_name_is_in_lower_case(uuid):
 # ---- cards in MIG mode
 
 
-A100_PLACEMENTS = {"1g.10gb": (9728, 1, range(7), 1), "1g.20gb": (19968, 1, (0, 2, 4, 6), 2),
-                   "2g.20gb": (19968, 2, (0, 2, 4), 2), "3g.40gb": (40192, 3, (0, 4), 4),
-                   "4g.40gb": (40192, 4, (0,), 4), "7g.80gb": (81038, 7, (0,), 8)}
-"""The table of NVIDIA's guide for an A100 of 80 GB: memory, compute slices, first memory slices, and their number."""
-PROFILES = tuple(MigProfile(name=name, memory_mib=memory, cores=min(15 * slices, 100), slices=slices,
-                            placements=tuple(Partition(start, size) for start in starts))
-                 for name, (memory, slices, starts, size) in A100_PLACEMENTS.items())
-
-
-def divided(uuid=UUID, profiles=PROFILES, **fields):
+def divided(uuid=UUID, profiles=A100_PROFILES, **fields):
     return gpu(uuid, mode="mig", model="NVIDIA A100-SXM4-80GB", mig_profiles=profiles, **fields)
 
 
@@ -252,7 +244,7 @@ def test_slices_of_cards_in_mig_mode_keep_the_limits_of_the_api(number):
 
 @pytest.mark.parametrize("device", [
     param(divided("GPU-" + "a" * 50), id="names that are too long"), param(divided("GPU-a_b"), id="no names"),
-    param(divided(profiles=(replace(PROFILES[0], placements=(Partition(32),)),)), id="too many memory slices"),
+    param(divided(profiles=(replace(A100_PROFILES[0], placements=(Partition(32),)),)), id="too many memory slices"),
 ])
 def test_instances_that_a_slice_cannot_have_are_left_out(device):
     assert render_slices("n1", [device]) == ()
