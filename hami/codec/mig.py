@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -66,6 +66,11 @@ def possible_instances(profiles: Iterable[MigProfile]) -> Iterator[tuple[MigProf
             yield profile, replace(placement, name=profile.name)
 
 
+def most_instances(profiles: Sequence[MigProfile]) -> int:
+    """Returns the maximum number of instances on a card: the most that one profile allows without overlap."""
+    return max((_disjoint(profile) for profile in profiles), default=0)
+
+
 def parse_mig_allocations(field: str, text: str) -> tuple[MigAllocation, ...]:
     """The instances in the annotation *text*.
 
@@ -113,3 +118,11 @@ def _entry(allocation: MigAllocation) -> _MigEntry:
         entry.mig_uuid = place.instance[0]
         entry.gpu_instance_id, entry.compute_instance_id = map(int, place.instance[1:])
     return entry
+
+
+def _disjoint(profile: MigProfile) -> int:
+    count, end = 0, 0
+    for place in sorted(profile.placements, key=lambda place: place.start + place.size):
+        if place.start >= end:
+            count, end = count + 1, place.start + place.size
+    return count

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from msgspec import Meta
 
 from hami.codec.documents import decode
 from hami.codec.keys import CORDONED_TAINT, MANAGED_TAINT, UNHEALTHY_TAINT
-from hami.codec.mig import possible_instances
+from hami.codec.mig import most_instances, possible_instances
 from hami.codec.objects import RESOURCE_GROUP
 from hami.codec.register import Integer
 from hami.errors import MalformedInput
@@ -42,6 +42,7 @@ MAX_COUNTER_SETS, MAX_COUNTERS = 8, 32  # of a slice, which then has no devices,
 LONGEST_STRING = 64  # bytes of an attribute
 _LONGEST_NODE = 253 - len(f"255-{DRIVER}-")  # characters, in the name of a slice
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_MEMORY_SLICE = re.compile(r"memory-slice-([0-9]{1,2})")
 _INSTANCE = "-mig-"  # in names of MIG instances, and in no others
 
 
@@ -125,16 +126,24 @@ def is_published(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     return _without_server_fields(found) == _without_server_fields(wanted)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedInstance:
+    """A MIG instance that may be made. *card*: without its profiles. *profile*: with the place of the instance only."""
+
+    name: str
+    card: Device
+    profile: MigProfile
+
+
 @dataclass(frozen=True, slots=True)
 class PublishedSlice:
-    """A part of the cards of *node*. *generation*: of the pool; slices of an earlier one are out of date. The cards
-    whose claims HAMi's scheduler allocates are `by_claims`. *instances*: the names of MIG instances that may be made.
-    """
+    """A part of the devices of *node*. *generation*: of the pool; slices of an earlier one are out of date. *devices*:
+    cards that are shared; those whose claims HAMi's scheduler allocates are `by_claims`."""
 
     node: str
     generation: int
     devices: tuple[Device, ...]
-    instances: tuple[str, ...] = ()
+    instances: tuple[PublishedInstance, ...] = ()
 
 
 def parse_slice(data: bytes | msgspec.Raw) -> PublishedSlice | None:
@@ -147,8 +156,20 @@ def parse_slice(data: bytes | msgspec.Raw) -> PublishedSlice | None:
         return None
     devices = {f"resourceslice: spec.devices[{index}]": device for index, device in enumerate(spec.devices or ())}
     return PublishedSlice(spec.node_name, spec.pool.generation, tuple(
-        _published(place, device) for place, device in devices.items() if not is_instance(device.name)),
-        tuple(device.name for device in devices.values() if is_instance(device.name)))
+        _published(place, device) for place, device in devices.items() if not is_instance(device.name)), tuple(
+        _published_instance(place, device) for place, device in devices.items() if is_instance(device.name)))
+
+
+def divided_cards(instances: Iterable[PublishedInstance]) -> tuple[Device, ...]:
+    """Returns the cards in MIG mode on which *instances* of one node may be made."""
+    cards: dict[str, Device] = {}
+    profiles: dict[str, dict[str, MigProfile]] = {}
+    for instance in instances:
+        uuid, profile = cards.setdefault(instance.card.uuid, instance.card).uuid, instance.profile
+        known = profiles.setdefault(uuid, {}).setdefault(profile.name, replace(profile, placements=()))
+        profiles[uuid][profile.name] = replace(known, placements=known.placements + profile.placements)
+    return tuple(replace(card, mig_profiles=tuple(profiles[uuid].values()),
+                         slots=most_instances(tuple(profiles[uuid].values()))) for uuid, card in cards.items())
 
 
 class _Attribute(msgspec.Struct, rename={"number": "int", "text": "string"}):
@@ -169,11 +190,20 @@ class _Taint(msgspec.Struct):
     key: str
 
 
+class _Consumption(msgspec.Struct):
+    counters: Annotated[dict[Annotated[str, Meta(max_length=63)], Any], Meta(max_length=MAX_COUNTERS)] = {}
+
+
 class _Device(msgspec.Struct):
     name: Annotated[str, Meta(max_length=63)] = ""
     attributes: Annotated[dict[str, _Attribute], Meta(max_length=32)] = {}
     capacity: Annotated[dict[str, _Capacity], Meta(max_length=32)] = {}
     taints: Annotated[list[_Taint], Meta(max_length=16)] | None = None
+    consumption: Annotated[list[_Consumption], Meta(max_length=2)] | None = msgspec.field(
+        name="consumesCounters", default=None)
+
+    def attribute(self, name: str) -> _Attribute:
+        return self.attributes.get(name, _Attribute())
 
 
 class _Pool(msgspec.Struct, frozen=True):
@@ -197,28 +227,47 @@ _SLICE = msgspec.json.Decoder(_Slice)
 
 def _published(place: str, device: _Device) -> Device:
     """The card that *device* describes."""
-    def amount(name: str, unit: int | Fraction, *, least: bool = False) -> int:
-        """A capacity in units, rounded down; or the *least* that a claim takes of it."""
-        capacity = device.capacity.get(name)
-        text = "" if capacity is None else capacity.request_policy.default or "" if least else capacity.value
-        field = f"{place}.capacity[{name}]"
-        try:
-            value = int(parse_quantity(text) / unit)
-        except MalformedInput as error:
-            raise MalformedInput(field, text, error.problem) from None
-        if not 0 <= value <= INT32_MAX:
-            raise MalformedInput(field, text, f"expected at most {INT32_MAX}")
-        return value
+    least = _amount(place, device, "share", Fraction(1, 1000), least=True)
+    return _published_card(
+        device, uuid=device.attribute("uuid").text, mode=device.attribute("mode").text,
+        slots=SHARE * 1000 // max(least, 1), memory_mib=_amount(place, device, "memory", MIB),
+        cores=_amount(place, device, "cores", 1))
 
-    def attribute(name: str) -> _Attribute:
-        return device.attributes.get(name, _Attribute())
 
+def _published_instance(place: str, device: _Device) -> PublishedInstance:
+    """The MIG instance that *device* describes."""
+    names = [name for part in device.consumption or () for name in part.counters]
+    numbers = sorted(int(match[1]) for name in names if (match := _MEMORY_SLICE.fullmatch(name)) is not None)
+    if not numbers or numbers != list(range(numbers[0], numbers[0] + len(names))):
+        raise MalformedInput(f"{place}.consumesCounters", ", ".join(names), "expected memory slices in a row")
+    name, parent = device.attribute("profile").text, device.attribute("parentMemoryMiB").number
+    profile = MigProfile(name=name, memory_mib=_amount(place, device, "memory", MIB), slices=0,
+                         cores=_amount(place, device, "cores", 1), placements=(Partition(numbers[0], len(numbers)),))
+    card = _published_card(device, uuid=device.attribute("parentUUID").text, mode="mig", slots=0, memory_mib=parent)
+    return PublishedInstance(name=device.name, card=card, profile=profile)
+
+
+def _published_card(device: _Device, **fields: Any) -> Device:
+    """The card with what all devices say of it, and *fields*."""
     taints = {taint.key for taint in device.taints or ()}
     return Device(
-        uuid=attribute("uuid").text, vendor="NVIDIA", model=attribute("productName").text, mode=attribute("mode").text,
-        slots=SHARE * 1000 // max(amount("share", Fraction(1, 1000), least=True), 1), memory_mib=amount("memory", MIB),
-        cores=amount("cores", 1), index=attribute("index").number, numa=attribute(NUMA_NODE).number,
-        healthy=UNHEALTHY_TAINT not in taints, cordoned=CORDONED_TAINT in taints, by_claims=MANAGED_TAINT in taints)
+        vendor="NVIDIA", model=device.attribute("productName").text, index=device.attribute("index").number,
+        numa=device.attribute(NUMA_NODE).number, healthy=UNHEALTHY_TAINT not in taints,
+        cordoned=CORDONED_TAINT in taints, by_claims=MANAGED_TAINT in taints, **fields)
+
+
+def _amount(place: str, device: _Device, name: str, unit: int | Fraction, *, least: bool = False) -> int:
+    """A capacity in units, rounded down; or the *least* that a claim takes of it."""
+    capacity = device.capacity.get(name)
+    text = "" if capacity is None else capacity.request_policy.default or "" if least else capacity.value
+    field = f"{place}.capacity[{name}]"
+    try:
+        value = int(parse_quantity(text) / unit)
+    except MalformedInput as error:
+        raise MalformedInput(field, text, error.problem) from None
+    if not 0 <= value <= INT32_MAX:
+        raise MalformedInput(field, text, f"expected at most {INT32_MAX}")
+    return value
 
 
 def _device(device: Device, pci_bus_id: str) -> dict[str, Any]:
@@ -247,12 +296,13 @@ def _instances(device: Device, pci_bus_id: str) -> Iterator[dict[str, Any]]:
     for name, (profile, placement) in mig_devices(device.uuid, device.mig_profiles).items():
         attributes: dict[str, str | int] = {
             "type": "mig", "profile": _cut(profile.name), "parentUUID": device.uuid, "productName": _cut(device.model),
-            "index": device.index, "memoryMiB": profile.memory_mib, NUMA_NODE: device.numa}
+            "index": device.index, "memoryMiB": profile.memory_mib, "parentMemoryMiB": device.memory_mib,
+            NUMA_NODE: device.numa}
         if pci_bus_id:
             attributes[PCI_BUS_ID] = pci_bus_id
         yield {
             "name": name, "attributes": _attributes(attributes),
-            "capacity": {"memory": {"value": render_mib(profile.memory_mib)}},
+            "capacity": {"memory": {"value": render_mib(profile.memory_mib)}, "cores": {"value": str(profile.cores)}},
             "consumesCounters": [{"counterSet": device_name(device.uuid), "counters": _counters(
                 range(placement.start, placement.start + placement.size))}],
             **_taints(device),

@@ -120,7 +120,6 @@ def _doors(cluster: InspectedCluster) -> Iterator[Finding]:
                           f"check the label {DOOR} and the device plugins of the node: only one may run there")
     known = cluster.claimed.devices.keys() | {
         (pool_name(name), device_name(usage.device.uuid)) for name, usage in cluster.usages() if usage.device.by_claims}
-    known |= {(pool_name(part.node), name) for part in cluster.record.slices for name in part.instances}
     for claim in cluster.record.claims:
         gone = sorted({device.device for request in claim.requests for device in request.devices
                        if (device.pool, device.device) not in known})

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import param
 
-from hami.codec.slices import PublishedSlice, device_name, is_instance, is_published, parse_slice, render_slices
+from hami.codec.slices import (
+    PublishedSlice, device_name, divided_cards, is_instance, is_published, parse_slice, render_slices,
+)
 from hami.errors import MalformedInput
 from hami.model import Partition
 from hami.quantity import parse_quantity
@@ -193,7 +195,7 @@ def test_a_name_is_in_lower_case(uuid):
 
 
 def divided(uuid=UUID, profiles=A100_PROFILES, **fields):
-    return gpu(uuid, mode="mig", model="NVIDIA A100-SXM4-80GB", mig_profiles=profiles, **fields)
+    return gpu(uuid, mode="mig", model="NVIDIA A100-SXM4-80GB", memory_mib=81920, mig_profiles=profiles, **fields)
 
 
 def instances_of(*documents):
@@ -215,8 +217,8 @@ def test_a_card_in_mig_mode_has_counters_and_a_device_for_each_place_of_an_insta
         "attributes": {
             "type": {"string": "mig"}, "profile": {"string": "3g.40gb"}, "parentUUID": {"string": UUID},
             "productName": {"string": "NVIDIA A100-SXM4-80GB"}, "index": {"int": 0}, "memoryMiB": {"int": 40192},
-            "resource.kubernetes.io/numaNode": {"int": 1}},
-        "capacity": {"memory": {"value": "40192Mi"}},
+            "parentMemoryMiB": {"int": A100.memory_mib}, "resource.kubernetes.io/numaNode": {"int": 1}},
+        "capacity": {"memory": {"value": "40192Mi"}, "cores": {"value": "45"}},
         "consumesCounters": [{"counterSet": name, "counters": {
             f"memory-slice-{number}": {"value": "1"} for number in (4, 5, 6, 7)}}],
         "taints": [{"key": "hami.io/cordoned", "effect": "NoSchedule"}]}
@@ -279,9 +281,27 @@ def test_counters_allow_exactly_the_sets_of_instances_that_do_not_overlap(chosen
         assert all(sum(A100_PLACEMENTS[name][1] for on, name, _ in chosen if on == card) <= 7 for card in range(2))
 
 
-def test_names_of_instances_are_read_apart_from_cards():
-    sets, parts = (read(document) for document in render_slices("n1", [divided()]))
-    assert sets == PublishedSlice("n1", 1, ())
-    assert (parts.devices, len(parts.instances)) == ((), 18) and all(map(is_instance, parts.instances))
-    assert not is_instance(device_name(UUID))
-    assert render_slices("n1", [gpu("GPU-a-mig-1g-5gb-0")]) == ()  # the name of an instance is no other's
+def test_cards_in_mig_mode_are_read_as_they_were_written():
+    wanted = [divided(f"GPU-{index}", index=index, slots=7, numa=index % 2, cordoned=index == 1) for index in range(9)]
+    parts = [read(document) for document in render_slices("n1", wanted, generation=3)]
+    assert {part.generation for part in parts} == {3} and not any(part.devices for part in parts)
+    found = divided_cards(instance for part in parts for instance in part.instances)
+    for card, before in zip(found, wanted, strict=True):
+        assert replace(card, mig_profiles=()) == replace(before, mig_profiles=())
+        assert {(profile.name, profile.memory_mib, profile.cores, frozenset(profile.placements))
+                for profile in card.mig_profiles} == {
+            (profile.name, profile.memory_mib, profile.cores, frozenset(profile.placements))
+            for profile in A100_PROFILES}
+
+
+@pytest.mark.parametrize("counters", [[], ["sm"], ["memory-slice-1", "memory-slice-3"], ["memory-slice-1", "sm"]])
+def test_an_instance_without_a_place_is_refused(counters):
+    _, document = render_slices("n1", [divided()])
+    document["spec"]["devices"][0]["consumesCounters"] = [
+        {"counterSet": "x", "counters": {name: {"value": "1"} for name in counters}}]
+    with pytest.raises(MalformedInput, match=r"spec\.devices\[0\]\.consumesCounters"):
+        read(document)
+
+
+def test_the_name_of_an_instance_is_no_other_devices():
+    assert not is_instance(device_name(UUID)) and render_slices("n1", [gpu("GPU-a-mig-1g-5gb-0")]) == ()
