@@ -393,12 +393,22 @@ def test_each_class_has_its_own_kind_of_devices(sandbox: Sandbox) -> None:
     wait_refused(sandbox, "more")
 
 
-def test_the_commands_know_instances_that_claims_hold(cluster: LocalCluster, sandbox: Sandbox) -> None:
+def test_the_commands_show_instances_that_claims_hold(cluster: LocalCluster, sandbox: Sandbox) -> None:
     publish(sandbox, n0=[divided()])
-    assert taken(sandbox, "p", instance("1g.10gb"))
-    answer = hami(cluster.kubeconfig, "audit", "-n", sandbox.namespace, "-o", "json", "--device-config-file",
-                  DEVICE_CONFIG)
-    assert not [item for item in answer.document["items"] if "claim" in item["subject"]]
+    assert taken(sandbox, "p", instance("1g.10gb")) and taken(sandbox, "q", instance("3g.40gb"))
+
+    def said(*words: str) -> Any:
+        return hami(cluster.kubeconfig, *words, "-n", sandbox.namespace, "-o", "json", "--device-config-file",
+                    DEVICE_CONFIG).document
+
+    node = sandbox.node("n0")["metadata"]["name"]
+    (row,) = (row for row in said("top", "cards")["items"] if row["node"] == node)
+    assert [row[key] for key in ("mode", "memoryMib", "memoryUsedMib", "slots", "slotsUsed", "pods")] == [
+        "mig", 81_920, 9728 + 40_192, 7, 2, [f"{sandbox.namespace}/{name}" for name in "pq"]]
+    (held,) = said("explain", "pod", "p")["cards"]
+    assert [held[key] for key in ("container", "index", "uuid", "memoryMib", "cores", "pods")] == [
+        "main", 0, row["uuid"], 9728, 15, [f"{sandbox.namespace}/q"]]
+    assert {"OverCommitted", "CardGone", "TwoDoors"}.isdisjoint(item["rule"] for item in said("audit")["items"])
 
 
 def test_what_a_class_gives_a_claim_can_only_lower(sandbox: Sandbox) -> None:

@@ -23,8 +23,8 @@ NamedDevices = Mapping[tuple[str, str], Device]
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """Devices and claims at one moment. *view*: what claims hold, booked with the uids of the *claims*. *devices*: those
-    of MIG instances are their cards. *instances*: by pool and name."""
+    """Devices and claims at one moment. *view*: what claims hold, booked with the uids of the *claims*. *devices*: for
+    MIG instances, their cards. *instances*: by pool and name."""
 
     view: View
     devices: NamedDevices
