@@ -47,4 +47,4 @@ def oracle(program: Path | None = None) -> Iterator[Oracle]:
     with subprocess.Popen([program or binaries.find_oracle()], text=True, stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
-        yield Oracle(process.stdin, process.stdout, [yaml.safe_load(CLASS.read_text())])
+        yield Oracle(process.stdin, process.stdout, list(yaml.safe_load_all(CLASS.read_text())))

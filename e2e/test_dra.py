@@ -21,10 +21,11 @@ from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import container, pod
 from e2e.sandbox import Sandbox
 from hami.codec.claims import AllocatedClaim, CorePolicy, parse_claim, render_claim_spec
-from hami.codec.slices import DRIVER, device_name, is_published, parse_slice, pool_name, render_slices
+from hami.codec.slices import DRIVER, device_name, is_instance, is_published, parse_slice, pool_name, render_slices
 from hami.errors import MalformedInput
 from hami.model import Device, DevicePolicy, Request, Selector
 from hami.quantity import MIB, parse_quantity
+from tests.devices.cards import A100_PROFILES
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)
@@ -91,16 +92,21 @@ def audited(sandbox: Sandbox) -> Iterator[None]:
     """Checks after each test that no card has given more than it has."""
     yield
     limits = {(item["spec"]["pool"]["name"], card["name"]): card["capacity"]
-              for item in slices(sandbox) for card in item["spec"]["devices"]}
+              for item in slices(sandbox) for card in item["spec"].get("devices", ()) if "consumesCounters" not in card}
     used: dict[tuple[str, str], Counter[str]] = {}
     for claim in claims(sandbox):
         for device in (device for request in claim.requests for device in request.devices):
             used.setdefault((device.pool, device.device), Counter()).update(
                 memory=device.memory_mib * MIB, cores=device.cores, share=device.share_milli)
-    for card, amounts in used.items():
+    for card, amounts in ((card, amounts) for card, amounts in used.items() if not is_instance(card[1])):
         most = {name: parse_quantity(capacity["value"]) for name, capacity in limits[card].items()}
         assert amounts["memory"] <= most["memory"] and amounts["cores"] <= most["cores"], card
         assert amounts["share"] <= 1000 * most["share"], card
+    consumed = Counter((item["spec"]["pool"]["name"], part["counterSet"], counter)
+                       for item in slices(sandbox) for device in item["spec"].get("devices", ())
+                       if (item["spec"]["pool"]["name"], device["name"]) in used
+                       for part in device.get("consumesCounters", ()) for counter in part["counters"])
+    assert all(number == 1 for number in consumed.values()), consumed
 
 
 def card(index: int = 0, **fields: Any) -> Device:
@@ -209,6 +215,17 @@ def test_a_pool_may_have_several_slices_which_leave_with_their_node(sandbox: San
     eventually(lambda: not slices(sandbox), "they are gone", timeout=60)
 
 
+@pytest.mark.parametrize("number", [1, 9], ids=["one card", "more sets of counters than a slice may have"])
+def test_the_api_server_keeps_slices_of_cards_in_mig_mode(sandbox: Sandbox, number: int) -> None:
+    cards = [divided(index, cordoned=index == 0) for index in range(number)]
+    publish(sandbox, n0=cards)
+    found = {item["metadata"]["name"]: item for item in slices(sandbox)}
+    wanted = render_slices(sandbox.node("n0")["metadata"]["name"], cards)
+    assert len(found) == len(wanted)
+    assert all(is_published(found[item["metadata"]["name"]], item) for item in wanted)
+    assert sum(len(item["spec"].get("devices", ())) for item in found.values()) == 18 * number
+
+
 # -- claims
 
 
@@ -304,6 +321,96 @@ def test_cards_are_selected(sandbox: Sandbox, selector: Selector, index: int) ->
     assert place(sandbox, "p", ask(), selector) == [f"n0/{index}"]
 
 
+# -- MIG instances
+
+
+def divided(index: int = 0, **fields: Any) -> Device:
+    """A card in MIG mode, an A100 of 80 GB."""
+    uuid = f"GPU-5A1C0D1E-0000-4000-8000-{index:012}"
+    return card(index, uuid=uuid, mode="mig", mig_profiles=A100_PROFILES, **fields)
+
+
+def instance(profile: str = "", **fields: Any) -> Object:
+    """A request for an instance, as users write it."""
+    selectors = [{"cel": {"expression": f"device.attributes['{DRIVER}'].profile == '{profile}'"}}] if profile else []
+    return {"name": "main", "exactly": {"deviceClassName": "mig.hami.io", "selectors": selectors, **fields}}
+
+
+def take(sandbox: Sandbox, name: str, *requests: Object, **constraints: Any) -> None:
+    """Creates a pod with a container for each request."""
+    sandbox.kube.create(template(name, {"devices": {"requests": list(requests), **constraints}}), sandbox.namespace)
+    sandbox.create(claiming(pod(name, containers=[container(request["name"]) for request in requests]), name))
+
+
+def taken(sandbox: Sandbox, name: str, *requests: Object, **constraints: Any) -> list[str]:
+    """Creates a pod, waits until it is bound, and returns its instances, ``index-profile-place``."""
+    take(sandbox, name, *requests, **constraints)
+    bound(sandbox, name)
+    names = [device.device for request in claim_of(sandbox, name).requests for device in request.devices]
+    return [f"{int(card[-12:])}-{place}" for card, _, place in (text.partition("-mig-") for text in names)]
+
+
+def test_a_card_is_filled_with_instances_that_do_not_overlap(sandbox: Sandbox) -> None:
+    publish(sandbox, n0=[divided()])
+    assert taken(sandbox, "half", instance("3g.40gb")) == ["0-3g-40gb-4"]
+    assert taken(sandbox, "quarter", instance("2g.20gb")) == ["0-2g-20gb-0"]
+    assert taken(sandbox, "small", instance()) == ["0-1g-10gb-3"]
+    for name, profile in (("whole", "7g.80gb"), ("wide", "2g.20gb")):
+        take(sandbox, name, instance(profile))
+        wait_refused(sandbox, name)
+    assert taken(sandbox, "last", instance("1g.10gb")) == ["0-1g-10gb-2"]
+    take(sandbox, "full", instance())
+    wait_refused(sandbox, "full")
+    sandbox.delete("quarter")
+    bound(sandbox, "wide")
+    sandbox.delete("full")
+
+
+def test_an_instance_is_the_smallest_with_enough_memory(sandbox: Sandbox) -> None:
+    publish(sandbox, n0=[divided()])
+    amounts = [instance(capacity={"requests": {"memory": amount}}) for amount in ("1Gi", "10Gi", "20Gi")]
+    assert [taken(sandbox, f"p{number}", request) for number, request in enumerate(amounts)] == [
+        ["0-1g-10gb-6"], ["0-1g-20gb-4"], ["0-3g-40gb-0"]]
+
+
+def test_instances_of_one_card_and_of_different_ones(sandbox: Sandbox) -> None:
+    publish(sandbox, n0=[divided(0), divided(1)])
+    same = [{"matchAttribute": f"{DRIVER}/parentUUID"}]
+    assert taken(sandbox, "first", instance("4g.40gb")) == ["0-4g-40gb-0"]
+    assert taken(sandbox, "pair", {**instance("3g.40gb"), "name": "a"}, {**instance("2g.20gb"), "name": "b"},
+                 constraints=same) == ["1-3g-40gb-4", "1-2g-20gb-0"]
+    apart = [{"distinctAttribute": f"{DRIVER}/parentUUID"}]
+    assert taken(sandbox, "apart", instance("1g.10gb", count=2), constraints=apart) == ["0-1g-10gb-6", "1-1g-10gb-3"]
+
+
+def test_each_class_has_its_own_kind_of_devices(sandbox: Sandbox) -> None:
+    publish(sandbox, a=[card(0)], m=[divided(1)])
+    assert place(sandbox, "share", ask(cores=100)) == ["a/0"]
+    create(sandbox, "waits", ask())
+    wait_refused(sandbox, "waits")
+    assert taken(sandbox, "instance", instance("7g.80gb")) == ["1-7g-80gb-0"]
+    take(sandbox, "more", instance())
+    wait_refused(sandbox, "more")
+
+
+def test_the_commands_show_instances_that_claims_hold(cluster: LocalCluster, sandbox: Sandbox) -> None:
+    publish(sandbox, n0=[divided()])
+    assert taken(sandbox, "p", instance("1g.10gb")) and taken(sandbox, "q", instance("3g.40gb"))
+
+    def said(*words: str) -> Any:
+        return hami(cluster.kubeconfig, *words, "-n", sandbox.namespace, "-o", "json", "--device-config-file",
+                    DEVICE_CONFIG).document
+
+    node = sandbox.node("n0")["metadata"]["name"]
+    (row,) = (row for row in said("top", "cards")["items"] if row["node"] == node)
+    assert [row[key] for key in ("mode", "memoryMib", "memoryUsedMib", "slots", "slotsUsed", "pods")] == [
+        "mig", 81_920, 9728 + 40_192, 7, 2, [f"{sandbox.namespace}/{name}" for name in "pq"]]
+    (held,) = said("explain", "pod", "p")["cards"]
+    assert [held[key] for key in ("container", "index", "uuid", "memoryMib", "cores", "pods")] == [
+        "main", 0, row["uuid"], 9728, 15, [f"{sandbox.namespace}/q"]]
+    assert {"OverCommitted", "CardGone", "TwoDoors"}.isdisjoint(item["rule"] for item in said("audit")["items"])
+
+
 def test_what_a_class_gives_a_claim_can_only_lower(sandbox: Sandbox) -> None:
     def parameters(**values: object) -> Object:
         return {"opaque": {"driver": DRIVER, "parameters": {
@@ -372,7 +479,13 @@ def test_the_commands_show_what_claims_hold(cluster: LocalCluster, sandbox: Sand
 def pieces() -> list[Object]:
     """The requests that the page shows on their own, each in a list."""
     blocks = [yaml.safe_load(text) for text in EXAMPLES if "\n---\n" not in text]
-    return [item for block in blocks if isinstance(block, list) for item in block]
+    return [item for block in blocks if isinstance(block, list) for item in block if "mig.hami.io" not in str(item)]
+
+
+def test_the_documented_claim_for_an_instance_is_allocated(sandbox: Sandbox) -> None:
+    publish(sandbox, n0=[divided()])
+    (request,) = (item for text in EXAMPLES if "mig.hami.io" in text for item in yaml.safe_load(text))
+    assert taken(sandbox, "p", request) == ["0-3g-40gb-4"]
 
 
 def test_the_documented_claims_are_allocated(sandbox: Sandbox) -> None:

@@ -16,13 +16,14 @@ from e2e.oracle import Oracle, oracle
 from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.keys import CORDON, DOOR, GPU_POLICY, NUMA_BIND
 from hami.codec.own_claims import StoredClaim, booked_claim, render_allocation, render_claim
-from hami.codec.slices import device_name, render_slices
-from hami.dra.guard import PreparedRequest, PreparedShare, excess
+from hami.codec.slices import DRIVER, device_name, mig_devices, pool_name, render_slices
+from hami.dra.guard import PreparedPlacement, PreparedRequest, PreparedShare, excess
 from hami.model import Device, Pod, Share
 from hami.scheduling.refusal import Choice
 from hami.state.store import Store
 from hami.state.view import Policies
 from tests.builders import ONLY_NVIDIA, container, gpu, node, pod
+from tests.devices.cards import A100_PROFILES
 from tests.world import NOON, Clock
 
 Object = dict[str, Any]
@@ -206,3 +207,64 @@ def test_what_the_allocator_would_not_do_the_node_refuses(judge: Oracle, seed: i
         else:
             claims.append(claim)
     assert refused and claims
+
+
+def divided_cards(number: int) -> tuple[Device, ...]:
+    """Cards in MIG mode."""
+    return tuple(gpu(f"GPU-{index}", index=index, mode="mig", mig_profiles=A100_PROFILES) for index in range(number))
+
+
+def instances(name: str, chosen: Sequence[str]) -> Object:
+    """A claim for these MIG instances, as kube-scheduler writes it."""
+    return {
+        "metadata": {"namespace": "default", "name": name, "uid": name},
+        "spec": {"devices": {"requests": [
+            {"name": f"r{number}", "exactly": {"deviceClassName": "mig.hami.io", "count": 1}}
+            for number in range(len(chosen))]}},
+        "status": {"allocation": {
+            "allocationTimestamp": "2026-11-26T12:00:00Z",
+            "devices": {"results": [
+                {"request": f"r{number}", "driver": DRIVER, "pool": pool_name("n0"), "device": device}
+                for number, device in enumerate(chosen)]},
+            "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [
+                {"key": "metadata.name", "operator": "In", "values": ["n0"]}]}]}}}}
+
+
+def overlap(claim: Object, others: Sequence[Object], cards: Sequence[Device]) -> str:
+    """Why the node does not prepare a claim for MIG instances beside *others*; empty if it does."""
+    places = {name: (card.uuid, place) for card in cards
+              for name, (_, place) in mig_devices(card.uuid, card.mig_profiles).items()}
+
+    def as_prepared(one: Object) -> list[PreparedRequest]:
+        claimed = parse_claim(json.dumps(one).encode())
+        shares = [(request.name, *places[request.devices[0].device]) for request in claimed.requests]
+        return [PreparedRequest(
+            namespace="default", claim=claimed.name, uid=claimed.uid, request=name, pod="p", container=name, shares=(
+                PreparedShare(uuid=uuid, memory_mib=0, cores=0, share_milli=0, placement=PreparedPlacement(
+                    place.name, place.start, place.size)),)) for name, uuid, place in shares]
+
+    return excess(as_prepared(claim), [request for one in others for request in as_prepared(one)],
+                  {card.uuid: card for card in cards})
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_the_allocator_gives_out_mig_instances_as_long_as_they_do_not_overlap(judge: Oracle, seed: int) -> None:
+    """The node refuses exactly what it would not have given out."""
+    rng = random.Random(seed)
+    cards = divided_cards(rng.randint(1, 2))
+    slices = render_slices("n0", cards)
+    names = [device["name"] for part in slices for device in part["spec"].get("devices", ())]
+    claims: list[Object] = []
+    refused = 0
+    for number in range(PODS):
+        claim = instances(f"p{number}", rng.sample(names, rng.choice((1, 1, 2))))
+        objection = judge.objection("n0", slices, claims, claim)
+        assert objection == "" or objection.endswith("does not fit"), objection
+        assert bool(overlap(claim, claims, cards)) is bool(objection), (claim, objection)
+        if objection:
+            refused += 1
+        else:
+            claims.append(claim)
+        if claims and rng.random() < 0.2:  # a pod ends
+            claims.remove(rng.choice(claims))
+    assert refused

@@ -291,7 +291,7 @@ def test_the_kubelet_finds_the_driver_of_claims_beside_device_plugins(helm: Helm
 
 def test_a_resource_may_stand_for_a_card_that_claims_allocate(helm: Helm) -> None:
     (found,) = (item for item in helm.template({"dra": {"enabled": True, "extendedResource": "example.com/gpu"}})
-                if item["kind"] == "DeviceClass")
+                if item["kind"] == "DeviceClass" and item["metadata"]["name"] == "gpu.hami.io")
     assert found["spec"]["extendedResourceName"] == "example.com/gpu"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -249,6 +250,82 @@ def test_a_pod_is_deleted_by_force(sandbox: Sandbox, real: RealNode, driver: Dev
     assert seen(sandbox, real, "next").limit == held
     eventually(lambda: prepared not in specifications(real), lambda: f"{prepared} is gone: {specifications(real)}",
                timeout=60)
+
+
+# ---- MIG
+
+
+def divided(driver: DevicePlugin) -> None:
+    """Starts the plugin again with a card in MIG mode."""
+    profiles = [{"name": "1g.10gb", "memory": 9728, "cores": 15, "slices": 1,
+                 "placements": [{"start": start, "size": 1} for start in range(7)]},
+                {"name": "3g.40gb", "memory": 40_192, "cores": 43, "slices": 3,
+                 "placements": [{"start": start, "size": 4} for start in (0, 4)]}]
+    driver.stop()
+    driver.insert(replace(FIRST, mig={"enabled": True, "profiles": profiles}))
+    started(driver, operating_mode="mig")
+
+
+def take(sandbox: Sandbox, name: str, profile: str) -> None:
+    """Creates a pod whose container shows what it got: an instance of the profile."""
+    selector = f"device.attributes['{DRIVER}'].profile == '{profile}'"
+    request = {"name": "main", "exactly": {
+        "deviceClassName": "mig.hami.io", "selectors": [{"cel": {"expression": selector}}]}}
+    sandbox.kube.create(claims.template(name, {"devices": {"requests": [request]}}), sandbox.namespace)
+    made = claims.claiming(shower(HOOK, name), name)
+    sandbox.create({**made, "spec": {**made["spec"], "schedulerName": "hami-scheduler"}})
+
+
+def instances(real: RealNode) -> dict[str, tuple[str, int]]:
+    """Returns profile and place of the MIG instances that exist, by UUID."""
+    found = json.loads((real.folder / "cards.yaml.state").read_text())["instances"]
+    return {each["uuid"]: (each["profile"], each["start"]) for each in found}
+
+
+def test_instances_are_made_for_claims_and_go_with_them(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    divided(driver)
+    take(sandbox, "a", "3g.40gb")
+    take(sandbox, "b", "1g.10gb")
+    running(sandbox, "a", "b")
+    env = {name: seen(sandbox, real, name).env for name in "ab"}
+    assert not [key for key in env["a"] if key.startswith("CUDA_")]
+    assert {name: instances(real)[env[name]["NVIDIA_VISIBLE_DEVICES"]] for name in env} == {
+        "a": ("3g.40gb", 4), "b": ("1g.10gb", 3)}
+    successor = DevicePlugin(real, name="successor", door="dra")
+    successor.cards = driver.cards
+    try:
+        started(successor, operating_mode="mig")
+        driver.kill()
+        restarted(sandbox, "a", kill_container(sandbox, real, "a"))
+        assert real.output(sandbox.pod("a")).count(env["a"]["NVIDIA_VISIBLE_DEVICES"]) >= 2
+        take(sandbox, "c", "3g.40gb")
+        sandbox.delete("b")
+        running(sandbox, "c")
+        (found,) = [place for uuid, place in instances(real).items()
+                    if uuid == seen(sandbox, real, "c").env["NVIDIA_VISIBLE_DEVICES"]]
+        assert found == ("3g.40gb", 0)
+        emptied(sandbox, real)
+        eventually(lambda: not instances(real), lambda: f"no instance is left: {instances(real)}", timeout=60)
+    finally:
+        successor.close()
+
+
+def test_a_node_with_instances_reboots(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    """What was prepared is lost, and claims get new instances at their places."""
+    divided(driver)
+    for name in ("a", "b"):
+        take(sandbox, name, "3g.40gb")
+    running(sandbox, "a", "b")
+    before = instances(real)
+    driver.kill()
+    (real.folder / "cards.yaml.state").write_text("{}")  # instances do not survive, MIG mode does
+    real.reboot(lambda: driver.start(operating_mode="mig"))
+    for name in ("a", "b"):
+        restarted(sandbox, name, 0, timeout=90)
+    after = instances(real)
+    assert sorted(after.values()) == sorted(before.values()) == [("3g.40gb", 0), ("3g.40gb", 4)]
+    assert {uuid for name in "ab" for uuid in after if uuid in real.output(sandbox.pod(name))} == after.keys()
+    emptied(sandbox, real)
 
 
 # ---- refusals

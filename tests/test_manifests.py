@@ -15,6 +15,7 @@ from hami.codec.keys import (
     ROOM, SCHEDULER_OWNED, WEIGHTS,
 )
 from hami.codec.slices import DRIVER, pool_name, render_slices
+from hami.model import MigProfile, Partition
 from hami.node.library import install_library
 from hami.vendors.catalog import vendors
 from tests.builders import gpu
@@ -78,13 +79,16 @@ def test_the_label_that_needs_a_right_is_that_which_the_scheduler_reads():
 
 
 def test_class_and_policy_of_claims_name_what_the_device_plugin_publishes():
-    (device_class,) = yaml.safe_load_all((DRA / "device-class.yaml").read_text())
-    (slice,) = render_slices("n1", [gpu(cordoned=True, healthy=False)])
-    (card,) = slice["spec"]["devices"]
-    assert device_class["metadata"]["name"] == DRIVER and "extendedResourceName" not in device_class["spec"]
-    assert device_class["spec"]["selectors"] == [{"cel": {"expression": (
-        f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{card['attributes']['type']['string']}'"
-    )}}]
+    profile = MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=1, placements=(Partition(0),))
+    slice, _, parts = render_slices("n1", [gpu(cordoned=True, healthy=False), gpu(
+        "GPU-1", mode="mig", mig_profiles=(profile,))])
+    (card,), (instance,) = slice["spec"]["devices"], parts["spec"]["devices"]
+    classes = list(yaml.safe_load_all((DRA / "device-class.yaml").read_text()))
+    assert [each["metadata"]["name"] for each in classes] == [DRIVER, "mig.hami.io"]
+    for device_class, device in zip(classes, (card, instance), strict=True):
+        kind = device["attributes"]["type"]["string"]
+        assert device_class["spec"] == {"selectors": [{"cel": {"expression": (
+            f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{kind}'")}}]}
     text = str(expressions("policies.yaml", DRA))
     assert f"'{DRIVER}'" in text and f"'{pool_name('')}' + variables.node" in text
     assert all(taint["key"].startswith("hami.io/") for taint in card["taints"])

@@ -19,7 +19,7 @@ from msgspec import Meta
 from hami.codec.claim_amounts import MAX_RESULTS, TOO_MANY, VENDOR
 from hami.codec.documents import convert, decode, places_in
 from hami.codec.register import Amount
-from hami.codec.slices import DRIVER, NUMA_NODE, SHARE
+from hami.codec.slices import DRIVER, NUMA_NODE, SHARE, is_instance
 from hami.errors import MalformedInput
 from hami.model import DevicePolicy, PodRef, Request, Selector
 from hami.quantity import INT32_MAX, MIB, parse_quantity, render_mib
@@ -56,8 +56,9 @@ class CorePolicy(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedDevice:
-    """Part of a device that a request of a claim got. *share_milli*: of the whole card's 100, in thousandths.
-    *share_id*: names this part, empty if the device has one user."""
+    """Part of a device that a request of a claim got, or a MIG instance, whose name says its size: it has no amounts.
+    *share_milli*: of the whole card's 100, in thousandths. *share_id*: names this part, empty if the device has one
+    user."""
 
     pool: str
     device: str
@@ -297,9 +298,9 @@ def _device(place: str, result: _Result, admin: bool) -> ClaimedDevice:
             raise MalformedInput(field, text, "expected what the request policy of the device allows")
         return value.numerator
 
-    amounts = {} if admin else {"memory_mib": amount("memory", Fraction(MIB), INT32_MAX),
-                                "cores": amount("cores", Fraction(1), WHOLE),
-                                "share_milli": amount("share", Fraction(1, 1000), SHARE * 1000)}
+    amounts = {} if admin or is_instance(result.device) else {
+        "memory_mib": amount("memory", Fraction(MIB), INT32_MAX), "cores": amount("cores", Fraction(1), WHOLE),
+        "share_milli": amount("share", Fraction(1, 1000), SHARE * 1000)}
     return ClaimedDevice(pool=result.pool, device=result.device, share_id=result.share_id or "", **amounts)
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
 
 from hami.codec.documents import decode
 from hami.errors import MalformedInput
-from hami.model import Partition
+from hami.model import MigProfile, Partition
 
+_FROM_THE_TOP = ("1g.", "3g.")  # profiles whose placements are tried from the highest start down
 _NUMBERED = re.compile(r"(?<![^;:,\[\]])([^;:,\[\]]++)\[\d+-\d+\],")  # possessive: linear time
 
 
@@ -51,6 +52,23 @@ class _MigEntry(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 _ENTRIES = msgspec.json.Decoder(list[_MigEntry])
+
+
+def possible_instances(profiles: Iterable[MigProfile]) -> Iterator[tuple[MigProfile, Partition]]:
+    """Yields each profile with each of its placements, named after it, in the order in which allocators try them:
+    smaller profiles first, and placements that leave room for larger instances.
+
+    Source: HAMi v2.10, pkg/device/nvidia, CustomFilterRule.
+    """
+    for profile in sorted(profiles, key=lambda profile: (profile.memory_mib, profile.slices)):
+        from_the_top = profile.name.startswith(_FROM_THE_TOP)
+        for placement in sorted(profile.placements, key=lambda placement: placement.start, reverse=from_the_top):
+            yield profile, replace(placement, name=profile.name)
+
+
+def most_instances(profiles: Sequence[MigProfile]) -> int:
+    """Returns the maximum number of instances on a card: the most that one profile allows without overlap."""
+    return max((_disjoint(profile) for profile in profiles), default=0)
 
 
 def parse_mig_allocations(field: str, text: str) -> tuple[MigAllocation, ...]:
@@ -100,3 +118,11 @@ def _entry(allocation: MigAllocation) -> _MigEntry:
         entry.mig_uuid = place.instance[0]
         entry.gpu_instance_id, entry.compute_instance_id = map(int, place.instance[1:])
     return entry
+
+
+def _disjoint(profile: MigProfile) -> int:
+    count, end = 0, 0
+    for place in sorted(profile.placements, key=lambda place: place.start + place.size):
+        if place.start >= end:
+            count, end = count + 1, place.start + place.size
+    return count

@@ -36,18 +36,5 @@ def allowed_names(model: str, offered: Sequence[str], allowlist: Sequence[MigAll
     return names
 
 
-def most_instances(profiles: Sequence[MigProfile]) -> int:
-    """Returns the maximum number of instances on a card: the most that one profile allows without overlap."""
-    return max((_disjoint(profile) for profile in profiles), default=0)
-
-
 def _slices(name: str) -> str:
     return name.partition(".")[0]
-
-
-def _disjoint(profile: MigProfile) -> int:
-    count, end = 0, 0
-    for place in sorted(profile.placements, key=lambda place: place.start + place.size):
-        if place.start >= end:
-            count, end = count + 1, place.start + place.size
-    return count

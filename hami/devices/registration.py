@@ -12,13 +12,13 @@ from datetime import datetime
 import msgspec
 
 from hami.codec.keys import DOOR, LOCK_FREE, NODE_RESIZES
+from hami.codec.mig import most_instances
 from hami.codec.register import render_devices_brief, render_devices_json
 from hami.codec.slices import is_publishable
 from hami.codec.states import parse_lock_free, render_lock_free
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import InventorySnapshot
-from hami.devices.mig_profiles import most_instances
 from hami.model import Device, Node
 from hami.quantity import INT32_MAX
 from hami.vendors.inventory import CLAIMS, PAIR_SCORES

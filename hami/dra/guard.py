@@ -6,25 +6,44 @@ while containers still use them, and whoever may write the status of a claim can
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
+from hami.codec.mig import MigAllocation
 from hami.codec.slices import SHARE
-from hami.model import Device
+from hami.model import Device, Partition
 from hami.node.cdi import Document
 
 VARIABLE = "HAMI_CLAIM"
 """The variable in a specification that says what it was made for. Containers see it."""
 
 
-class PreparedShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of a card that a request got. *share_milli*: of the card's 100, in thousandths."""
+class PreparedPlacement(msgspec.Struct, frozen=True):
+    """The place of a MIG instance on its card, in memory slices. *instance*: its UUID, empty before it is made."""
+
+    profile: str
+    start: int
+    size: int
+    instance: str = ""
+
+    @property
+    def partition(self) -> Partition:
+        """The place as the node agent knows it."""
+        return Partition(self.start, self.size, self.profile, (self.instance,) if self.instance else ())
+
+
+class PreparedShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Part of a card that a request got. *share_milli*: of the card's 100, in thousandths. *placement*: of a MIG
+    instance, which has no amounts."""
 
     uuid: str
     memory_mib: int
     cores: int
     share_milli: int
+    placement: PreparedPlacement | None = None
 
 
 class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +61,19 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The name of the specification."""
         return f"{self.uid}_{self.request}"
+
+    @property
+    def instances(self) -> tuple[MigAllocation, ...]:
+        """The MIG instances among the shares."""
+        return tuple(MigAllocation(container=0, device=device, gpu=share.uuid, partition=share.placement.partition)
+                     for device, share in enumerate(self.shares) if share.placement is not None)
+
+    def with_instances(self, uuids: Iterable[str] = itertools.repeat("")) -> PreparedRequest:
+        """Returns the request with these UUIDs of its shares, all of which are MIG instances; by default as it is
+        before they are made."""
+        return replace(self, shares=tuple(
+            share if share.placement is None else replace(share, placement=replace(share.placement, instance=uuid))
+            for share, uuid in zip(self.shares, uuids)))
 
 
 _REQUEST = msgspec.json.Decoder(PreparedRequest)
@@ -64,7 +96,8 @@ def parse_prepared(document: Document | None) -> PreparedRequest | None:
 
 def excess(wanted: Sequence[PreparedRequest], prepared: Iterable[PreparedRequest],
            devices: Mapping[str, Device]) -> str:
-    """Returns why *wanted*, all requests of one claim, do not fit beside what is *prepared*; empty if they do.
+    """Returns why *wanted*, all requests of one claim, do not fit beside what is *prepared*; empty if they do. MIG
+    instances do not fit if they overlap.
 
     *devices*: by UUID; those of *wanted* are among them.
     """
@@ -80,7 +113,26 @@ def excess(wanted: Sequence[PreparedRequest], prepared: Iterable[PreparedRequest
                                   if _sum([other], uuid, field)})
                 return (f"claim {wanted[0].namespace}/{wanted[0].claim} needs {mine} {unit} of {uuid}, which has "
                         f"{limit}, of which {', '.join(holders) or 'no other claim'} has {taken}")
-    return ""
+    return next(_overlaps(wanted, others), "")
+
+
+def _overlaps(wanted: Sequence[PreparedRequest], others: Sequence[PreparedRequest]) -> Iterator[str]:
+    """Yields why MIG instances among *wanted* cannot be made: of each other, and of *others*."""
+    placed = [(request, share) for request in (*wanted, *others) for share in request.shares]
+    for index, (request, share) in enumerate(placed[:sum(len(request.shares) for request in wanted)]):
+        for other, taken in (pair for pair in placed[index + 1:] if pair[1].uuid == share.uuid):
+            if share.placement is None and taken.placement is None:
+                continue
+            if share.placement is None or taken.placement is None:
+                yield (f"claims {request.namespace}/{request.claim} and {other.namespace}/{other.claim} need "
+                       f"{share.uuid}, one of them a MIG instance of it, the other a share")
+            elif share.placement.partition.overlaps(taken.placement.partition):
+                yield (f"claim {request.namespace}/{request.claim} needs {_place(share.placement)} of {share.uuid}, "
+                       f"which overlaps {_place(taken.placement)} of claim {other.namespace}/{other.claim}")
+
+
+def _place(placement: PreparedPlacement) -> str:
+    return f"{placement.profile} at memory slice {placement.start}"
 
 
 def _sum(requests: Iterable[PreparedRequest], uuid: str, field: str) -> int:

@@ -11,22 +11,23 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from hami.codec.allocation import parse_shares
-from hami.codec.claims import AllocatedClaim, ClaimedRequest
+from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
 from hami.codec.keys import GPU_ALLOCATED
+from hami.codec.mig import MigAllocation
 from hami.codec.own_claims import booked_requests, differing_containers
-from hami.codec.slices import device_name, pool_name
+from hami.codec.slices import device_name, mig_devices, pool_name
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.devices.registration import VENDOR, devices
-from hami.dra.guard import PreparedRequest, PreparedShare, excess, parse_prepared, render_prepared
-from hami.errors import AllocationRefused, MalformedInput
+from hami.dra.guard import PreparedPlacement, PreparedRequest, PreparedShare, excess, parse_prepared, render_prepared
+from hami.errors import AllocationRefused, HostError, MalformedInput
 from hami.kube.cluster import Cluster
 from hami.kube.dynamic_resources import DynamicResources
-from hami.model import Device, Pod, Share
+from hami.model import Device, Partition, Pod, Share
 from hami.node import container_specs
 from hami.node.container_specs import CLAIM, ContainerSpecs
 from hami.node.grant import overridable_env
@@ -81,10 +82,11 @@ class ClaimPreparer:
         if not claim.requests:
             raise AllocationRefused(f"claim {namespace}/{name} has no devices of this driver")
         pod, snapshot = self._pod(claim), self._grants.inventory.snapshot()
-        cards = {device_name(card.uuid): card for card in snapshot.cards}
+        cards = {card.uuid: card for card in snapshot.cards}
         offered = {device.uuid: device for device in devices(snapshot, self._config)}
         claim = _as_booked(claim, pod, offered)
-        wanted = [self._wanted(claim, request, pod, cards) for request in claim.requests]
+        places = _places(offered.values())
+        wanted = [self._wanted(claim, request, pod, places) for request in claim.requests]
         if len({record.container for record in wanted}) < len(wanted):
             raise AllocationRefused(f"claim {namespace}/{name} has several requests for one container")
         with self._specs.exclusive():
@@ -94,7 +96,10 @@ class ClaimPreparer:
             if missing and (reason := excess(wanted, prepared, offered)):
                 raise AllocationRefused(reason)
             for request, record in missing:
-                self._write(pod, request, record, cards)
+                if record.instances:
+                    self._write_instances(_with_instances(record, prepared), cards)
+                else:
+                    self._write(pod, request, record, cards)
         return [PreparedDevice(request=request.name, pool=device.pool, device=device.device, share_id=device.share_id,
                                cdi_device=container_specs.device_name(record.name, CLAIM) if place == 0 else "")
                 for request, record in zip(claim.requests, wanted) for place, device in enumerate(request.devices)]
@@ -102,9 +107,11 @@ class ClaimPreparer:
     def unprepare(self, uid: str) -> None:
         """Removes what was prepared for a claim, which may be gone, by whatever process. Raises: HostError."""
         with self._specs.exclusive():
-            for name in self._specs.names():
-                if name.startswith(f"{uid}_"):
-                    self._specs.remove(name)
+            names = [name for name in self._specs.names() if name.startswith(f"{uid}_")]
+            for name in names:
+                self._specs.remove(name)
+        if names:
+            self._grants.destroy_unused_instances()
 
     def prepared(self) -> list[PreparedRequest]:
         """Returns what is prepared. Raises: HostError."""
@@ -117,7 +124,7 @@ class ClaimPreparer:
         self._orphaned_at = {name: self._orphaned_at.get(name, self._clock()) for name in gone}
         for name, since in self._orphaned_at.items():
             if self._clock() - since > MIN_AGE_S:
-                self._specs.remove(name)
+                self._specs.remove(name)  # a MIG instance goes with the next cleanup
                 log.info("specification of a claim that is gone was removed", extra={"specification": name})
 
     def _is_gone(self, request: PreparedRequest) -> bool:
@@ -143,8 +150,8 @@ class ClaimPreparer:
         return pod
 
     def _wanted(self, claim: AllocatedClaim, request: ClaimedRequest, pod: Pod,
-                cards: Mapping[str, Card]) -> PreparedRequest:
-        """Returns what a request of the claim needs. *cards*: by the names of their devices."""
+                places: Mapping[str, tuple[Device, Partition | None]]) -> PreparedRequest:
+        """Returns what a request of the claim needs. *places*: see `_places`."""
         about = f"request {request.name} of claim {claim.namespace}/{claim.name}"
         if request.admin:
             raise AllocationRefused(f"{about}: adminAccess is not supported")
@@ -152,26 +159,57 @@ class ClaimPreparer:
             raise AllocationRefused(f"{about}: pod {pod.ref.name} has no container {request.name}; a request must have "
                                     "the name of the container that uses it")
         for device in request.devices:
-            if device.pool != pool_name(self._config.node) or device.device not in cards:
+            if device.pool != pool_name(self._config.node) or device.device not in places:
                 raise AllocationRefused(f"{about}: device {device.pool}/{device.device} is not on this node")
-        shares = tuple(PreparedShare(uuid=cards[device.device].uuid, memory_mib=device.memory_mib, cores=device.cores,
-                                     share_milli=device.share_milli) for device in request.devices)
+        shares = tuple(_share(device, *places[device.device]) for device in request.devices)
+        if (request.priority, request.core_policy) != (None, None) and any(share.placement for share in shares):
+            raise AllocationRefused(f"{about}: priority and corePolicy are for shares of GPUs, not for MIG instances")
         return PreparedRequest(namespace=claim.namespace, claim=claim.name, uid=claim.uid, request=request.name,
                                pod=pod.ref.uid, container=container, shares=shares)
 
     def _write(self, pod: Pod, request: ClaimedRequest, record: PreparedRequest, cards: Mapping[str, Card]) -> None:
-        """Writes the directory of a container and its specification."""
+        """Writes the directory of a container and its specification. *cards*: by UUID."""
         variables = self._grants.variables(pod.ref, record.container)
         chosen = {name: str(value) for name, value in (
             ("CUDA_TASK_PRIORITY", request.priority), ("GPU_CORE_UTILIZATION_POLICY", request.core_policy))
             if value is not None}
-        parts = [(cards[device.device], Share(share.uuid, VENDOR, share.memory_mib, share.cores))
-                 for device, share in zip(request.devices, record.shares)]
+        parts = [(cards[share.uuid], Share(share.uuid, VENDOR, share.memory_mib, share.cores))
+                 for share in record.shares]
         # not forced to disk while others wait: a node that starts again has no specification, so all is written again
         grant, _ = self._grants.build(pod, record.container, 0, parts, variables={**variables, **chosen}, durable=False)
         # variables of a CDI device replace those of the container, which may choose these itself
         own = overridable_env(self._config, len(parts)).keys() & variables.keys()
         self._specs.write_grant(record.name, replace(grant, env={**grant.env, **render_prepared(record)}), without=own)
+
+    def _write_instances(self, record: PreparedRequest, cards: Mapping[str, Card]) -> None:
+        """Makes the MIG instances of a container that are missing, and writes its specification. *cards*: by UUID."""
+        grant, uuids = self._grants.build_instances(record.instances, cards)
+        made = record.with_instances(uuids)
+        self._specs.write_grant(record.name, replace(grant, env={**grant.env, **render_prepared(made)}))
+
+
+def _places(offered: Iterable[Device]) -> dict[str, tuple[Device, Partition | None]]:
+    """Returns the devices by their names in slices, and the placements of those that are MIG instances."""
+    places: dict[str, tuple[Device, Partition | None]] = {}
+    for device in offered:
+        if device.is_partitioned:
+            possible = mig_devices(device.uuid, device.mig_profiles)
+            places |= {name: (device, placement) for name, (_, placement) in possible.items()}
+        else:
+            places[device_name(device.uuid)] = device, None
+    return places
+
+
+def _share(claimed: ClaimedDevice, device: Device, placement: Partition | None) -> PreparedShare:
+    return PreparedShare(
+        uuid=device.uuid, memory_mib=claimed.memory_mib, cores=claimed.cores, share_milli=claimed.share_milli,
+        placement=PreparedPlacement(placement.name, placement.start, placement.size) if placement is not None else None)
+
+
+def _with_instances(record: PreparedRequest, prepared: Iterable[PreparedRequest]) -> PreparedRequest:
+    """Returns *record* with the UUIDs that it has among what is *prepared*: processes may use these instances."""
+    return next((other for other in prepared if other.name == record.name and other.with_instances() == record),
+                record)
 
 
 def _as_booked(claim: AllocatedClaim, pod: Pod, offered: Mapping[str, Device]) -> AllocatedClaim:
@@ -216,3 +254,11 @@ class PreparedRequests:
                            else (version, parse_prepared(self._specs.read(name))))
         self._known = found
         return [request for name, (_, request) in found.items() if request is not None and request.name == name]
+
+    def instances(self) -> list[MigAllocation]:
+        """Returns the MIG instances of all. Raises: HostError, also if a specification cannot be read, which may have
+        some."""
+        requests = self.all()
+        if unreadable := [name for name, (version, request) in self._known.items() if request is None and version]:
+            raise HostError(f"the specification {unreadable[0]} of a claim cannot be read")
+        return [instance for request in requests for instance in request.instances]

@@ -105,7 +105,7 @@ class SlicePublisher(Task):
                 _version(present.get(document["metadata"]["name"])) in self._altered for document in differing):
             if differing:  # another attempt would end the same
                 raise HamiError("the API server leaves out parts of the slices: Kubernetes 1.36 is needed, with the "
-                                "feature gate DRAConsumableCapacity")
+                                "feature gates DRAConsumableCapacity and DRAPartitionableDevices")
             return snapshot
         self._altered.clear()
         for document in wanted:
@@ -117,7 +117,7 @@ class SlicePublisher(Task):
         for leftover in present:
             self._resources.delete_slice(leftover)
         log.info("slices written", extra={"node": name, "devices": sum(
-            len(document["spec"]["devices"]) for document in wanted), "generation": latest + 1})
+            len(document["spec"].get("devices", ())) for document in wanted), "generation": latest + 1})
         return snapshot
 
     def wake(self) -> None:

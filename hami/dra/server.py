@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hami.codec.slices import DRIVER, device_name, pool_name
+from hami.codec.slices import DRIVER, device_name, mig_devices, pool_name
+from hami.devices.cards import Card
 from hami.devices.inventory import DeviceInventory, InventorySnapshot
 from hami.dra import dra_pb2 as dra
 from hami.dra import health_pb2 as health
@@ -148,10 +149,11 @@ class DraServer:
 
     def _render_health(self, snapshot: InventorySnapshot) -> health.NodeWatchResourcesResponse:
         return health.NodeWatchResourcesResponse(devices=[health.DeviceHealth(
-            device=health.DeviceIdentifier(pool_name=self._pool, device_name=device_name(card.uuid)),
+            device=health.DeviceIdentifier(pool_name=self._pool, device_name=name),
             health=health.UNHEALTHY if card.uuid in snapshot.unhealthy else health.HEALTHY,
             message=snapshot.unhealthy.get(card.uuid, ""), last_updated_time=int(time.time()),
-            health_check_timeout_seconds=HEALTH_TIMEOUT_S) for card in snapshot.cards])
+            health_check_timeout_seconds=HEALTH_TIMEOUT_S)
+            for card in snapshot.cards for name in (device_name(card.uuid), *_instances(card))])
 
 
 class DraRegistration(Task):
@@ -230,6 +232,11 @@ class DraRegistration(Task):
         self.unready_reason = ""
         log.info("registered with the kubelet", extra={"driver": DRIVER})
         self._on_registered()
+
+
+def _instances(card: Card) -> Iterable[str]:
+    """Returns the names of the MIG instances that a card in MIG mode may have."""
+    return mig_devices(card.uuid, card.profiles) if card.mig else ()
 
 
 def _outcome(failure: str, claim: dra.Claim, work: Callable[[], None]) -> str:

@@ -307,8 +307,10 @@ def _held_devices(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
             device = cluster.claimed.devices.get((claimed.pool, claimed.device))
             holders = cluster.holders(pod.node_name, device.vendor, device.uuid) if device is not None else ()
             others = {str(other.ref) for other, _ in holders if other is not None and other.ref != pod.ref}
+            instance = cluster.claimed.instances.get((claimed.pool, claimed.device))
+            amounts = instance.profile if instance is not None else claimed
             yield HeldDevice(request.name, device.index if device is not None else None,
-                             device.uuid if device is not None else claimed.device, claimed.memory_mib, claimed.cores,
+                             device.uuid if device is not None else claimed.device, amounts.memory_mib, amounts.cores,
                              tuple(sorted(others)))
 
 

@@ -1,8 +1,9 @@
 """Dynamic MIG: creates instances when a container is allocated, and destroys them when no pod holds them any more.
 
-The scheduler chooses the placement of each instance and writes it to the pod. The instances on the cards and the pods'
-annotations are the only state, so a restart loses nothing. Instances are identified by placement, because their names
-may change. Nothing is destroyed on a card that cannot be read, nor on the cards of a pod that cannot be read.
+The placement of each instance is in an annotation of its pod, where the scheduler has written it, or in its claim. The
+instances on the cards, annotations and what is prepared for claims are the only state, so a restart loses nothing.
+Instances are identified by placement, because their names may change. Nothing is destroyed on a card that cannot be
+read, nor on the cards of a pod that cannot be read.
 Source: HAMi v2.10, docs/develop/mig-dynamic-deallocate.md.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 
 from hami.codec.allocation import parse_shares
@@ -45,13 +46,18 @@ class DynamicMig:
 
     def __init__(self, list_pods: Callable[[], Sequence[Pod]], instances: Instances,
                  cards: Callable[[], Sequence[Card]], *,
-                 publish: Callable[[Sequence[Instance]], None] = lambda instances: None) -> None:
+                 publish: Callable[[Sequence[Instance]], None] = lambda instances: None,
+                 claimed: Callable[[], Iterable[MigAllocation]] = lambda: (),
+                 exclusive: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         """*list_pods* returns the pods of the node. *publish* receives all instances whenever they change, before a new
-        one is handed out. Both may raise HamiError."""
+        one is handed out. *claimed* returns what is prepared for claims. *exclusive* keeps others, also processes, from
+        preparing claims. All may raise HamiError."""
         self._list_pods = list_pods
         self._instances = instances
         self._cards = cards
         self._publish = publish
+        self._claimed = claimed
+        self._exclusive = exclusive
         self._lock = threading.Lock()  # guards _known; held during calls of the driver and the API server
         self._known: dict[str, list[Instance]] = {}  # by card, as last read
         self._unreadable_cards = OncePerKey()
@@ -76,10 +82,11 @@ class DynamicMig:
     def reconcile(self) -> list[Instance]:
         """Destroys the instances that no live pod holds and no process uses. Returns the destroyed ones.
 
-        A pod is live until its phase says that all containers have ended, even while it is being deleted.
-        Raises: HamiError when the pods cannot be listed; then nothing has been destroyed.
+        A pod is live until its phase says that all containers have ended, even while it is being deleted. What is
+        prepared for a claim is held, too.
+        Raises: HamiError when the pods or claims cannot be listed; then nothing has been destroyed.
         """
-        with self._lock:
+        with self._exclusive(), self._lock:
             return self._reconcile(self._all_cards())
 
     def prepare(self, pod: Pod, container: int, shares: Sequence[Share]) -> tuple[list[Instance], Mapping[str, str]]:
@@ -95,17 +102,29 @@ class DynamicMig:
             raise AllocationRefused(f"{MIG_ALLOCATIONS} has {len(wanted)} instances for container {container}, which "
                                     f"do not match its {len(shares)} shares")
         with self._lock:
-            prepared = self._prepare(pod, wanted)
+            prepared = self._prepare(wanted, pod.ref.uid)
         recorded = dict(zip(wanted, map(_with_instance, wanted, prepared), strict=True))
         text = render_mig_allocations(recorded.get(allocation, allocation) for allocation in allocations)
         changed = text != pod.annotations.get(MIG_ALLOCATIONS)
         return prepared, {MIG_ALLOCATIONS: text} if changed else {}
 
-    def _prepare(self, pod: Pod, wanted: Sequence[MigAllocation]) -> list[Instance]:
+    def prepare_claimed(self, wanted: Sequence[MigAllocation]) -> list[Instance]:
+        """Returns the instances of a claim, in this order. Creates the missing ones.
+
+        The caller keeps out all others by *exclusive* until *claimed* returns them. After a crash in between, nobody
+        holds them: they are found again, or destroyed.
+        Raises: as `prepare`.
+        """
+        with self._lock:
+            return self._prepare(wanted)
+
+    def _prepare(self, wanted: Sequence[MigAllocation], uid: str = "") -> list[Instance]:
+        """*uid*: of the pod whose annotation has the placements; empty if they are those of a claim."""
         cards = list(dict.fromkeys(allocation.gpu for allocation in wanted))
         self._read(cards)
         if blocked := [item for item in wanted if self._usable(item) is None and self._obstacle(item)]:
-            self._reconcile(cards, {(pod.ref.uid, item.container, item.device) for item in blocked})
+            self._reconcile(cards, {(uid, item.container, item.device) for item in blocked} if uid else (),
+                            () if uid else set(map(_place, blocked)))
             self._read(cards)
         mig_enabled = {card.uuid for card in self._cards() if card.mig}
         prepared: list[Instance] = []
@@ -150,10 +169,12 @@ class DynamicMig:
         log.info("MIG instance created", extra={"card": allocation.gpu, "instance": instance.uuid, "profile": profile})
         return instance
 
-    def _reconcile(self, cards: Sequence[str], ignored: Collection[_ShareKey] = ()) -> list[Instance]:
+    def _reconcile(self, cards: Sequence[str], ignored: Collection[_ShareKey] = (),
+                   own: Collection[tuple[str, int, int]] = ()) -> list[Instance]:
         """Destroys the instances on *cards* that nobody holds. The shares in *ignored* do not hold the instances that
-        exist at their placements."""
+        exist at their placements, nor do claims hold those at the places in *own*."""
         held = _held(self._list_pods(), cards, ignored)
+        held.placements.update(place for place in map(_place, self._claimed()) if place not in own)
         self._unreadable_pods.keep_only(held.unreadable.keys())
         for pod, error in held.unreadable.items():
             if self._unreadable_pods.is_new(pod, error):
@@ -226,9 +247,13 @@ def _held(pods: Iterable[Pod], cards: Iterable[str], ignored: Collection[_ShareK
                 held.cards.update(allocated)
                 held.unreadable[str(pod.ref)] = str(error)
             continue
-        held.placements.update((item.gpu, item.partition.start, item.partition.size) for item in allocations
+        held.placements.update(_place(item) for item in allocations
                                if (pod.ref.uid, item.container, item.device) not in ignored)
     return held
+
+
+def _place(allocation: MigAllocation) -> tuple[str, int, int]:
+    return allocation.gpu, allocation.partition.start, allocation.partition.size
 
 
 def _allocated_cards(pod: Pod, cards: Iterable[str]) -> set[str]:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hami.codec.core_limits import pod_cores_limit
 from hami.codec.keys import CORES_LIMIT
+from hami.codec.mig import MigAllocation
 from hami.devices.cards import Card, Instance, MigDevice
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory
+from hami.errors import AllocationRefused, HamiError
 from hami.kube.cluster import Cluster
 from hami.model import Pod, PodRef, Share
 from hami.node.dynamic_mig import DynamicMig
@@ -64,6 +66,27 @@ class GrantBuilder:
         own = self._host.prepare(pod.ref.uid, container, keep=is_kept)
         self._host.write_limits(pod.ref.uid, container, token, limits, keep=is_kept, durable=durable)
         return shares_grant(self._config, parts, facts, own=str(own), token=token, variables=env), {}
+
+    def build_instances(self, wanted: Sequence[MigAllocation], cards: Mapping[str, Card]) -> tuple[Grant, list[str]]:
+        """Returns the grant of a container that gets the instances of a claim, and their UUIDs.
+
+        They are made as by `DynamicMig.prepare_claimed`. *cards*: by UUID. Raises: AllocationRefused, also on a node
+        without MIG; HostError; HamiError of the driver.
+        """
+        if self._mig is None:
+            raise AllocationRefused("this node makes no MIG instances: its mode is not mig")
+        instances = self._mig.prepare_claimed(wanted)
+        grant = instances_grant(self._config, self._host, [cards[item.gpu] for item in wanted], instances,
+                                self._token())
+        return grant, [instance.uuid for instance in instances]
+
+    def destroy_unused_instances(self) -> None:
+        """Destroys the MIG instances that nobody holds, if this node makes any. Logs what fails."""
+        try:
+            if self._mig is not None:
+                self._mig.reconcile()
+        except HamiError as error:
+            log.warning("MIG instances not reconciled", extra={"error": error})
 
     def _cores_most(self, pod: Pod) -> int | None:
         """Returns the limit of cores of *pod*; ``None`` if it has none, or one that cannot be read: whoever may edit

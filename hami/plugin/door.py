@@ -24,7 +24,8 @@ from hami.vendors.spec import Vendor
 
 def open_door(settings: PluginSettings, cluster: Cluster, environ: Mapping[str, str] = os.environ,
               mounts: Path = Path("/proc/self/mountinfo")) -> PluginSettings:
-    """Returns *settings* with the door of the node, ``plugin`` or ``dra``, and what goes with it.
+    """Returns *settings* with the door of the node, ``plugin`` or ``dra``, and what goes with it. Claims for MIG
+    instances are always allocated by kube-scheduler.
 
     *environ*, *mounts*: as for `why_not_writable`. Raises: HamiError if the node cannot have this door, or its label
     cannot be read.
@@ -32,14 +33,15 @@ def open_door(settings: PluginSettings, cluster: Cluster, environ: Mapping[str, 
     door = settings.door if settings.door != AUTO else _labeled_door(settings.node, cluster)
     if door == PLUGIN:
         return replace(settings, door=PLUGIN)
-    if settings.operating_mode == MIG or settings.mig_strategy != "none":
-        raise HamiError(f"door {DRA}: MIG instances are only available through the door {PLUGIN}; set the operating "
-                        "mode hami-core and --mig-strategy none")
+    if settings.mig_strategy != "none":
+        raise HamiError(f"door {DRA}: existing MIG instances are only available through the door {PLUGIN}; set "
+                        "--mig-strategy none, and the operating mode mig for instances that claims make")
     if not settings.kubelet_socket:
         raise HamiError(f"door {DRA}: --kubelet-socket is empty, so the kubelet cannot be served")
     if reason := why_not_writable(settings.cdi_root, environ, mounts):
         raise HamiError(f"door {DRA}: {reason}")
-    return replace(settings, door=DRA, publish_capacity=OFF)
+    allocator = KUBE_SCHEDULER if settings.operating_mode == MIG else settings.claim_allocator
+    return replace(settings, door=DRA, publish_capacity=OFF, claim_allocator=allocator)
 
 
 def why_closed(config: PluginConfig, pods: Iterable[Pod], prepared: Collection[str], vendor: Vendor) -> str:

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -101,20 +102,21 @@ class DevicePluginProgram:
         self._cdi = _cdi_specs(settings) if source is not None else None
         on_instances = self._cdi.update_instances if self._cdi is not None else lambda instances: None
         host = Host(settings, classes=self._cdi.classes) if self._cdi is not None else Host(settings)
+        specs = partial(ContainerSpecs, Path(settings.cdi_root or CDI_ROOT),
+                        edits=self._cdi.edits if self._cdi is not None else lambda names: [])
+        claim_specs = specs(kind=CLAIM)
         self._mig = None
         if settings.operating_mode == MIG and source is not None:
             self._mig = DynamicMig(lambda: cluster.pods_on(settings.node), source.instances, self._inventory.cards,
-                                   publish=on_instances)
+                                   publish=on_instances, claimed=PreparedRequests(claim_specs).instances,
+                                   exclusive=claim_specs.exclusive if settings.door == DRA else nullcontext)
         self._contexts = ContextSizes(Path(settings.hook_path) / "vgpu", settings.driver_root_in_container)
         self._deferred = DeferredWrites(cluster, settings.node, vendor.annotations.to_allocate, self._events)
         at_start = start_time_config(settings)
-        specs = partial(ContainerSpecs, Path(settings.cdi_root or CDI_ROOT),
-                        edits=self._cdi.edits if self._cdi is not None else lambda names: [])
         grants_at_start = GrantBuilder(at_start, cluster, self._inventory, host, self._mig, node_pods=self._node_pods,
                                        context_bytes=self._contexts.bytes_of)
         self._start_time = StartTimeAllocator(at_start, cluster, vendor, host, grants_at_start, specs(),
                                               node_pods=self._node_pods)
-        claim_specs = specs(kind=CLAIM)
         self._dra = None
         if settings.door == DRA:
             assert resources is not None, "the cluster was given without them"

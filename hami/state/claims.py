@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from hami.codec.claims import AllocatedClaim, ClaimedDevice
-from hami.codec.slices import SHARE, PublishedSlice, device_name, pool_name
-from hami.model import Device
+from hami.codec.slices import SHARE, PublishedInstance, PublishedSlice, device_name, divided_cards, pool_name
+from hami.model import Device, MigProfile
 from hami.scheduling.usage import Charge
 from hami.state.table import Booking, Table
 from hami.state.view import Facts, View
@@ -23,11 +23,13 @@ NamedDevices = Mapping[tuple[str, str], Device]
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """Devices and claims at one moment. *view*: what claims hold, booked with the uids of the *claims*."""
+    """Devices and claims at one moment. *view*: what claims hold, booked with the uids of the *claims*. *devices*: for
+    MIG instances, their cards. *instances*: by pool and name."""
 
     view: View
     devices: NamedDevices
     claims: Mapping[str, AllocatedClaim]
+    instances: Mapping[tuple[str, str], PublishedInstance]
 
 
 class ClaimCache:
@@ -42,6 +44,7 @@ class ClaimCache:
         self._slices: dict[str, PublishedSlice] = {}
         self._parts: dict[str, dict[str, PublishedSlice]] = {}  # the slices of each node
         self._devices: dict[tuple[str, str], Device] = {}
+        self._instances: dict[str, dict[tuple[str, str], PublishedInstance]] = {}  # by pool
         self._claims: dict[str, AllocatedClaim] = {}
         self._on: dict[str, dict[str, AllocatedClaim]] = {}  # the claims that hold devices of each pool
 
@@ -49,13 +52,15 @@ class ClaimCache:
         """Returns the content. *facts*: of the store beside it."""
         with self._lock:
             holders = {uid: claim.pods[0] for uid, claim in self._claims.items() if claim.pods}
-            return Claimed(View(self._table.copy(), replace(facts, pods={}, reserved=holders)), self._devices.copy(),
-                           self._claims.copy())
+            instances = {name: instance for own in self._instances.values() for name, instance in own.items()}
+            devices = self._devices | {name: instance.card for name, instance in instances.items()}
+            return Claimed(View(self._table.copy(), replace(facts, pods={}, reserved=holders)), devices,
+                           self._claims.copy(), instances)
 
     def card_sizes(self) -> frozenset[int]:
-        """Returns the different amounts of memory (MiB) that devices have."""
+        """Returns the different amounts of memory (MiB) that devices have which claims share."""
         with self._lock:
-            return frozenset(device.memory_mib for device in self._devices.values())
+            return frozenset(device.memory_mib for device in self._devices.values() if not device.is_partitioned)
 
     def version(self) -> int:
         """Returns a number that increases with every change of devices or their usage."""
@@ -72,8 +77,10 @@ class ClaimCache:
                 self._slices[uid] = published
                 self._parts.setdefault(published.node, {})[uid] = published
             for node in dict.fromkeys(part.node for part in (earlier, published) if part is not None):
-                self._offer(node, tuple(device for device in latest_devices(self._parts[node].values())
-                                        if not device.by_claims))
+                instances = latest_instances(self._parts[node].values())
+                cards = (*latest_devices(self._parts[node].values()), *divided_cards(instances))
+                self._instances[pool_name(node)] = {(pool_name(node), each.name): each for each in instances}
+                self._offer(node, tuple(device for device in cards if not device.by_claims))
 
     def set_claim(self, uid: str, claim: AllocatedClaim | None) -> None:
         """Takes a claim as it is now; ``None``: it is gone. One without devices of ours is not kept."""
@@ -110,6 +117,7 @@ class ClaimCache:
         self._devices |= {(pool, device_name(device.uuid)): device for device in devices}
         if not self._parts[node]:
             del self._parts[node]
+            del self._instances[pool]
         for claim in self._on.get(pool, {}).values():
             self._book(claim)
 
@@ -118,11 +126,14 @@ class ClaimCache:
         charges: dict[str, dict[str, Charge]] = {}
         node = ""
         for claimed in (device for request in claim.requests if not request.admin for device in request.devices):
-            device = self._devices.get((claimed.pool, claimed.device))
+            instance = self._instances.get(claimed.pool, {}).get((claimed.pool, claimed.device))
+            device = instance.card if instance is not None else self._devices.get((claimed.pool, claimed.device))
             if device is not None and (not node or claimed.pool == pool_name(node)):
                 node = claimed.pool.removeprefix(pool_name(""))
                 own = charges.setdefault(device.vendor, {})
-                own[device.uuid] = _more(own.get(device.uuid, Charge(device.uuid, 0, 0, 0)), claimed, device)
+                charge = own.get(device.uuid, Charge(device.uuid, 0, 0, 0))
+                own[device.uuid] = (_more(charge, claimed, device) if instance is None
+                                    else _with_instance(charge, instance.profile))
         if charges:
             self._table.book(Booking(claim.uid, claim.namespace, node, tuple(
                 (vendor, tuple(own.values())) for vendor, own in charges.items())))
@@ -138,6 +149,20 @@ def latest_devices(slices: Iterable[PublishedSlice]) -> tuple[Device, ...]:
     return tuple(sorted(devices.values(), key=lambda device: (device.index, device.uuid)))
 
 
+def latest_instances(slices: Iterable[PublishedSlice]) -> tuple[PublishedInstance, ...]:
+    """Returns the MIG instances in *slices* of one node, without those of earlier generations."""
+    parts = tuple(slices)
+    latest = max((part.generation for part in parts), default=0)
+    return tuple(instance for part in parts if part.generation == latest for instance in part.instances)
+
+
+def _with_instance(charge: Charge, profile: MigProfile) -> Charge:
+    """Returns *charge* with an instance of *profile* added, which has its place only."""
+    partitions = tuple(replace(place, name=profile.name) for place in profile.placements)
+    return Charge(charge.uuid, charge.slots + 1, charge.memory_mib + profile.memory_mib, charge.cores + profile.cores,
+                  charge.partitions + partitions)
+
+
 def _pools(claim: AllocatedClaim) -> dict[str, None]:
     return dict.fromkeys(device.pool for request in claim.requests for device in request.devices)
 
@@ -146,4 +171,4 @@ def _more(charge: Charge, claimed: ClaimedDevice, device: Device) -> Charge:
     """Returns *charge* with what was *claimed* of *device* added."""
     slots = claimed.share_milli // max(SHARE * 1000 // max(device.slots, 1), 1)
     return Charge(device.uuid, charge.slots + slots, charge.memory_mib + claimed.memory_mib,
-                  charge.cores + claimed.cores)
+                  charge.cores + claimed.cores, charge.partitions)

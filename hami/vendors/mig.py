@@ -9,14 +9,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hami.codec.keys import MIG_ALLOCATIONS
-from hami.codec.mig import MigAllocation, cards_without_places, parse_mig_allocations, render_mig_allocations
+from hami.codec.mig import (
+    MigAllocation, cards_without_places, parse_mig_allocations, possible_instances, render_mig_allocations,
+)
 from hami.errors import MalformedInput
 from hami.model import Allocation, DeviceUsage, MigProfile, Partition, Pod, Reason, Share
 from hami.vendors.shares import common_share
 from hami.vendors.spec import AnnotationContext, Candidate, Vendor
 
 MODE = "mig"
-_FROM_THE_TOP = ("1g.", "3g.")  # profiles whose placements are tried from the highest start down
 
 
 def in_mig_mode(usage: DeviceUsage) -> bool:
@@ -90,15 +91,8 @@ def _instance(candidate: Candidate) -> tuple[MigProfile, Partition] | None:
     device, need = candidate.device, candidate.memory_mib
     held = [*candidate.usage.partitions, *(partition for share in candidate.picks if share.uuid == device.uuid
                                            for partition in share.partitions)]
-    profiles = sorted(device.mig_profiles, key=lambda profile: (profile.memory_mib, profile.slices))
-    if profiles and not candidate.request.memory_mib:
-        need = min(need, profiles[-1].memory_mib)
-    for profile in profiles:
-        if profile.memory_mib < need:
-            continue
-        from_the_top = profile.name.startswith(_FROM_THE_TOP)
-        for placement in sorted(profile.placements, key=lambda placement: placement.start, reverse=from_the_top):
-            partition = Partition(placement.start, placement.size, profile.name)
-            if not any(partition.overlaps(other) for other in held):
-                return profile, partition
-    return None
+    largest = max((profile.memory_mib for profile in device.mig_profiles), default=0)
+    if largest and not candidate.request.memory_mib:
+        need = min(need, largest)
+    return next(((profile, partition) for profile, partition in possible_instances(device.mig_profiles)
+                 if profile.memory_mib >= need and not any(partition.overlaps(other) for other in held)), None)

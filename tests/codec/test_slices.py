@@ -1,16 +1,22 @@
 """ResourceSlices: what kube-scheduler learns of a node's cards."""
 
 import json
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import param
 
-from hami.codec.slices import PublishedSlice, device_name, is_published, parse_slice, render_slices
+from hami.codec.slices import (
+    PublishedSlice, device_name, divided_cards, is_instance, is_published, parse_slice, render_slices,
+)
 from hami.errors import MalformedInput
+from hami.model import Partition
 from hami.quantity import parse_quantity
 from tests.builders import gpu
+from tests.devices.cards import A100_PLACEMENTS, A100_PROFILES
 
 UUID = "GPU-5A1C0D1E-0000-4000-8000-000000000001"
 A100 = gpu(UUID, model="NVIDIA A100-SXM4-80GB", memory_mib=81920, numa=1)
@@ -84,7 +90,7 @@ def test_taints(device, taints):
 
 
 @pytest.mark.parametrize("device", [
-    param(gpu(mode="mig"), id="in MIG mode"), param(gpu(memory_mib=1), id="no memory"),
+    param(gpu(mode="mig"), id="in MIG mode, without profiles"), param(gpu(memory_mib=1), id="no memory"),
     param(gpu("GPU-a_b"), id="no name"), param(gpu("GPU-" + "a" * 60), id="a name that is too long"),
 ])
 def test_what_a_slice_cannot_say_is_left_out(device):
@@ -183,3 +189,119 @@ def test_texts_that_are_no_slices_are_refused(text):
 @given(st.text())
 def test_a_name_is_in_lower_case(uuid):
     assert device_name(uuid) == device_name(uuid.removeprefix("GPU-")).lower()
+
+
+# ---- cards in MIG mode
+
+
+def divided(uuid=UUID, profiles=A100_PROFILES, **fields):
+    return gpu(uuid, mode="mig", model="NVIDIA A100-SXM4-80GB", memory_mib=81920, mig_profiles=profiles, **fields)
+
+
+def instances_of(*documents):
+    return [device for document in documents for device in document["spec"].get("devices", ())]
+
+
+def test_a_card_in_mig_mode_has_counters_and_a_device_for_each_place_of_an_instance():
+    sets, parts = render_slices("n1", [divided(numa=1, cordoned=True)], generation=7)
+    name = "gpu-5a1c0d1e-0000-4000-8000-000000000001"
+    assert sets["spec"] == {
+        "driver": "gpu.hami.io", "nodeName": "n1",
+        "pool": {"name": "hami/n1", "generation": 7, "resourceSliceCount": 2},
+        "sharedCounters": [{"name": name, "counters": {
+            f"memory-slice-{number}": {"value": "1"} for number in range(8)}}]}
+    assert parts["spec"]["pool"] == sets["spec"]["pool"]
+    (device,) = (each for each in parts["spec"]["devices"] if each["name"] == f"{name}-mig-3g-40gb-4")
+    assert device == {
+        "name": f"{name}-mig-3g-40gb-4",
+        "attributes": {
+            "type": {"string": "mig"}, "profile": {"string": "3g.40gb"}, "parentUUID": {"string": UUID},
+            "productName": {"string": "NVIDIA A100-SXM4-80GB"}, "index": {"int": 0}, "memoryMiB": {"int": 40192},
+            "parentMemoryMiB": {"int": A100.memory_mib}, "resource.kubernetes.io/numaNode": {"int": 1}},
+        "capacity": {"memory": {"value": "40192Mi"}, "cores": {"value": "45"}},
+        "consumesCounters": [{"counterSet": name, "counters": {
+            f"memory-slice-{number}": {"value": "1"} for number in (4, 5, 6, 7)}}],
+        "taints": [{"key": "hami.io/cordoned", "effect": "NoSchedule"}]}
+
+
+def test_instances_are_in_the_order_in_which_the_scheduler_tries_them():
+    names = [device["name"].partition("-mig-")[2] for device in instances_of(*render_slices("n1", [divided()]))]
+    assert names == [
+        *(f"1g-10gb-{start}" for start in range(6, -1, -1)), *(f"1g-20gb-{start}" for start in range(6, -1, -2)),
+        "2g-20gb-0", "2g-20gb-2", "2g-20gb-4", "3g-40gb-4", "3g-40gb-0", "4g-40gb-0", "7g-80gb-0"]
+
+
+@pytest.mark.parametrize("number", [1, 8, 9, 16])
+def test_slices_of_cards_in_mig_mode_keep_the_limits_of_the_api(number):
+    documents = render_slices("n1", [divided(f"GPU-{index}", index=index) for index in range(number)], generation=2)
+    for place, document in enumerate(documents):
+        spec = document["spec"]
+        assert document["metadata"]["name"] == f"{place}-gpu.hami.io-n1"
+        assert spec["pool"]["resourceSliceCount"] == len(documents)
+        assert ("sharedCounters" in spec) != ("devices" in spec)
+        assert len(spec.get("sharedCounters", ())) <= 8 and len(spec.get("devices", ())) <= 64
+    names = [device["name"] for device in instances_of(*documents)]
+    assert len(set(names)) == len(names) == 18 * number
+
+
+@pytest.mark.parametrize("device", [
+    param(divided("GPU-" + "a" * 50), id="names that are too long"), param(divided("GPU-a_b"), id="no names"),
+    param(divided(profiles=(replace(A100_PROFILES[0], placements=(Partition(32),)),)), id="too many memory slices"),
+])
+def test_instances_that_a_slice_cannot_have_are_left_out(device):
+    assert render_slices("n1", [device]) == ()
+
+
+def test_shared_cards_and_cards_in_mig_mode_make_one_pool():
+    documents = render_slices("n1", [gpu("GPU-1", index=1), divided("GPU-0")])
+    assert [sorted(document["spec"].keys() & {"devices", "sharedCounters"}) for document in documents] == [
+        ["devices"], ["sharedCounters"], ["devices"]]
+    assert [device["name"] for device in documents[0]["spec"]["devices"]] == ["gpu-1"]
+
+
+def allowed(documents, chosen):
+    """Whether kube-scheduler would allocate all *chosen* devices: it adds up what they consume."""
+    limits = {(each["name"], counter): int(amount["value"]) for document in documents
+              for each in document["spec"].get("sharedCounters", ()) for counter, amount in each["counters"].items()}
+    used = Counter((part["counterSet"], counter) for device in chosen for part in device["consumesCounters"]
+                   for counter, amount in part["counters"].items() for _ in range(int(amount["value"])))
+    return all(amount <= limits[counter] for counter, amount in used.items())
+
+
+@given(st.lists(st.sampled_from([(card, name, start) for card in range(2) for name in A100_PLACEMENTS
+                                 for start in A100_PLACEMENTS[name][2]]), max_size=8, unique=True))
+def test_counters_allow_exactly_the_sets_of_instances_that_do_not_overlap(chosen):
+    documents = render_slices("n1", [divided(f"GPU-{card}", index=card) for card in range(2)])
+    devices = {device["name"]: device for device in instances_of(*documents)}
+    occupied = Counter((card, start + offset) for card, name, start in chosen
+                       for offset in range(A100_PLACEMENTS[name][3]))
+    wanted = [devices[f"gpu-{card}-mig-{name.replace('.', '-')}-{start}"] for card, name, start in chosen]
+    assert allowed(documents, wanted) == all(count == 1 for count in occupied.values())
+    if allowed(documents, wanted):  # then there are enough multiprocessors
+        assert all(sum(A100_PLACEMENTS[name][1] for on, name, _ in chosen if on == card) <= 7 for card in range(2))
+
+
+def test_cards_in_mig_mode_are_read_as_they_were_written():
+    wanted = [divided(f"GPU-{index}", index=index, slots=7, numa=index % 2, cordoned=index == 1) for index in range(9)]
+    parts = [read(document) for document in render_slices("n1", wanted, generation=3)]
+    assert {part.generation for part in parts} == {3} and not any(part.devices for part in parts)
+    found = divided_cards(instance for part in parts for instance in part.instances)
+    for card, before in zip(found, wanted, strict=True):
+        assert replace(card, mig_profiles=()) == replace(before, mig_profiles=())
+        assert {(profile.name, profile.memory_mib, profile.cores, frozenset(profile.placements))
+                for profile in card.mig_profiles} == {
+            (profile.name, profile.memory_mib, profile.cores, frozenset(profile.placements))
+            for profile in A100_PROFILES}
+
+
+@pytest.mark.parametrize("counters", [[], ["sm"], ["memory-slice-1", "memory-slice-3"], ["memory-slice-1", "sm"]])
+def test_an_instance_without_a_place_is_refused(counters):
+    _, document = render_slices("n1", [divided()])
+    document["spec"]["devices"][0]["consumesCounters"] = [
+        {"counterSet": "x", "counters": {name: {"value": "1"} for name in counters}}]
+    with pytest.raises(MalformedInput, match=r"spec\.devices\[0\]\.consumesCounters"):
+        read(document)
+
+
+def test_the_name_of_an_instance_is_no_other_devices():
+    assert not is_instance(device_name(UUID)) and render_slices("n1", [gpu("GPU-a-mig-1g-5gb-0")]) == ()

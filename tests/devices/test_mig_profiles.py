@@ -3,7 +3,8 @@
 import pytest
 
 from hami.codec.device_config import MigAllowance
-from hami.devices.mig_profiles import allowed_profiles, most_instances
+from hami.codec.mig import most_instances
+from hami.devices.mig_profiles import allowed_profiles
 from hami.model import MigProfile, Partition
 from tests.devices.cards import ALLOWLIST, HALF, SMALL, WHOLE
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from hami.codec.claims import parse_claim
 from hami.codec.slices import device_name, pool_name
 from hami.devices.inventory import DeviceInventory
-from hami.dra.prepare import ClaimPreparer
+from hami.dra.prepare import ClaimPreparer, PreparedRequests
 from hami.errors import Conflict, NotFound
 from hami.model import Node
 from hami.node.container_specs import CLAIM, ContainerSpecs
+from hami.node.dynamic_mig import DynamicMig
 from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host
 from hami.runtime.tasks import PeriodicTask
@@ -83,10 +84,12 @@ class Watch:
 
 
 class ClaimStage:
-    """A node whose claims are prepared. *folder*: of its files. *given*: settings."""
+    """A node whose claims are prepared. *folder*: of its files. *instances*: its MIG driver, in operating mode ``mig``.
+    *given*: settings."""
 
-    def __init__(self, folder, **given):
+    def __init__(self, folder, *, instances=None, **given):
         self.folder = folder
+        self.instances = instances
         (folder / "vgpu").mkdir(parents=True)
         for name in ("libvgpu.so", "ld.so.preload"):
             (folder / "vgpu" / name).touch()
@@ -103,7 +106,11 @@ class ClaimStage:
         watch = Watch(self.cluster)
         self.host = Host(self.config, version="")
         self.specs = ContainerSpecs(self.folder / "cdi", kind=CLAIM)
-        grants = GrantBuilder(self.config, self.cluster, self.inventory, self.host, node_pods=watch)
+        self.mig = None
+        if self.instances is not None:
+            self.mig = DynamicMig(lambda: self.cluster.pods_on(NODE), self.instances, self.inventory.cards,
+                                  claimed=PreparedRequests(self.specs).instances, exclusive=self.specs.exclusive)
+        grants = GrantBuilder(self.config, self.cluster, self.inventory, self.host, self.mig, node_pods=watch)
         self.claims = ClaimPreparer(self.config, self.cluster, self.resources, grants, self.host, self.specs,
                                     node_pods=watch, clock=lambda: self.now)
 

@@ -12,7 +12,7 @@ from hami.devices.inventory import DeviceInventory
 from hami.dra.publisher import SlicePublisher
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.model import Node
-from tests.devices.cards import cards, config
+from tests.devices.cards import HALF, SMALL, cards, config
 from tests.dra.stage import NODE, FakeResources
 from tests.fake_cluster import FakeCluster
 
@@ -58,6 +58,18 @@ def test_of_a_node_whose_claims_hami_allocates_each_card_has_a_taint():
     assert [stage.publish() for _ in range(2)] == [[NAME], []]
     assert [device["taints"] for device in stage.spec["devices"]] == [
         [{"key": "hami.io/managed", "effect": "NoSchedule"}]] * 2
+
+
+def test_of_a_node_in_mig_mode_instances_and_their_counters_are_published():
+    stage = Stage(door="dra", operating_mode="mig")
+    stage.inventory.update(cards("GPU-a", "GPU-b", mig=True, profiles=(SMALL, HALF)))
+    names = [f"{number}-gpu.hami.io-{NODE}" for number in range(2)]
+    assert [stage.publish() for _ in range(3)] == [names, [], []]
+    assert [each["name"] for each in stage.spec["sharedCounters"]] == ["gpu-a", "gpu-b"]
+    cordon(stage)
+    assert stage.publish() == names
+    devices = stage.resources.documents[names[1]]["spec"]["devices"]
+    assert len(devices) == 18 and {device["name"][:5] for device in devices if "taints" in device} == {"gpu-a"}
 
 
 def edit(stage):

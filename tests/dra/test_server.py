@@ -20,7 +20,7 @@ from hami.dra.prepare import PreparedDevice
 from hami.dra.server import PROBE_S, DraRegistration, DraServer
 from hami.errors import AllocationRefused
 from hami.runtime.tasks import HUNG_S
-from tests.devices.cards import cards
+from tests.devices.cards import HALF, cards
 
 PLUGIN = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 TIMEOUT_S = 20  # no test waits that long unless it fails
@@ -163,6 +163,14 @@ def test_health_is_sent_at_once_when_it_changes(caller, inventory, version):
     first, second = next(answers).devices
     assert (first.health, second.health, second.message) == (health.HEALTHY, health.UNHEALTHY, "it is lost")
     assert first.last_updated_time > 0 and first.health_check_timeout_seconds == 30
+
+
+def test_mig_instances_are_as_healthy_as_their_card(caller, inventory):
+    inventory.update([*cards("GPU-a", mig=True, profiles=(HALF,)), *cards("GPU-b", profiles=(HALF,))])
+    inventory.report("GPU-a", "it is lost")
+    found = {one.device.device_name: one.health for one in next(caller.watch("v1")).devices}
+    assert found == {"gpu-a": health.UNHEALTHY, "gpu-a-mig-3g-40gb-0": health.UNHEALTHY,
+                     "gpu-a-mig-3g-40gb-4": health.UNHEALTHY, "gpu-b": health.HEALTHY}
 
 
 def test_a_stream_ends_with_the_driver(make):

@@ -45,12 +45,16 @@ def test_with_claims_the_node_publishes_no_capacity(opened):
     assert (opened("dra").publish_capacity, opened("plugin").publish_capacity) == ("off", "totals")
 
 
+def test_claims_for_mig_instances_are_allocated_by_kube_scheduler(opened):
+    assert [opened("dra", operating_mode=mode, claim_allocator="hami").claim_allocator
+            for mode in ("mig", "hami-core")] == ["kube-scheduler", "hami"]
+
+
 @pytest.mark.parametrize("given, why", [
     param({"label": "both"}, "label hami.io/door=both of node n1: expected plugin or dra", id="unknown label"),
     param({"label": "auto"}, "expected plugin or dra", id="no door"),
     param({"nodes": False}, "no node n1", id="no node"),
-    param({"label": "dra", "operating_mode": "mig"}, "MIG instances are only available", id="MIG"),
-    param({"label": "dra", "mig_strategy": "mixed"}, "MIG instances are only available", id="static MIG"),
+    param({"label": "dra", "mig_strategy": "mixed"}, "existing MIG instances are only available", id="static MIG"),
     param({"label": "dra", "kubelet_socket": ""}, "--kubelet-socket is empty", id="no kubelet"),
     param({"label": "dra", "cdi_root": ""}, "another program writes CDI", id="no folder"),
 ])

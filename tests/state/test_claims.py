@@ -6,12 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
-from hami.codec.slices import PublishedSlice, device_name, pool_name
+from hami.codec.slices import PublishedInstance, PublishedSlice, device_name, mig_devices, pool_name
+from hami.model import MigProfile, Partition
 from hami.state.claims import ClaimCache, latest_devices
 from hami.state.view import Facts, Policies
 from tests.builders import NVIDIA, gpu
 
 CARD = gpu("GPU-0", slots=4, memory_mib=10_000)
+PROFILES = (MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=0, placements=(Partition(0), Partition(1))),
+            MigProfile(name="3g.20gb", memory_mib=19_968, cores=43, slices=0, placements=(Partition(0, 4),)))
+DIVIDED = gpu("GPU-0", mode="mig", slots=2, memory_mib=40_960, mig_profiles=PROFILES)
+INSTANCES = tuple(PublishedInstance(name=name, card=replace(DIVIDED, mig_profiles=(), slots=0),
+                                    profile=replace(profile, placements=(replace(place, name=""),)))
+                  for name, (profile, place) in mig_devices("GPU-0", PROFILES).items())
 
 
 def claim(*devices, uid="claim", **fields):
@@ -56,6 +63,24 @@ def test_a_card_that_is_claimed_alone_has_no_slot_left():
     assert used(view(claim(part(share_milli=100_000)))) == {"GPU-0": (4, 0, 0)}
 
 
+def placed(name, **fields):
+    return claim(ClaimedDevice(pool=pool_name("n"), device=f"gpu-0-mig-{name}"), **fields)
+
+
+def test_claims_hold_mig_instances_at_their_places():
+    """The slices of a node may have parts of what a card can be divided into."""
+    found = content(seen(placed("1g-5gb-1"), placed("3g-20gb-0", uid="forged"), slices=(
+        PublishedSlice("n", 1, (), INSTANCES[:1]), PublishedSlice("n", 1, (), INSTANCES[1:]))))
+    (usage,) = found.view.usages("n")["NVIDIA"]
+    assert {one.name: set(one.placements) for one in usage.device.mig_profiles} == {
+        one.name: set(one.placements) for one in PROFILES}
+    assert replace(usage.device, mig_profiles=PROFILES) == DIVIDED
+    assert used(found.view) == {"GPU-0": (2, 24_832, 58)} and usage.is_overcommitted
+    assert set(usage.partitions) == {Partition(1, 1, "1g.5gb"), Partition(0, 4, "3g.20gb")}
+    assert {name for _, name in found.devices} == {"gpu-0", *(one.name for one in INSTANCES)}
+    assert seen(slices=(PublishedSlice("n", 1, (), INSTANCES),)).card_sizes() == frozenset()
+
+
 def test_requests_of_one_claim_add_up():
     both = AllocatedClaim(namespace="default", name="c", uid="c", requests=(
         ClaimedRequest(name="a", devices=(part(memory=1),)), ClaimedRequest(name="b", devices=(part(memory=2),))))
@@ -76,10 +101,12 @@ def test_slices_of_earlier_generations_do_not_count(slices):
 
 CARDS = [gpu(f"GPU-{number}", slots=4, by_claims=number == 2) for number in range(3)]
 SLICES = st.builds(PublishedSlice, st.sampled_from("mn"), st.integers(1, 3),
-                   st.lists(st.sampled_from(CARDS), unique=True).map(tuple))
+                   st.lists(st.sampled_from(CARDS), unique=True).map(tuple),
+                   st.lists(st.sampled_from(INSTANCES), unique=True).map(tuple))
 CLAIMS = st.builds(lambda uid, parts: claim(*parts, uid=uid), st.sampled_from("abc"), st.lists(
     st.builds(part, st.sampled_from(["GPU-0", "GPU-2", "GPU-9"]), st.sampled_from("mn"), st.integers(0, 9)),
-    unique_by=lambda one: (one.pool, one.device)))
+    unique_by=lambda one: (one.pool, one.device))) | st.builds(
+    placed, st.sampled_from(["1g-5gb-0", "1g-5gb-1", "3g-20gb-0"]), uid=st.sampled_from("abc"))
 STEPS = st.one_of(st.tuples(st.just("slice"), st.sampled_from("xyz"), st.none() | SLICES),
                   CLAIMS.map(lambda made: ("claim", made.uid, made)),
                   st.tuples(st.just("claim"), st.sampled_from("abc"), st.none()))
@@ -97,7 +124,7 @@ def test_what_came_before_leaves_nothing_behind(steps):
     for uid, value in claims.items():
         fresh.set_claim(uid, value)
     now, expected = content(cache), content(fresh)
-    assert (now.devices, now.claims) == (expected.devices, expected.claims)
+    assert (now.devices, now.claims, now.instances) == (expected.devices, expected.claims, expected.instances)
     assert now.view.nodes == expected.view.nodes
     assert now.view.bookings == expected.view.bookings
 

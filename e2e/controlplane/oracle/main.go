@@ -112,10 +112,10 @@ func judge(asked question) string {
 			return fmt.Sprintf("request %s: %s", request.Name, objection)
 		}
 		for _, result := range results {
-			if result.ShareID == nil {
+			if result.ShareID == nil && len(result.ConsumedCapacity) > 0 {
 				return fmt.Sprintf("request %s: no shareID", request.Name)
 			}
-			if id := structured.MakeSharedDeviceID(deviceOf(result), result.ShareID); state.AllocatedSharedDeviceIDs.Has(id) {
+			if id := structured.MakeSharedDeviceID(deviceOf(result), result.ShareID); result.ShareID != nil && state.AllocatedSharedDeviceIDs.Has(id) {
 				return fmt.Sprintf("request %s: shareID %s is in use", request.Name, *result.ShareID)
 			}
 			consume(state, result)
@@ -131,7 +131,7 @@ func judge(asked question) string {
 // judgeRequest lets the allocator allocate request from the devices of results.
 func judgeRequest(asked question, request resourceapi.DeviceRequest,
 	results []resourceapi.DeviceRequestAllocationResult, state structured.AllocatedState) string {
-	chosen := sets.New[structured.DeviceID]()
+	chosen := state.AllocatedDevices.Clone() // nobody else gets them, and they consume counters
 	for _, result := range results {
 		chosen.Insert(deviceOf(result))
 	}
