@@ -226,6 +226,17 @@ def test_the_api_server_keeps_slices_of_cards_in_mig_mode(sandbox: Sandbox, numb
     assert sum(len(item["spec"].get("devices", ())) for item in found.values()) == 18 * number
 
 
+def test_a_slice_may_have_cards_at_first_and_counters_later(sandbox: Sandbox) -> None:
+    """As when the mode of a node is changed."""
+    publish(sandbox, n0=[card(0)])
+    (found,) = slices(sandbox)
+    for cards, generation in (([divided()], 2), ([card(0)], 3)):
+        wanted = render_slices(found["spec"]["nodeName"], cards, generation=generation)[0]
+        found = sandbox.kube.call("PUT", path_of("ResourceSlice", None, found["metadata"]["name"]),
+                                  found | {"spec": wanted["spec"]})
+        assert is_published(found, wanted)
+
+
 # -- claims
 
 

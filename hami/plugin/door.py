@@ -5,6 +5,7 @@ Two allocators cannot share a card: no write spans what the two of them decide o
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -20,6 +21,8 @@ from hami.plugin.allocate_mode import why_not_writable
 from hami.plugin.flags import AUTO, NODE_DOORS, OFF, PLUGIN
 from hami.plugin.settings import PluginSettings
 from hami.vendors.spec import Vendor
+
+log = logging.getLogger(__name__)
 
 
 def open_door(settings: PluginSettings, cluster: Cluster, environ: Mapping[str, str] = os.environ,
@@ -40,8 +43,11 @@ def open_door(settings: PluginSettings, cluster: Cluster, environ: Mapping[str, 
         raise HamiError(f"door {DRA}: --kubelet-socket is empty, so the kubelet cannot be served")
     if reason := why_not_writable(settings.cdi_root, environ, mounts):
         raise HamiError(f"door {DRA}: {reason}")
-    allocator = KUBE_SCHEDULER if settings.operating_mode == MIG else settings.claim_allocator
-    return replace(settings, door=DRA, publish_capacity=OFF, claim_allocator=allocator)
+    if settings.operating_mode == MIG and settings.claim_allocator != KUBE_SCHEDULER:
+        log.warning("claims for MIG instances are allocated by kube-scheduler only",
+                    extra={"node": settings.node, "claim_allocator": settings.claim_allocator})
+        settings = replace(settings, claim_allocator=KUBE_SCHEDULER)
+    return replace(settings, door=DRA, publish_capacity=OFF)
 
 
 def why_closed(config: PluginConfig, pods: Iterable[Pod], prepared: Collection[str], vendor: Vendor) -> str:

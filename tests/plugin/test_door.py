@@ -45,9 +45,10 @@ def test_with_claims_the_node_publishes_no_capacity(opened):
     assert (opened("dra").publish_capacity, opened("plugin").publish_capacity) == ("off", "totals")
 
 
-def test_claims_for_mig_instances_are_allocated_by_kube_scheduler(opened):
+def test_claims_for_mig_instances_are_allocated_by_kube_scheduler(opened, caplog):
     assert [opened("dra", operating_mode=mode, claim_allocator="hami").claim_allocator
             for mode in ("mig", "hami-core")] == ["kube-scheduler", "hami"]
+    assert len(caplog.records) == 1 and "allocated by kube-scheduler only" in caplog.text
 
 
 @pytest.mark.parametrize("given, why", [
