@@ -366,6 +366,60 @@ def test_the_commands_show_what_claims_hold(cluster: LocalCluster, sandbox: Sand
     assert {"OverCommitted", "CardGone", "TwoDoors"}.isdisjoint(item["rule"] for item in said("audit")["items"])
 
 
+def exact(name: str, count: int = 1, *selectors: str, **amounts: str) -> Object:
+    """A request that a user writes."""
+    return {"name": name, "exactly": {"deviceClassName": DRIVER, "count": count, "capacity": {"requests": amounts},
+                                      "selectors": [{"cel": {"expression": text}} for text in selectors]}}
+
+
+SAME_NUMA = {"matchAttribute": "resource.kubernetes.io/numaNode"}
+OTHER_CARD = {"distinctAttribute": f"{DRIVER}/uuid"}
+ALTERNATIVES = {"name": "main", "firstAvailable": [
+    {"name": name, "deviceClassName": DRIVER, "capacity": {"requests": {"memory": memory}}}
+    for name, memory in (("large", "80Gi"), ("small", "70Gi"))]}
+WISHES: dict[str, tuple[list[Object], list[Object], str]] = {  # requests, constraints, the reason of a refusal
+    "memory": ([exact("main", memory="90Gi")], [], "CardInsufficientMemory"),
+    "whole": ([exact("main", 4)], [], "CardInsufficientMemory"),
+    "cores": ([exact("main", memory="1Mi", cores="60")], [], ""),
+    "alone": ([exact("main", 4, memory="1Mi", share="100")], [], "ExclusiveDeviceAllocateConflict"),
+    "slots": ([exact("main", 4, memory="1Mi", share="95")], [], "CardTimeSlicingExhausted"),
+    "uuid": ([exact("main", 1, f'device.attributes["{DRIVER}"].uuid == "GPU-9"')], [], "CardUuidMismatch"),
+    "index": ([exact("main", 1, f'device.attributes["{DRIVER}"].index >= 2', memory="1Mi")], [], ""),
+    "capacity": ([exact("main", 1, f'device.capacity["{DRIVER}"].memory.compareTo(quantity("10Gi")) < 0')], [],
+                 "CardNotFoundCustomFilterRule"),
+    "numa": ([exact("main", 3, memory="1Mi")], [SAME_NUMA], "NumaNotFit"),
+    "distinct": ([exact("main", memory="50Gi"), exact("other", memory="50Gi")], [OTHER_CARD], ""),
+    "together": ([exact("main", 4, memory="50Gi"), exact("other", memory="50Gi")], [], "CardInsufficientMemory"),
+    "alternatives": ([ALTERNATIVES], [], ""),
+    "unknown": ([exact("main", bandwidth="1")], [], "CardNotFoundCustomFilterRule"),
+}
+
+
+@pytest.mark.parametrize("wish", WISHES)
+def test_what_the_commands_say_of_a_claim_is_what_kube_scheduler_does(cluster: LocalCluster, sandbox: Sandbox,
+                                                                      wish: str) -> None:
+    requests, constraints, reason = WISHES[wish]
+    publish(sandbox, n0=[card(index, numa=index // 2) for index in range(4)])
+    assert place(sandbox, "first", ask(memory_mib=9000, cores=50)) == ["n0/0"]
+    made = template(wish, {"devices": {"requests": requests, "constraints": constraints}})
+    waits = claiming(pod(wish, containers=[container(name=request["name"]) for request in requests]), wish)
+    options = "-n", sandbox.namespace, "-o", "json", "--device-config-file", DEVICE_CONFIG
+    typed = json.dumps({"kind": "List", "items": [made, waits]})
+    simulated = hami(cluster.kubeconfig, "simulate", "-f", "-", *options, typed=typed)
+    (outcome,) = simulated.document["outcomes"]
+    sandbox.kube.create(made, sandbox.namespace)
+    sandbox.create(waits)
+    if not reason:
+        bound(sandbox, wish)
+        assert outcome["placed"] == 1, outcome
+        return
+    wait_refused(sandbox, wish)
+    report = hami(cluster.kubeconfig, "explain", "pod", wish, *options).document
+    assert outcome["placed"] == 0 and report["fits"] == ""
+    assert reason in outcome["stopped"] and reason in report["reasons"], (outcome, report)
+    assert WAITS in report["events"][-1]["message"]
+
+
 # -- documentation
 
 

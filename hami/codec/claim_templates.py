@@ -18,6 +18,7 @@ from msgspec import Meta
 from hami.codec.claim_amounts import MAX_RESULTS, VENDOR
 from hami.codec.claims import MAX_SIZES, WHOLE, Inexpressible, render_claim_spec
 from hami.codec.documents import convert, decode, places_in
+from hami.codec.expressions import MAX_EXPRESSION
 from hami.codec.keys import CLAIM_REQUEST, CLAIM_TEMPLATE
 from hami.codec.objects import Metadata
 from hami.errors import MalformedInput
@@ -26,8 +27,6 @@ from hami.quantity import INT32_MAX
 
 MAX_TEXT = 24_576
 """Characters of the annotation: four lists of 64 types or UUIDs, each as long as it may be."""
-MAX_EXPRESSION = 10_240
-"""Bytes of an expression that the API server accepts."""
 _PREFIX, _HASHED = "hami-", 20  # hexadecimal digits
 
 _Names = tuple[Annotated[str, Meta(max_length=64)], ...] | None

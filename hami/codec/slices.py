@@ -183,8 +183,9 @@ def _published(place: str, device: _Device) -> Device:
 
 def _device(device: Device, pci_bus_id: str) -> dict[str, Any]:
     attributes: dict[str, str | int] = {
-        "type": "gpu", "uuid": device.uuid, "productName": _cut(device.model), "mode": _cut(device.mode),
-        "index": device.index, "memoryMiB": device.memory_mib, NUMA_NODE: device.numa}
+        "type": "gpu", "uuid": device.uuid, "productName": published_text(device.model),
+        "mode": published_text(device.mode), "index": device.index, "memoryMiB": device.memory_mib,
+        NUMA_NODE: device.numa}
     if pci_bus_id:
         attributes[PCI_BUS_ID] = pci_bus_id
     least, memory, cores = render_milli(least_share(device.slots)), render_mib(device.memory_mib), str(device.cores)
@@ -210,6 +211,11 @@ def least_share(slots: int) -> int:
     return max(SHARE * 1000 // max(slots, 1), 1)
 
 
+def published_text(text: str) -> str:
+    """Returns as much of *text* as an attribute may have."""
+    return text.encode()[:LONGEST_STRING].decode(errors="ignore")
+
+
 def _capacity(value: str, *, default: str, least: str, most: str, step: str = "") -> dict[str, Any]:
     limits = {"min": least, "max": most, **({"step": step} if step else {})}
     return {"value": value, "requestPolicy": {"default": default, "validRange": limits}}
@@ -222,11 +228,6 @@ def _taints(device: Device) -> Iterator[str]:
         yield UNHEALTHY_TAINT
     if device.by_claims:
         yield MANAGED_TAINT
-
-
-def _cut(text: str) -> str:
-    """Returns as much of *text* as an attribute may have."""
-    return text.encode()[:LONGEST_STRING].decode(errors="ignore")
 
 
 def _without_server_fields(slice: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -165,6 +166,16 @@ class Reader:
         path = f"/api/v1/namespaces/{ref.namespace}/pods/{ref.name}"
         try:
             return parse_pod(self._get("pods", path, ref.namespace))
+        except NotFound:
+            return None
+
+    def get_object(self, resource: str, namespace: str, name: str) -> dict[str, Any] | None:
+        """Returns a pod, or an object of Dynamic Resource Allocation (*namespace* empty: of the cluster), as JSON;
+        ``None`` if there is none. Raises: HamiError."""
+        scope = f"/namespaces/{namespace}" if namespace else ""
+        path = f"{'/api/v1' if resource == 'pods' else API}{scope}/{resource}/{quote(name, safe='')}"
+        try:
+            return decode(resource, _OBJECT, self._get(resource, path, namespace))
         except NotFound:
             return None
 
@@ -352,7 +363,7 @@ class Reader:
             read_list(self.request, resource, path, query, take, partial(progress, resource))
 
     def _get(self, resource: str, path: str, namespace: str) -> bytes:
-        with _in_words("get", resource, f"namespace {namespace}"):
+        with _in_words("get", resource, f"namespace {namespace}" if namespace else "the whole cluster"):
             return self.request("GET", path)
 
 
