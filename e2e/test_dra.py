@@ -20,7 +20,8 @@ from e2e.kube import ApiError, Kube, path_of
 from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import container, pod
 from e2e.sandbox import Sandbox
-from hami.codec.claims import AllocatedClaim, CorePolicy, parse_claim, render_claim_spec
+from hami.codec.claim_templates import ClaimRequest, claim_spec
+from hami.codec.claims import AllocatedClaim, CorePolicy, Inexpressible, parse_claim, render_claim_spec
 from hami.codec.slices import DRIVER, device_name, is_published, parse_slice, pool_name, render_slices
 from hami.errors import MalformedInput
 from hami.model import Device, DevicePolicy, Request, Selector
@@ -302,6 +303,28 @@ def test_cordoned_and_unhealthy_cards_get_no_claims(sandbox: Sandbox) -> None:
 def test_cards_are_selected(sandbox: Sandbox, selector: Selector, index: int) -> None:
     publish(sandbox, n0=[card(0), card(1, model=T4)])
     assert place(sandbox, "p", ask(), selector) == [f"n0/{index}"]
+
+
+def test_the_largest_claims_that_admission_makes_are_taken(sandbox: Sandbox) -> None:
+    """Of the number of requests, their alternatives, the lists and the size of all; the next larger one is refused."""
+    lists = [tuple(f"{number:02}{letter * 58}" for number in range(64)) for letter in "abcd"]
+    selector = Selector(**dict(zip(("use_types", "nouse_types", "use_uuids", "nouse_uuids"), lists, strict=True)))
+    half, near = ask(memory_percent=50, cores=5), DevicePolicy((), numa_bind=True)
+    made = 0
+    for sizes, selected in ((8, selector), (1, selector), (8, ANY_CARD)):
+        def claim(count: int, sizes: int = sizes, selected: Selector = selected) -> Object | Inexpressible:
+            requests = {f"{number:02}{'c' * 61}": half for number in range(count)}
+            return claim_spec(ClaimRequest(requests=requests, selector=selected, numa_bind=True, card_sizes=frozenset(
+                1000 * size for size in range(1, sizes + 1))), near)
+
+        largest = max(count for count in range(1, 33) if isinstance(claim(count), dict))
+        spec = claim(largest)
+        assert isinstance(spec, dict) and isinstance(claim(largest + 1), Inexpressible)
+        sandbox.kube.create(template(f"t{made}", spec), sandbox.namespace)
+        sandbox.kube.create({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {
+            "name": f"c{made}"}, "spec": spec}, sandbox.namespace)
+        made += 1
+    sandbox.kube.delete_all("ResourceClaim", sandbox.namespace)
 
 
 def test_what_a_class_gives_a_claim_can_only_lower(sandbox: Sandbox) -> None:
