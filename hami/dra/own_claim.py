@@ -13,11 +13,11 @@ from typing import Any
 
 from hami.codec.claim_amounts import CLAIM, VENDOR, Amounts, parse_claim_amounts, render_claim_amounts
 from hami.codec.claims import Inexpressible
+from hami.codec.documents import entries
 from hami.codec.keys import CLAIM_AMOUNTS, CLAIM_RESOURCE
 from hami.codec.pods import convert_pod
 from hami.dra.translate import (
-    claims_of, entries, memory_size, share_requests, too_long_annotations, with_claim, with_containers,
-    without_resources,
+    claims_of, memory_size, share_requests, too_long_annotations, with_claim, with_containers, without_resources,
 )
 from hami.errors import MalformedInput, PodRefused
 from hami.model import ContainerKind, Pod, Request

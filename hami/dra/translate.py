@@ -17,6 +17,7 @@ from hami.codec.claim_templates import (
     MAX_TEXT, ClaimRequest, claim_spec, is_template_name, render_claim_request, template_name,
 )
 from hami.codec.claims import MAX_SELECTED, WHOLE, Inexpressible
+from hami.codec.documents import entries
 from hami.codec.keys import CLAIM_REQUEST, GPU_POLICY, KUBE_POLICY, NODE_POLICY, WEIGHTS
 from hami.codec.policies import parse_list
 from hami.model import Container, ContainerKind, DevicePolicy, Pod, Request
@@ -109,11 +110,6 @@ def too_long_annotations(wire: Mapping[str, Any]) -> str:
 def claims_of(wire: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Returns the claims that the pod *wire* names."""
     return entries((wire.get("spec") or {}).get("resourceClaims"))
-
-
-def entries(value: object) -> list[Mapping[str, Any]]:
-    """Returns the mappings in *value*, a list from JSON that nobody has checked."""
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def _objections(pod: Pod, draft: PodDraft, request: PodRequest, vendors: Catalog) -> Iterator[str]:
