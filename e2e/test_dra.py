@@ -443,6 +443,48 @@ def test_what_the_commands_say_of_a_claim_is_what_kube_scheduler_does(cluster: L
     assert WAITS in report["events"][-1]["message"]
 
 
+# -- a resource that stands for claims
+
+RESOURCE = "example.com/gpu"
+
+
+@pytest.fixture
+def resource(sandbox: Sandbox) -> Iterator[None]:
+    """Our class stands for a resource, as with the value dra.extendedResource of the chart."""
+    def stands_for(name: str | None) -> None:
+        sandbox.kube.merge_patch("DeviceClass", DRIVER, {"spec": {"extendedResourceName": name}})
+
+    stands_for(RESOURCE)
+    yield
+    sandbox.empty()
+    stands_for(None)
+
+
+def test_a_pod_that_names_a_resource_only_gets_a_card(cluster: LocalCluster, sandbox: Sandbox, resource: None) -> None:
+    """kube-scheduler makes the claim, for all memory of a card; the commands show it."""
+    publish(sandbox, n0=[card(0), card(1, cordoned=True)])
+    for name in ("a", "b"):
+        sandbox.create(pod(name, containers=[container(**{RESOURCE: 1})]))
+    (placed,) = sandbox.bound(1)
+    (left,) = {"a", "b"} - {placed}
+    sandbox.event(left, "FailedScheduling", "")
+    item = sandbox.pod(placed)
+    assert "resourceClaims" not in item["spec"]
+    assert item["status"]["extendedResourceClaimStatus"]["requestMappings"] == [
+        {"containerName": "main", "resourceName": RESOURCE, "requestName": "container-0-request-0"}]
+    (device,) = claim_of(sandbox, placed).requests[0].devices
+    assert (device.device, device.memory_mib, device.cores, device.share_milli) == ("gpu-0", 81_920, 0, 10_000)
+
+    options = "-n", sandbox.namespace, "-o", "json", "--device-config-file", DEVICE_CONFIG
+    node = sandbox.node("n0")["metadata"]["name"]
+    rows = {row["uuid"]: row for row in hami(cluster.kubeconfig, "top", "cards", *options).document["items"]
+            if row["node"] == node}
+    assert [(row["memoryUsedMib"], row["slotsUsed"], row["pods"]) for row in (rows["GPU-0"], rows["GPU-1"])] == [
+        (81_920, 1, [f"{sandbox.namespace}/{placed}"]), (0, 0, [])]
+    (held,) = hami(cluster.kubeconfig, "explain", "pod", placed, *options).document["cards"]
+    assert (held["uuid"], held["memoryMib"]) == ("GPU-0", 81_920)
+
+
 # -- documentation
 
 
