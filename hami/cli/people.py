@@ -110,12 +110,13 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
 def _waiting_claims(client: Client, cluster: InspectedCluster, pod: Pod) -> PodClaims | None:
     """Returns the claims of *pod* that kube-scheduler allocates; ``None`` if it asks HAMi's scheduler, has ended, or
     has none of our devices."""
+    from hami.inspect.claims import decide
     from hami.vendors.request import requests_devices
 
     if pod.claim or pod.is_terminated or requests_devices(cluster.vendors, pod.containers):
         return None
     claims = client.claims_of(pod.ref)
-    return claims if claims is not None and claims.are_ours else None
+    return claims if decide(cluster, pod, claims) else None
 
 
 @people_command("simulate")

@@ -18,6 +18,7 @@ from hami.inspect.tables import counted
 from hami.inspect.top import age_of
 from hami.model import Pod
 from hami.scheduling.refusal import request_text
+from hami.vendors.request import requests_devices
 
 SHOWN = 200  # characters of a selector
 MAX_NOTES = 20
@@ -45,10 +46,9 @@ class PodClaims:
     problems: tuple[str, ...] = ()
 
     @property
-    def are_ours(self) -> bool:
-        """Reports whether one may be about devices of our driver, or cannot be read."""
-        return bool(self.problems) or any(
-            request.is_ours for claim in self.claims for request in claim.requested.requests)
+    def has_ours(self) -> bool:
+        """Reports whether one is about devices of our driver."""
+        return any(request.is_ours for claim in self.claims for request in claim.requested.requests)
 
     @property
     def waiting(self) -> list[DeviceClaim]:
@@ -61,6 +61,13 @@ class PodClaims:
         return not self.problems and not any(
             any(unread_selectors(claim)) or not all(request.is_ours for request in claim.requests)
             for claim in self.waiting)
+
+
+def decide(cluster: InspectedCluster, pod: Pod, claims: PodClaims | None) -> bool:
+    """Reports whether *claims* decide on the devices of *pod*: one is about ours; or it requests no devices otherwise,
+    and one cannot be read."""
+    return claims is not None and (
+        claims.has_ours or bool(claims.problems) and not requests_devices(cluster.vendors, pod.containers))
 
 
 def claim_nodes(cluster: InspectedCluster) -> dict[str, tuple[SharedDevice, ...]]:

@@ -19,7 +19,7 @@ from hami.codec.policies import parse_list
 from hami.codec.slices import PublishedSlice
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.claim_fit import ClaimPlacement, ClaimUnfit, Undecided, allocate
-from hami.inspect.claims import PodClaims, claim_nodes, judge, nearest, requested_by, shortage, unread_notes
+from hami.inspect.claims import PodClaims, claim_nodes, decide, judge, nearest, requested_by, shortage, unread_notes
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, unknown_name
 from hami.inspect.explain import (
     NodeShortage, RequestedDevices, node_lines, node_shortage, request_lines, requested_devices,
@@ -156,11 +156,12 @@ def simulate(cluster: InspectedCluster, sources: Sequence[PodSource], moved: Seq
                 if requests_devices(cluster.vendors, pod.containers)]
     for number, source in enumerate(sources):
         wanted = source.count if scenario.replicas is None else scenario.replicas
-        if source.claims is not None and source.claims.are_ours:
+        if (claims := source.claims) is not None:
             admitted = _admitted(placer.view, source, scenario, admit)
-            outcomes.append(placer.place_claims(source.title, wanted, (
-                _numbered(admitted, source, number, count, wanted) for count in range(wanted)), source.claims))
-            continue
+            if not isinstance(admitted, str) and decide(cluster, admitted, claims):
+                outcomes.append(placer.place_claims(source.title, wanted, (
+                    _numbered(admitted, source, number, count, wanted) for count in range(wanted)), claims))
+                continue
         pods = (_numbered(_admitted(placer.view, source, scenario, admit), source, number, count, wanted)
                 for count in range(wanted))
         outcomes.append(placer.place(source.title, wanted, pods))
@@ -176,7 +177,7 @@ def count_capacity(cluster: InspectedCluster, source: PodSource, scenario: Scena
     pod = _admitted(cluster.view, source, scenario, admit)
     if isinstance(pod, str):
         raise HamiError(f"{source.title}: {pod}")
-    if source.claims is not None and source.claims.are_ours:
+    if source.claims is not None and decide(cluster, pod, source.claims):
         return _claim_capacity(cluster, pod, source, source.claims)
     if not requests_devices(cluster.vendors, pod.containers):
         raise HamiError(f"{source.title} requests no devices that HAMi manages")

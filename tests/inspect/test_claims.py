@@ -5,6 +5,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from e2e.nodes import fake_node
+from e2e.nodes import gpu as card
 from hami.cli import main
 from hami.codec.slices import render_slices
 from hami.errors import ClusterError
@@ -242,6 +244,24 @@ def test_simulate_without_a_pod_that_holds_a_claim(tmp_path):
 def test_what_cannot_be_simulated_is_said(tmp_path, documents, said, command):
     result = run(command, tmp_path, *documents, of=api())
     assert result.exit_code == 1 and said in result.output
+
+
+@pytest.mark.parametrize("change", [
+    lambda of: of.others.update(resourceclaimtemplates=[foreign()]),
+    lambda of: of.errors.update({f"{CLAIMS}/namespaces/team/resourceclaimtemplates/slice": refused("get")})],
+    ids=["of others", "that may not be read"])
+def test_a_pod_of_the_device_plugin_may_name_claims(tmp_path, change):
+    of = api(nodes=[fake_node("n1", (card(),))])
+    change(of)
+    result = run("simulate", tmp_path, pod(**{"nvidia.com/gpu": "1"}), of=of)
+    assert result.exit_code == 0 and "n1" in result.stdout, result.output
+
+
+def test_a_claim_that_may_not_be_read_may_be_ours(tmp_path):
+    of = api()
+    of.errors[f"{CLAIMS}/namespaces/team/resourceclaimtemplates/slice"] = refused("get")
+    result = run("simulate", tmp_path, pod(), of=of)
+    assert "ResourceClaimTemplate slice is not known: you may not get resourceclaimtemplates" in result.stdout
 
 
 def test_one_claim_is_not_for_several_pods(tmp_path):
