@@ -483,6 +483,9 @@ def test_a_pod_that_names_a_resource_only_gets_a_card(cluster: LocalCluster, san
         (81_920, 1, [f"{sandbox.namespace}/{placed}"]), (0, 0, [])]
     (held,) = hami(cluster.kubeconfig, "explain", "pod", placed, *options).document["cards"]
     assert (held["uuid"], held["memoryMib"]) == ("GPU-0", 81_920)
+    (shortage,) = [part for part in hami(cluster.kubeconfig, "explain", "pod", left, *options).document["nodes"]
+                   if part["node"] == node]
+    assert shortage["reasons"] == "1/2 CardCordoned, 1/2 CardInsufficientMemory"
 
 
 # -- documentation

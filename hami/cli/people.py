@@ -82,8 +82,9 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
     changes with which the pod would fit, each tried with the scheduler's own decision; whom it would preempt. Needs the
     right to list nodes and pods of the cluster, and events of the namespace; for a pod of a gang, also the right to get
     podgroups there; for a pod with claims that kube-scheduler allocates, the right to get resourceclaims,
-    resourceclaimtemplates and deviceclasses, and to list resourceclaims and resourceslices of the cluster; and to count
-    with PodDisruptionBudgets, the right to list them.
+    resourceclaimtemplates and deviceclasses, to list resourceclaims and resourceslices of the cluster, and to list
+    deviceclasses for a pod with a resource that stands for them; and to count with PodDisruptionBudgets, the right to
+    list them.
     """
     from hami.inspect.claims import explain_claims
     from hami.inspect.cluster import unknown_name

@@ -13,12 +13,15 @@ from msgspec import Meta
 
 from hami.codec.claim_amounts import MAX_RESULTS
 from hami.codec.documents import convert, places_in
+from hami.codec.objects import Metadata
 from hami.codec.slices import DRIVER
 from hami.errors import MalformedInput
-from hami.quantity import MIB, parse_quantity
+from hami.quantity import MIB, parse_quantity, strict_integer
 
 MAX_CLAIMS = 64  # of a pod
 ALL = "All"
+IMPLICIT_RESOURCE = "deviceclass.resource.kubernetes.io/"
+"""What the resource begins with that each DeviceClass stands for, before its name."""
 _UNITS = {"memory": Fraction(MIB), "cores": Fraction(1), "share": Fraction(1, 1000)}
 
 _Quantity = Annotated[str, Meta(max_length=64, description="a quantity of at most 64 characters")]
@@ -123,6 +126,31 @@ def claim_sources(pod: Mapping[str, Any]) -> tuple[ClaimSource, ...]:
                              entry.resource_claim_template_name or "") for entry in wire.spec.resource_claims or ())
 
 
+def extended_resources(pod: Mapping[str, Any]) -> tuple[tuple[str, str, int], ...]:
+    """Returns the resources with a domain that containers of *pod* (as JSON) are limited to: the container, the
+    resource and its amount, which is more than 0. Raises: MalformedInput."""
+    spec = convert(pod, _PodWithClaims, places_in("pod")).spec
+    return tuple((container.name, resource, amount)
+                 for container in (*(spec.init_containers or ()), *(spec.containers or ()))
+                 for resource, text in ((container.resources or _Resources()).limits or {}).items()
+                 if "/" in resource and (amount := strict_integer(str(text)) or 0) > 0)
+
+
+def resource_claim(container: str, device_class: str, count: int) -> DeviceClaim:
+    """Returns the claim that kube-scheduler makes for *count* of a resource for which *device_class* stands."""
+    sub = DeviceSubRequest(device_class=device_class, count=count)
+    return DeviceClaim((DeviceRequest(container, (sub,)),))
+
+
+def parse_class_resource(document: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The time of creation, the name, and the resource of the DeviceClass *document*; empty if it stands for none.
+
+    Raises: MalformedInput.
+    """
+    wire = convert(document, _Class, places_in("deviceclass"))
+    return wire.metadata.creation_timestamp or "", wire.metadata.name or "", wire.spec.extended_resource_name or ""
+
+
 def parse_device_claim(document: Mapping[str, Any], place: str) -> DeviceClaim:
     """The claim in the ResourceClaim or ResourceClaimTemplate *document*; *place*: for errors. Raises: MalformedInput.
     """
@@ -193,11 +221,13 @@ class _ClaimSpec(msgspec.Struct):
     devices: _DevicesOfClaim = msgspec.field(default_factory=_DevicesOfClaim)
 
 
-class _ClassSpec(msgspec.Struct):
+class _ClassSpec(msgspec.Struct, rename="camel"):
+    extended_resource_name: _Name | None = None
     selectors: Annotated[list[_SelectorEntry], Meta(max_length=32)] | None = None
 
 
 class _Class(msgspec.Struct):
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
     spec: _ClassSpec = msgspec.field(default_factory=_ClassSpec)
 
 
@@ -207,7 +237,18 @@ class _ClaimEntry(msgspec.Struct, rename="camel"):
     resource_claim_template_name: _Name | None = None
 
 
+class _Resources(msgspec.Struct, frozen=True):
+    limits: dict[str, str | int] | None = None
+
+
+class _ContainerEntry(msgspec.Struct):
+    name: _Name = ""
+    resources: _Resources | None = None
+
+
 class _PodSpec(msgspec.Struct, rename="camel"):
+    containers: list[_ContainerEntry] | None = None
+    init_containers: list[_ContainerEntry] | None = None
     resource_claims: Annotated[list[_ClaimEntry], Meta(max_length=MAX_CLAIMS)] | None = None
 
 

@@ -10,7 +10,8 @@ import msgspec
 
 from hami.codec.claims import parse_claim
 from hami.codec.device_requests import (
-    ClaimSource, DeviceClaim, claim_sources, parse_class_selectors, parse_device_claim,
+    ClaimSource, DeviceClaim, claim_sources, extended_resources, parse_class_selectors, parse_device_claim,
+    resource_claim,
 )
 from hami.codec.slices import DRIVER
 from hami.errors import MalformedInput
@@ -40,12 +41,15 @@ _GetObject = Callable[[str, str, str], "Mapping[str, Any] | None"]
 def claims_of_pod(reader: Reader, ref: PodRef) -> PodClaims | None:
     """Returns the claims of a pod of the cluster; ``None`` if it names none. Raises: HamiError."""
     pod = reader.get_object("pods", ref.namespace, ref.name)
-    return resolve_claims(pod, ref.namespace, reader.get_object) if pod is not None else None
+    if pod is None:
+        return None
+    return resolve_claims(pod, ref.namespace, reader.get_object, reader.classes_by_resource)
 
 
 def claims_of_manifest(reader: Reader | None, documents: Documents, pod: Mapping[str, Any],
                        namespace: str) -> PodClaims | None:
-    """Returns the claims of *pod*, a manifest for *namespace*; ``None`` if it names none.
+    """Returns the claims of *pod*, a manifest for *namespace*; ``None`` if it names none. Resources that stand for
+    claims are not looked at.
 
     *documents*: are read first, whether or not they name a namespace. *reader*: of the cluster, if there is one.
     Raises: HamiError.
@@ -56,7 +60,7 @@ def claims_of_manifest(reader: Reader | None, documents: Documents, pod: Mapping
                 return document
         return reader.get_object(resource, namespace, name) if reader is not None else None
 
-    return resolve_claims(pod, namespace, get)
+    return resolve_claims(pod, namespace, get, dict[str, str])
 
 
 def claim_documents(text: str, source: str) -> ClaimDocuments:
@@ -73,16 +77,20 @@ def claim_documents(text: str, source: str) -> ClaimDocuments:
     return ClaimDocuments(by_name, frozenset(titles))
 
 
-def resolve_claims(pod: Mapping[str, Any], namespace: str, get: _GetObject) -> PodClaims | None:
-    """Returns the claims of *pod* in *namespace*; ``None`` if it names none. *get* returns an object.
+def resolve_claims(pod: Mapping[str, Any], namespace: str, get: _GetObject,
+                   classes: Callable[[], Mapping[str, str]]) -> PodClaims | None:
+    """Returns the claims of *pod* in *namespace*, also those that kube-scheduler makes for resources; ``None`` if there
+    are none. *get* returns an object, *classes* the names of classes by the resource that each stands for.
 
     Raises: HamiError; but what may not be read, or is not there, is a problem of the answer.
     """
-    if not (sources := claim_sources(pod)):
-        return None
+    sources, resources = claim_sources(pod), extended_resources(pod)
+    by_resource = classes() if resources else {}
     reader = _ClaimReader(namespace, get)
     claims = [claim for source in sources if (claim := reader.read(source)) is not None]
-    return PodClaims(tuple(claims), tuple(reader.problems))
+    claims += [reader.of_resource(container, resource, by_resource[resource], count)
+               for container, resource, count in resources if resource in by_resource]
+    return PodClaims(tuple(claims), tuple(reader.problems)) if claims or sources else None
 
 
 class _ClaimReader:
@@ -110,6 +118,10 @@ class _ClaimReader:
             self.problems.append(f"{title} cannot be read: {error}")
             return None
         return PodClaim(title, self._with_classes(requested), allocated, bool(source.template))
+
+    def of_resource(self, container: str, resource: str, device_class: str, count: int) -> PodClaim:
+        """Returns the claim for *count* of a *resource* in the limits of *container*."""
+        return PodClaim(f"Resource {resource}", self._with_classes(resource_claim(container, device_class, count)))
 
     def _with_classes(self, claim: DeviceClaim) -> DeviceClaim:
         for name in {sub.device_class for request in claim.requests for sub in request.subrequests}:

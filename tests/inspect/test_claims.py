@@ -179,6 +179,45 @@ def test_a_claim_that_is_allocated_waits_for_its_node():
     assert "is reserved for 1 other pod: a node refuses" in text
 
 
+def naming(resource, amount="1"):
+    waits = pod(**{resource: amount, "cpu": "1"})
+    del waits["spec"]["resourceClaims"], waits["spec"]["containers"][0]["resources"]["claims"]
+    return waits
+
+
+def standing_for(resource, name="gpu.hami.io", created=""):
+    found = json.loads(json.dumps(CLASS))
+    found["metadata"] |= {"name": name, "creationTimestamp": created or None}
+    found["spec"]["extendedResourceName"] = resource
+    return found
+
+
+@pytest.mark.parametrize("resource", ["example.com/gpu", "deviceclass.resource.kubernetes.io/gpu.hami.io"])
+def test_a_resource_that_stands_for_a_claim(resource):
+    of = api(pods=[naming(resource)], claims=HELD)
+    of.others["deviceclasses"] = [standing_for("example.com/gpu")]
+    text = explained(of)
+    assert "  main asks for 1 × NVIDIA with 100 % memory, 0 cores\n" in text
+    assert "  2 nodes  CardInsufficientMemory" in text
+    of.others["resourceclaims"] = []
+    assert "kube-scheduler can allocate its claims on d1 now" in explained(of)
+
+
+@pytest.mark.parametrize("change", [
+    lambda of: of.others.update(deviceclasses=[standing_for("example.com/other")]),
+    lambda of: of.others.update(deviceclasses=[
+        standing_for("example.com/gpu", created="2026-01-01T00:00:00Z"),
+        {"metadata": {"name": "other", "creationTimestamp": "2026-01-02T00:00:00Z"},
+         "spec": {"extendedResourceName": "example.com/gpu"}}]),
+    lambda of: of.errors.update({f"{CLAIMS}/deviceclasses": refused()})],
+    ids=["another resource", "a later class of others", "may not be listed"])
+def test_resources_that_stand_for_no_claim_of_ours(change):
+    of = api(pods=[naming("example.com/gpu")])
+    change(of)
+    result = hami("explain", "pod", "web", of=of)
+    assert result.exit_code == 1 and "requests no devices that HAMi manages" in result.stderr
+
+
 def test_an_error_of_the_api_server_is_none_of_the_claim():
     of = api(template(memory="1Gi"), pods=[pod()])
     of.errors[CLASS_PATH] = ClusterError("broken", None)
