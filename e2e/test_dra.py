@@ -20,7 +20,8 @@ from e2e.kube import ApiError, Kube, path_of
 from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import container, pod
 from e2e.sandbox import Sandbox
-from hami.codec.claims import AllocatedClaim, CorePolicy, parse_claim, render_claim_spec
+from hami.codec.claim_templates import ClaimRequest, claim_spec
+from hami.codec.claims import AllocatedClaim, CorePolicy, Inexpressible, parse_claim, render_claim_spec
 from hami.codec.slices import DRIVER, device_name, is_instance, is_published, parse_slice, pool_name, render_slices
 from hami.errors import MalformedInput
 from hami.model import Device, DevicePolicy, Request, Selector
@@ -422,6 +423,28 @@ def test_the_commands_show_instances_that_claims_hold(cluster: LocalCluster, san
     assert {"OverCommitted", "CardGone", "TwoDoors"}.isdisjoint(item["rule"] for item in said("audit")["items"])
 
 
+def test_the_largest_claims_that_admission_makes_are_taken(sandbox: Sandbox) -> None:
+    """Of the number of requests, their alternatives, the lists and the size of all; the next larger one is refused."""
+    lists = [tuple(f"{number:02}{letter * 58}" for number in range(64)) for letter in "abcd"]
+    selector = Selector(**dict(zip(("use_types", "nouse_types", "use_uuids", "nouse_uuids"), lists, strict=True)))
+    half, near = ask(memory_percent=50, cores=5), DevicePolicy((), numa_bind=True)
+    made = 0
+    for sizes, selected in ((8, selector), (1, selector), (8, ANY_CARD)):
+        def claim(count: int, sizes: int = sizes, selected: Selector = selected) -> Object | Inexpressible:
+            requests = {f"{number:02}{'c' * 61}": half for number in range(count)}
+            return claim_spec(ClaimRequest(requests=requests, selector=selected, numa_bind=True, card_sizes=frozenset(
+                1000 * size for size in range(1, sizes + 1))), near)
+
+        largest = max(count for count in range(1, 33) if isinstance(claim(count), dict))
+        spec = claim(largest)
+        assert isinstance(spec, dict) and isinstance(claim(largest + 1), Inexpressible)
+        sandbox.kube.create(template(f"t{made}", spec), sandbox.namespace)
+        sandbox.kube.create({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {
+            "name": f"c{made}"}, "spec": spec}, sandbox.namespace)
+        made += 1
+    sandbox.kube.delete_all("ResourceClaim", sandbox.namespace)
+
+
 def test_what_a_class_gives_a_claim_can_only_lower(sandbox: Sandbox) -> None:
     def parameters(**values: object) -> Object:
         return {"opaque": {"driver": DRIVER, "parameters": {
@@ -482,6 +505,105 @@ def test_the_commands_show_what_claims_hold(cluster: LocalCluster, sandbox: Sand
     assert (held["container"], held["uuid"], held["memoryMib"], held["pods"]) == (
         "main", "GPU-0", 3000, [f"{sandbox.namespace}/b"])
     assert {"OverCommitted", "CardGone", "TwoDoors"}.isdisjoint(item["rule"] for item in said("audit")["items"])
+
+
+def exact(name: str, count: int = 1, *selectors: str, **amounts: str) -> Object:
+    """A request that a user writes."""
+    return {"name": name, "exactly": {"deviceClassName": DRIVER, "count": count, "capacity": {"requests": amounts},
+                                      "selectors": [{"cel": {"expression": text}} for text in selectors]}}
+
+
+SAME_NUMA = {"matchAttribute": "resource.kubernetes.io/numaNode"}
+OTHER_CARD = {"distinctAttribute": f"{DRIVER}/uuid"}
+ALTERNATIVES = {"name": "main", "firstAvailable": [
+    {"name": name, "deviceClassName": DRIVER, "capacity": {"requests": {"memory": memory}}}
+    for name, memory in (("large", "80Gi"), ("small", "70Gi"))]}
+WISHES: dict[str, tuple[list[Object], list[Object], str]] = {  # requests, constraints, the reason of a refusal
+    "memory": ([exact("main", memory="90Gi")], [], "CardInsufficientMemory"),
+    "whole": ([exact("main", 4)], [], "CardInsufficientMemory"),
+    "cores": ([exact("main", memory="1Mi", cores="60")], [], ""),
+    "alone": ([exact("main", 4, memory="1Mi", share="100")], [], "ExclusiveDeviceAllocateConflict"),
+    "slots": ([exact("main", 4, memory="1Mi", share="95")], [], "CardTimeSlicingExhausted"),
+    "uuid": ([exact("main", 1, f'device.attributes["{DRIVER}"].uuid == "GPU-9"')], [], "CardUuidMismatch"),
+    "index": ([exact("main", 1, f'device.attributes["{DRIVER}"].index >= 2', memory="1Mi")], [], ""),
+    "capacity": ([exact("main", 1, f'device.capacity["{DRIVER}"].memory.compareTo(quantity("10Gi")) < 0')], [],
+                 "CardNotFoundCustomFilterRule"),
+    "numa": ([exact("main", 3, memory="1Mi")], [SAME_NUMA], "NumaNotFit"),
+    "distinct": ([exact("main", memory="50Gi"), exact("other", memory="50Gi")], [OTHER_CARD], ""),
+    "together": ([exact("main", 4, memory="50Gi"), exact("other", memory="50Gi")], [], "CardInsufficientMemory"),
+    "alternatives": ([ALTERNATIVES], [], ""),
+    "unknown": ([exact("main", bandwidth="1")], [], "CardNotFoundCustomFilterRule"),
+}
+
+
+@pytest.mark.parametrize("wish", WISHES)
+def test_what_the_commands_say_of_a_claim_is_what_kube_scheduler_does(cluster: LocalCluster, sandbox: Sandbox,
+                                                                      wish: str) -> None:
+    requests, constraints, reason = WISHES[wish]
+    publish(sandbox, n0=[card(index, numa=index // 2) for index in range(4)])
+    assert place(sandbox, "first", ask(memory_mib=9000, cores=50)) == ["n0/0"]
+    made = template(wish, {"devices": {"requests": requests, "constraints": constraints}})
+    waits = claiming(pod(wish, containers=[container(name=request["name"]) for request in requests]), wish)
+    options = "-n", sandbox.namespace, "-o", "json", "--device-config-file", DEVICE_CONFIG
+    typed = json.dumps({"kind": "List", "items": [made, waits]})
+    simulated = hami(cluster.kubeconfig, "simulate", "-f", "-", *options, typed=typed)
+    (outcome,) = simulated.document["outcomes"]
+    sandbox.kube.create(made, sandbox.namespace)
+    sandbox.create(waits)
+    if not reason:
+        bound(sandbox, wish)
+        assert outcome["placed"] == 1, outcome
+        return
+    wait_refused(sandbox, wish)
+    report = hami(cluster.kubeconfig, "explain", "pod", wish, *options).document
+    assert outcome["placed"] == 0 and report["fits"] == ""
+    assert reason in outcome["stopped"] and reason in report["reasons"], (outcome, report)
+    assert WAITS in report["events"][-1]["message"]
+
+
+# -- a resource that stands for claims
+
+RESOURCE = "example.com/gpu"
+
+
+@pytest.fixture
+def resource(sandbox: Sandbox) -> Iterator[None]:
+    """Our class stands for a resource, as with the value dra.extendedResource of the chart."""
+    def stands_for(name: str | None) -> None:
+        sandbox.kube.merge_patch("DeviceClass", DRIVER, {"spec": {"extendedResourceName": name}})
+
+    stands_for(RESOURCE)
+    yield
+    sandbox.empty()
+    stands_for(None)
+
+
+def test_a_pod_that_names_a_resource_only_gets_a_card(cluster: LocalCluster, sandbox: Sandbox, resource: None) -> None:
+    """kube-scheduler makes the claim, for all memory of a card; the commands show it."""
+    publish(sandbox, n0=[card(0), card(1, cordoned=True)])
+    for name in ("a", "b"):
+        sandbox.create(pod(name, containers=[container(**{RESOURCE: 1})]))
+    (placed,) = sandbox.bound(1)
+    (left,) = {"a", "b"} - {placed}
+    sandbox.event(left, "FailedScheduling", "")
+    item = sandbox.pod(placed)
+    assert "resourceClaims" not in item["spec"]
+    assert item["status"]["extendedResourceClaimStatus"]["requestMappings"] == [
+        {"containerName": "main", "resourceName": RESOURCE, "requestName": "container-0-request-0"}]
+    (device,) = claim_of(sandbox, placed).requests[0].devices
+    assert (device.device, device.memory_mib, device.cores, device.share_milli) == ("gpu-0", 81_920, 0, 10_000)
+
+    options = "-n", sandbox.namespace, "-o", "json", "--device-config-file", DEVICE_CONFIG
+    node = sandbox.node("n0")["metadata"]["name"]
+    rows = {row["uuid"]: row for row in hami(cluster.kubeconfig, "top", "cards", *options).document["items"]
+            if row["node"] == node}
+    assert [(row["memoryUsedMib"], row["slotsUsed"], row["pods"]) for row in (rows["GPU-0"], rows["GPU-1"])] == [
+        (81_920, 1, [f"{sandbox.namespace}/{placed}"]), (0, 0, [])]
+    (held,) = hami(cluster.kubeconfig, "explain", "pod", placed, *options).document["cards"]
+    assert (held["uuid"], held["memoryMib"]) == ("GPU-0", 81_920)
+    (shortage,) = [part for part in hami(cluster.kubeconfig, "explain", "pod", left, *options).document["nodes"]
+                   if part["node"] == node]
+    assert shortage["reasons"] == "1/2 CardCordoned, 1/2 CardInsufficientMemory"
 
 
 # -- documentation

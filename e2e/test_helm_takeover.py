@@ -267,3 +267,30 @@ def test_a_missing_namespace_is_refused_before_anything_is_applied(cluster: Loca
     with pytest.raises(HelmError, match=expected):
         helm.run("install", "hami", CHART, "--namespace", namespace, values=values)
     assert not [item for item in cluster.kube.list("ClusterRole") if item["metadata"]["name"].startswith("hami")]
+
+
+@pytest.mark.since(1, 36)
+@pytest.mark.parametrize(("resource", "refusal"), [
+    ("nvidia.com/gpu", "nvidia.com/gpu, for which the DeviceClass gpu.nvidia.com already stands"),
+    ("example.com/gpu", "example.com/gpu, for which the DeviceClass gpu.example.com already stands"),
+    ("example.com/shared-gpu", ""),
+])
+def test_a_resource_that_stands_for_devices_of_another_driver_is_refused(cluster: LocalCluster, helm: Helm,
+                                                                         resource: str, refusal: str) -> None:
+    """kube-scheduler would take the newer of two classes."""
+    if cluster.binaries.minor < (1, 36):
+        pytest.skip(f"needs Kubernetes 1.36, this is {cluster.binaries.kube_version}")
+    classes = {"gpu.nvidia.com": "nvidia.com/gpu", "gpu.example.com": "example.com/gpu"}
+    for name, stands_for in classes.items():
+        cluster.kube.create({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name},
+                             "spec": {"extendedResourceName": stands_for}})
+    values = {"dra": {"enabled": True, "extendedResource": resource}}
+    try:
+        if refusal:
+            with pytest.raises(HelmError, match=re.escape(f"dra.extendedResource is {refusal}")):
+                helm.run("install", *OURS, "--dry-run=server", values=values)
+        else:
+            assert f"extendedResourceName: {resource}" in helm.run("install", *OURS, "--dry-run=server", values=values)
+    finally:
+        for name in classes:
+            cluster.kube.delete("DeviceClass", name)

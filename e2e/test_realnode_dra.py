@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import urllib3
+import yaml
 
 from e2e import claims
 from e2e.claims import emptied, running, share, specifications
-from e2e.cluster import LocalCluster
+from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
 from e2e.eventually import eventually
 from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod
@@ -345,6 +346,23 @@ def test_a_request_must_have_the_name_of_its_container(sandbox: Sandbox, real: R
     item["spec"]["containers"][0]["resources"]["claims"] = [{"name": "gpu"}]
     sandbox.create(item)
     assert "has no container gpu" in sandbox.event("a", "FailedPrepareDynamicResources", timeout=60)
+
+
+def test_strict_mode_holds_for_claims_of_users(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    """And what the webhook hides of containers that request no resource is visible by a claim."""
+    config = yaml.safe_load((MANIFESTS / "device-config.yaml").read_text())
+    config["nvidia"]["strict"] = True
+    (real.path(HOOK) / "strict.yaml").write_text(yaml.safe_dump(config))
+    driver.stop()
+    started(driver, config_file=f"{HOOK}/strict.yaml")
+    for name, variable, value in (("lifts", "LD_PRELOAD", "/x.so"), ("hidden", "NVIDIA_VISIBLE_DEVICES", "none")):
+        item = claiming(sandbox, shower(HOOK, name), main=share(1000))
+        item["spec"]["containers"][0].setdefault("env", []).append({"name": variable, "value": value})
+        sandbox.create(item)
+    assert "container main: env LD_PRELOAD=/x.so is not permitted in strict mode" in sandbox.event(
+        "lifts", "FailedPrepareDynamicResources", timeout=60)
+    running(sandbox, "hidden")
+    assert seen(sandbox, real, "hidden").limit == (FIRST.uuid, "1000m", "0")
 
 
 def test_nobody_gets_more_than_a_card_has(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:

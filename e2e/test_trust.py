@@ -902,6 +902,14 @@ def test_a_running_pod_gets_no_ephemeral_container_in_strict_mode(sandbox: Sandb
     with pytest.raises(ApiError, match="ephemeralContainers are not permitted in strict mode"):
         sandbox.kube.merge_patch("Pod", running, debug, sandbox.namespace, subresource="ephemeralcontainers")
     sandbox.kube.merge_patch("Pod", "plain", debug, sandbox.namespace, subresource="ephemeralcontainers")
+    more = {"name": "more", "image": "busybox:1", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
+    containers = [*sandbox.pod("plain")["spec"]["ephemeralContainers"], more]
+    debug = {"spec": {"ephemeralContainers": containers}}
+    with pytest.raises(ApiError, match="container more: env NVIDIA_VISIBLE_DEVICES=all is not permitted in strict"):
+        sandbox.kube.merge_patch("Pod", "plain", debug, sandbox.namespace, subresource="ephemeralcontainers")
+    del more["env"]
+    sandbox.kube.merge_patch("Pod", "plain", debug, sandbox.namespace, subresource="ephemeralcontainers")
+    assert [made["env"] for made in sandbox.pod("plain")["spec"]["ephemeralContainers"]] == [[HIDDEN], [HIDDEN]]
 
 
 @strict

@@ -61,6 +61,7 @@ class FakeCluster:
         self.claims: dict[tuple[str, str], dict[str, Any]] = {}  # as the API server has them
         self.deletion = "2026-08-21T12:10:00Z"  # when pods that are evicted end at the latest
         self.calls: list[Call] = []
+        self.specifications: dict[str, dict[str, Any]] = {}  # by the pod's uid
         self.environments: dict[tuple[str, str], dict[str, str]] = {}  # by the pod's uid and the container's name
         self.copies_labels = copies_labels
         self.on_call = lambda call: None
@@ -137,6 +138,15 @@ class FakeCluster:
             return self.environments.get((ref.uid, container), {})
 
         return self._do("environment", effect, ref=ref, container=container)
+
+    def specification(self, ref: PodRef) -> Mapping[str, Any]:
+        def effect():
+            pod = self.pods.get((ref.namespace, ref.name))
+            if pod is None or pod.ref.uid != ref.uid:
+                raise NotFound(f"pod {ref} is gone", 404)
+            return self.specifications.get(ref.uid, {"metadata": {"uid": ref.uid}})
+
+        return self._do("specification", effect, ref=ref)
 
     def pods_on(self, node: str) -> list[Pod]:
         return self._do("pods_on", lambda: [pod for pod in self.pods.values() if pod.node_name == node], node=node)

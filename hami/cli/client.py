@@ -19,6 +19,7 @@ from hami.runtime.options import read_text
 from hami.scheduler.settings import NODE_POLICIES
 
 if TYPE_CHECKING:
+    from hami.inspect.claims import PodClaims
     from hami.inspect.cluster import ClusterRecord, InspectedCluster, SchedulingEvent
     from hami.inspect.manifests import PriorityClass
     from hami.inspect.read import Reader
@@ -96,6 +97,13 @@ class Client:
     def gang_size(self, pod: Pod) -> int | None:
         """Returns how many pods of the group of *pod* are placed together; ``None`` if that is not known."""
         return None if self.snapshot or not pod.group else self.reader().gang_size(pod)
+
+    def claims_of(self, ref: PodRef) -> PodClaims | None:
+        """Returns the claims that a pod names, with what they ask for; ``None`` if it names none, and for a snapshot,
+        which has none of them."""
+        from hami.inspect.read_claims import claims_of_pod
+
+        return None if self.snapshot else claims_of_pod(self.reader(), ref)
 
     def budgets(self) -> Sequence[DisruptionBudget]:
         """Returns the PodDisruptionBudgets; a snapshot has none."""

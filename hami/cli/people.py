@@ -17,6 +17,8 @@ from hami.model import Pod, PodRef
 from hami.scheduler.settings import NODE_POLICIES, Settings
 
 if TYPE_CHECKING:
+    from hami.inspect.claims import PodClaims
+    from hami.inspect.cluster import InspectedCluster
     from hami.inspect.manifests import PodSource
     from hami.scheduler.admit import Admitted, Denied
     from hami.state.view import View
@@ -79,8 +81,12 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
     For each node and card: what is short and by how much, nearest first; what kube-scheduler said; and the smallest
     changes with which the pod would fit, each tried with the scheduler's own decision; whom it would preempt. Needs the
     right to list nodes and pods of the cluster, and events of the namespace; for a pod of a gang, also the right to get
-    podgroups there; and to count with PodDisruptionBudgets, the right to list them.
+    podgroups there; for a pod with claims that kube-scheduler allocates, the right to get resourceclaims,
+    resourceclaimtemplates and deviceclasses, to list resourceclaims and resourceslices of the cluster, and to list
+    deviceclasses for a pod with a resource that stands for them; and to count with PodDisruptionBudgets, the right to
+    list them.
     """
+    from hami.inspect.claims import explain_claims
     from hami.inspect.cluster import unknown_name
     from hami.inspect.explain import explain_pod, render_report
     from hami.inspect.preemption import is_possible
@@ -93,11 +99,25 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
             other.ref.name for other in cluster.pods.values() if other.ref.namespace == namespace})
     if pod.node_name:
         report = explain_pod(cluster, pod, ())
+    elif (claims := _waiting_claims(client, cluster, pod)) is not None:
+        report = explain_claims(cluster, pod, claims, client.events(cluster.record, pod.ref))
     else:
         budgets = client.budgets() if pod.preempts and is_possible(cluster.view, pod) else ()
         report = explain_pod(cluster, pod, client.events(cluster.record, pod.ref), required=client.gang_size(pod),
                              budgets=budgets)
     return Answer(document=report, text=lambda: render_report(report, wide=style.form == "wide"))
+
+
+def _waiting_claims(client: Client, cluster: InspectedCluster, pod: Pod) -> PodClaims | None:
+    """Returns the claims of *pod* that kube-scheduler allocates; ``None`` if it asks HAMi's scheduler, has ended, or
+    has none of our devices."""
+    from hami.inspect.claims import decide
+    from hami.vendors.request import requests_devices
+
+    if pod.claim or pod.is_terminated or requests_devices(cluster.vendors, pod.containers):
+        return None
+    claims = client.claims_of(pod.ref)
+    return claims if decide(cluster, pod, claims) else None
 
 
 @people_command("simulate")
@@ -123,8 +143,8 @@ def simulate_command(*, client: Client, style: Style, files: tuple[Any, ...], sc
     from hami.inspect.cluster import InspectedCluster
     from hami.inspect.simulate import Scenario, SimulatedPreemption, change_record, render_simulation, simulate
 
-    sources = read_files(files)
     scenario = Scenario(namespace=client.single_namespace("new pods have one namespace"), **changes)
+    sources = read_files(files, client, scenario.namespace)
     record, moved = change_record(client.read(), scenario)
     cluster = InspectedCluster(record)
     cluster.check_has_devices()
@@ -144,10 +164,10 @@ def capacity_command(*, client: Client, style: Style, files: tuple[Any, ...], sc
     """
     from hami.inspect.simulate import Scenario, count_capacity, render_capacity
 
-    sources = read_files(files)
+    scenario = Scenario(namespace=client.single_namespace("new pods have one namespace"))
+    sources = read_files(files, client, scenario.namespace)
     if len(sources) != 1:
         raise HamiError(f"expected one pod or workload, found {', '.join(source.title for source in sources)}")
-    scenario = Scenario(namespace=client.single_namespace("new pods have one namespace"))
     nodes = count_capacity(client.cluster(), sources[0], scenario, make_admit(scheduler_name))
     return Answer(document={"pods": sum(node.pods for node in nodes), "nodes": nodes},
                   text=lambda: render_capacity(sources[0], nodes, style))
@@ -247,22 +267,37 @@ def replay_command(*, style: Style, file: str) -> Answer:
                   status=0 if all(decision.is_same for decision in decisions) else 1)
 
 
-def read_files(files: tuple[Any, ...]) -> list[PodSource]:
-    """Returns what makes pods in *files*; says which other objects, and which labels, are left out. Raises: HamiError.
+def read_files(files: tuple[Any, ...], client: Client, namespace: str) -> list[PodSource]:
+    """Returns what makes pods in *files*, with the claims that these pods name: of the files, or else of *client*.
+    Says which other objects, and which labels, are left out.
+
+    *namespace*: of manifests that name none. Raises: HamiError.
     """
     from hami.codec.keys import CLAIM_DOORS, DOOR
     from hami.inspect.manifests import read_manifests
+    from hami.inspect.read_claims import claim_documents, claims_of_manifest
 
     sources: list[PodSource] = []
+    documents: dict[tuple[str, str, str], Mapping[str, Any]] = {}
     for file in files:
-        of_file, others = read_manifests(read_file(file), file.name)
+        text = read_file(file)
+        of_file, others = read_manifests(text, file.name)
+        of_claims = claim_documents(text, file.name)
         sources += of_file
-        if others:
+        documents.update(of_claims.by_name)
+        if others := [title for title in others if title not in of_claims.titles]:
             show_note(f"{file.name}: left out, since they make no pods: {', '.join(others)}")
     labels = {source.title: source.pod["metadata"].get("labels") for source in sources}
     if claiming := [title for title, own in labels.items() if isinstance(own, dict) and own.get(DOOR) in CLAIM_DOORS]:
-        show_note(f"claims are not simulated, so the label {DOOR} is ignored: {', '.join(claiming)}")
-    return sources
+        show_note(f"the label {DOOR} is not simulated, so it is ignored: {', '.join(claiming)}")
+    reader = client.reader() if not client.snapshot and any(map(names_claims, sources)) else None
+    return [replace(source, claims=claims_of_manifest(reader, documents, source.pod, source.namespace or namespace))
+            for source in sources]
+
+
+def names_claims(source: PodSource) -> bool:
+    """Reports whether the pods of *source* name claims."""
+    return bool((source.pod["spec"] or {}).get("resourceClaims"))
 
 
 def read_file(file: Any) -> str:

@@ -19,7 +19,7 @@ _V1 = ("admission.k8s.io/v1", "AdmissionReview")
 @dataclass(frozen=True, slots=True)
 class Review:
     """A request of the API server. *pod*: the object as received, ``None`` if there is none. *subresource*: the part
-    of the pod that is written, empty for the pod itself."""
+    of the pod that is written, empty for the pod itself. *before*: the pod before an update, ``None`` for a new one."""
 
     uid: str
     namespace: str
@@ -27,6 +27,7 @@ class Review:
     api_version: str
     kind: str
     subresource: str = ""
+    before: Mapping[str, Any] | None = None
 
 
 class _Request(msgspec.Struct):
@@ -34,6 +35,8 @@ class _Request(msgspec.Struct):
     subresource: str | None = msgspec.field(name="subResource", default=None)
     namespace: str | None = None
     object: Annotated[dict[str, Any] | None, msgspec.Meta(description="a Pod")] = None
+    before: Annotated[dict[str, Any] | None, msgspec.Meta(description="a Pod")] = msgspec.field(
+        name="oldObject", default=None)
 
 
 class _AdmissionReview(msgspec.Struct, rename="camel"):
@@ -50,7 +53,7 @@ def parse_review(body: bytes) -> Review:
     wire = convert(decode("body", _JSON, body), _AdmissionReview, lambda path: path or _V1[1])
     return Review(uid=wire.request.uid or "", namespace=wire.request.namespace or "", pod=wire.request.object,
                   api_version=wire.api_version or _V1[0], kind=wire.kind or _V1[1],
-                  subresource=wire.request.subresource or "")
+                  subresource=wire.request.subresource or "", before=wire.request.before)
 
 
 def render_allowed(review: Review, pod: Mapping[str, Any] | None, message: str = "") -> bytes:

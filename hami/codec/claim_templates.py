@@ -18,6 +18,7 @@ from msgspec import Meta
 from hami.codec.claim_amounts import MAX_RESULTS, VENDOR
 from hami.codec.claims import MAX_SIZES, WHOLE, Inexpressible, render_claim_spec
 from hami.codec.documents import convert, decode, places_in
+from hami.codec.expressions import MAX_EXPRESSION
 from hami.codec.keys import CLAIM_REQUEST, CLAIM_TEMPLATE
 from hami.codec.objects import Metadata
 from hami.errors import MalformedInput
@@ -26,8 +27,8 @@ from hami.quantity import INT32_MAX
 
 MAX_TEXT = 24_576
 """Characters of the annotation: four lists of 64 types or UUIDs, each as long as it may be."""
-MAX_EXPRESSION = 10_240
-"""Bytes of an expression that the API server accepts."""
+MAX_SPEC = 1_000_000
+"""Bytes of a claim as JSON: etcd takes objects of 1.5 MiB, and what is allocated is added."""
 _PREFIX, _HASHED = "hami-", 20  # hexadecimal digits
 
 _Names = tuple[Annotated[str, Meta(max_length=64)], ...] | None
@@ -141,6 +142,10 @@ def claim_spec(claim: ClaimRequest, policy: DevicePolicy) -> dict[str, Any] | In
     if longest > MAX_EXPRESSION:
         return Inexpressible(f"the types or UUIDs need an expression of {longest} bytes, and a claim has at most "
                              f"{MAX_EXPRESSION}")
+    if (size := len(msgspec.json.encode(spec))) > MAX_SPEC:
+        return Inexpressible(
+            f"the lists of types and UUIDs, which each of {len(parts)} alternatives of requests repeats, make a claim "
+            f"of {size} bytes, and one has at most {MAX_SPEC}")
     return spec
 
 

@@ -56,6 +56,11 @@ def parse_own_yaml(text: str) -> Any:
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
+def entries(value: object) -> list[Mapping[str, Any]]:
+    """The mappings in *value*, a list from JSON that nobody has checked."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
 def parse_yaml_documents(text: str, source: str) -> list[Any]:
     """The plain values of YAML documents that ``---`` separates. Raises: MalformedInput as :func:`parse_yaml`."""
     with _yaml_errors(text, source):

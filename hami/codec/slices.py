@@ -272,8 +272,9 @@ def _amount(place: str, device: _Device, name: str, unit: int | Fraction, *, lea
 
 def _device(device: Device, pci_bus_id: str) -> dict[str, Any]:
     attributes: dict[str, str | int] = {
-        "type": "gpu", "uuid": device.uuid, "productName": _cut(device.model), "mode": _cut(device.mode),
-        "index": device.index, "memoryMiB": device.memory_mib, NUMA_NODE: device.numa}
+        "type": "gpu", "uuid": device.uuid, "productName": published_text(device.model),
+        "mode": published_text(device.mode), "index": device.index, "memoryMiB": device.memory_mib,
+        NUMA_NODE: device.numa}
     if pci_bus_id:
         attributes[PCI_BUS_ID] = pci_bus_id
     least, memory, cores = render_milli(least_share(device.slots)), render_mib(device.memory_mib), str(device.cores)
@@ -295,7 +296,7 @@ def _instances(device: Device, pci_bus_id: str) -> Iterator[dict[str, Any]]:
     """Yields a device for each instance that may be made on a card."""
     for name, (profile, placement) in mig_devices(device.uuid, device.mig_profiles).items():
         attributes: dict[str, str | int] = {
-            "type": "mig", "profile": _cut(profile.name), "parentUUID": device.uuid, "productName": _cut(device.model),
+            "type": "mig", "profile": published_text(profile.name), "parentUUID": device.uuid, "productName": published_text(device.model),
             "index": device.index, "memoryMiB": profile.memory_mib, "parentMemoryMiB": device.memory_mib,
             NUMA_NODE: device.numa}
         if pci_bus_id:
@@ -336,6 +337,11 @@ def least_share(slots: int) -> int:
     return max(SHARE * 1000 // max(slots, 1), 1)
 
 
+def published_text(text: str) -> str:
+    """Returns as much of *text* as an attribute may have."""
+    return text.encode()[:LONGEST_STRING].decode(errors="ignore")
+
+
 def _capacity(value: str, *, default: str, least: str, most: str, step: str = "") -> dict[str, Any]:
     limits = {"min": least, "max": most, **({"step": step} if step else {})}
     return {"value": value, "requestPolicy": {"default": default, "validRange": limits}}
@@ -346,11 +352,6 @@ def _taints(device: Device) -> dict[str, Any]:
     keys = [key for key, applies in ((CORDONED_TAINT, device.cordoned), (UNHEALTHY_TAINT, not device.healthy),
                                      (MANAGED_TAINT, device.by_claims)) if applies]
     return {"taints": [{"key": key, "effect": "NoSchedule"} for key in keys]} if keys else {}
-
-
-def _cut(text: str) -> str:
-    """Returns as much of *text* as an attribute may have."""
-    return text.encode()[:LONGEST_STRING].decode(errors="ignore")
 
 
 def _without_server_fields(slice: Mapping[str, Any]) -> dict[str, Any]:

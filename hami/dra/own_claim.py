@@ -11,19 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hami.codec.claim_amounts import (
-    CLAIM, MAX_RESULTS, TOO_MANY, VENDOR, Amounts, parse_claim_amounts, render_claim_amounts,
-)
+from hami.codec.claim_amounts import CLAIM, VENDOR, Amounts, parse_claim_amounts, render_claim_amounts
 from hami.codec.claims import Inexpressible
+from hami.codec.documents import entries
 from hami.codec.keys import CLAIM_AMOUNTS, CLAIM_RESOURCE
 from hami.codec.pods import convert_pod
 from hami.dra.translate import (
-    claims_of, entries, memory_size, share_requests, with_claim, with_containers, without_resources,
+    claims_of, memory_size, share_requests, too_long_annotations, with_claim, with_containers, without_resources,
 )
 from hami.errors import MalformedInput, PodRefused
 from hami.model import ContainerKind, Pod, Request
 from hami.scheduling.pod_request import make_pod_request
-from hami.vendors.claims import unclaimable
+from hami.vendors.claims import too_many_devices, unclaimable
 from hami.vendors.request import device_request
 from hami.vendors.spec import Catalog, Vendor
 
@@ -66,8 +65,8 @@ def give_claim(wire: Mapping[str, Any], vendors: Catalog, device_policy: str, na
     if isinstance(shared, Inexpressible):
         return shared
     users = users or shared.users
-    if sum(part.count for part in shared.requests.values()) > MAX_RESULTS:
-        return Inexpressible(TOO_MANY)
+    if reason := too_many_devices(shared.requests.values(), vendors):
+        return Inexpressible(reason)
     amounts = {container.name: _amounts(pod, vendors[VENDOR], container.name, users) for container in pod.containers
                if users.get(container.name) == container.name}
     try:
@@ -75,8 +74,10 @@ def give_claim(wire: Mapping[str, Any], vendors: Catalog, device_policy: str, na
     except MalformedInput as error:
         return Inexpressible(str(error))
     names = frozenset(vendors[VENDOR].resources.names)
-    return _marked(with_claim(wire, names, users, {CLAIM_AMOUNTS: text}, resourceClaimName=name), next(iter(amounts)),
-                   scheduler)
+    claiming = with_claim(wire, names, users, {CLAIM_AMOUNTS: text}, resourceClaimName=name)
+    if reason := too_long_annotations(claiming):
+        return Inexpressible(reason)
+    return _marked(claiming, next(iter(amounts)), scheduler)
 
 
 def take_claim(wire: Mapping[str, Any], pod: Pod, vendors: Catalog) -> ClaimedPod:

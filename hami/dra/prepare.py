@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from hami.codec.allocation import parse_shares
 from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
-from hami.codec.keys import GPU_ALLOCATED
+from hami.codec.device_requests import claim_sources
+from hami.codec.documents import entries
+from hami.codec.keys import CLAIM_REQUEST, GPU_ALLOCATED
 from hami.codec.mig import MigAllocation
 from hami.codec.own_claims import booked_requests, differing_containers
 from hami.codec.slices import device_name, mig_devices, pool_name
@@ -35,6 +37,8 @@ from hami.node.grant_builder import GrantBuilder
 from hami.node.host import MIN_AGE_S, Host
 from hami.node.pods import NodePods
 from hami.runtime.files import FileVersion
+from hami.vendors.draft import PodDraft
+from hami.vendors.nvidia import VISIBLE_VARIABLE, check_claiming
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +78,8 @@ class ClaimPreparer:
     def prepare(self, namespace: str, name: str, uid: str) -> list[PreparedDevice]:
         """Prepares exactly this claim; what is prepared already stays as it is, since containers may use it.
 
+        In strict mode, nothing is prepared for a pod that could lift its limits: the webhook does not know whose the
+        devices of a claim are.
         Raises: AllocationRefused with the reason; MalformedInput; HostError; ClusterError.
         """
         claim = self._resources.claim(namespace, name)
@@ -89,6 +95,8 @@ class ClaimPreparer:
         wanted = [self._wanted(claim, request, pod, places) for request in claim.requests]
         if len({record.container for record in wanted}) < len(wanted):
             raise AllocationRefused(f"claim {namespace}/{name} has several requests for one container")
+        if self._config.nvidia.strict:
+            self._check_strictly(claim, pod, {record.container for record in wanted})
         with self._specs.exclusive():
             prepared = self.prepared()
             missing = [pair for pair in zip(claim.requests, wanted) if pair[1] not in prepared
@@ -167,9 +175,22 @@ class ClaimPreparer:
         return PreparedRequest(namespace=claim.namespace, claim=claim.name, uid=claim.uid, request=request.name,
                                pod=pod.ref.uid, container=container, shares=shares)
 
+    def _check_strictly(self, claim: AllocatedClaim, pod: Pod, containers: Collection[str]) -> None:
+        """Checks all containers of *pod*: those that use *claim*, among them *containers*, as if they requested GPUs.
+
+        Raises: PodRefused; MalformedInput; ClusterError.
+        """
+        document = self._cluster.specification(pod.ref)
+        names = {source.name for source in claim_sources(document) if source.claim == claim.name}
+        for draft in PodDraft(document).containers:
+            used = {entry.get("name") for entry in entries((draft.wire.get("resources") or {}).get("claims"))}
+            check_claiming(draft, self._config.nvidia, is_claiming=draft.name in containers or bool(used & names))
+
     def _write(self, pod: Pod, request: ClaimedRequest, record: PreparedRequest, cards: Mapping[str, Card]) -> None:
         """Writes the directory of a container and its specification. *cards*: by UUID."""
-        variables = self._grants.variables(pod.ref, record.container)
+        variables = dict(self._grants.variables(pod.ref, record.container))
+        if pod.claim != record.claim and CLAIM_REQUEST not in pod.annotations:
+            variables.pop(VISIBLE_VARIABLE, None)  # strict mode hides what no resource requests, so it is no wish
         chosen = {name: str(value) for name, value in (
             ("CUDA_TASK_PRIORITY", request.priority), ("GPU_CORE_UTILIZATION_POLICY", request.core_policy))
             if value is not None}

@@ -153,12 +153,13 @@ class ClaimTemplates(Task):
     # The task
 
     def _missing(self) -> list[tuple[Key, PodRef]]:
-        """Returns the templates to make, each with a pod that waits for it."""
+        """Returns the templates to make, each with a pod that waits for it; those that failed last."""
         now = self._clock()
         with self._lock:
             self._not_before = {key: time for key, time in self._not_before.items() if key in self._waiting}
-            return [(key, next(iter(pods.values()))) for key, pods in self._waiting.items()
-                    if key not in self._known and self._not_before.get(key, now) <= now]
+            due = [(key, next(iter(pods.values()))) for key, pods in self._waiting.items()
+                   if key not in self._known and self._not_before.get(key, now) <= now]
+            return sorted(due, key=lambda missing: self._not_before.get(missing[0], -math.inf))
 
     def _make(self, missing: tuple[Key, PodRef]) -> float:
         """Makes a template for a pod. Returns the seconds until it may be tried again."""
@@ -177,6 +178,7 @@ class ClaimTemplates(Task):
             return self._later(missing, RETRY_S)
         except ClusterError as error:
             if error.status in (None, 429) or error.status >= 500:
+                self._later(missing, BUSY_S)  # the others are tried first: it may be about this one alone
                 raise
             self._refuse(ref, str(error))
             return self._later(missing, RETRY_S)

@@ -17,16 +17,18 @@ from hami.codec.claim_templates import (
     MAX_TEXT, ClaimRequest, claim_spec, is_template_name, render_claim_request, template_name,
 )
 from hami.codec.claims import MAX_SELECTED, WHOLE, Inexpressible
+from hami.codec.documents import entries
 from hami.codec.keys import CLAIM_REQUEST, GPU_POLICY, KUBE_POLICY, NODE_POLICY, WEIGHTS
 from hami.codec.policies import parse_list
 from hami.model import Container, ContainerKind, DevicePolicy, Pod, Request
 from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.vendors.admission import admit_pod
-from hami.vendors.claims import unclaimable
+from hami.vendors.claims import too_many_devices, unclaimable
 from hami.vendors.draft import PodDraft
 from hami.vendors.spec import Catalog, Vendor
 
 _ORDERS = ("spread", "numa")  # policies that order cards by their use
+MAX_ANNOTATIONS = 262_144  # bytes of all annotations of a pod
 _SHOWN = 100  # characters of a value in a reason
 
 
@@ -71,6 +73,8 @@ def translate(wire: Mapping[str, Any], vendors: Catalog, device_policy: str,
     shared = share_requests(pod, request)
     if isinstance(shared, Inexpressible):
         return shared
+    if reason := too_many_devices(shared.requests.values(), vendors):
+        return Inexpressible(reason)
     is_percent = any(part.memory_mib == 0 and (part.memory_percent or WHOLE) < WHOLE
                      for part in shared.requests.values())
     claim = ClaimRequest(requests=shared.requests, selector=request.vendor_request(VENDOR).selector,
@@ -81,8 +85,10 @@ def translate(wire: Mapping[str, Any], vendors: Catalog, device_policy: str,
     if len(text) > MAX_TEXT:
         return Inexpressible(f"the lists of types and UUIDs are too long, {len(text)} characters of at most {MAX_TEXT}")
     names = frozenset(vendors[VENDOR].resources.names)
-    return Translation(with_claim(draft.render(), names, shared.users, {CLAIM_REQUEST: text},
-                                  resourceClaimTemplateName=template_name(text)), text)
+    claiming = with_claim(draft.render(), names, shared.users, {CLAIM_REQUEST: text},
+                          resourceClaimTemplateName=template_name(text))
+    reason = too_long_annotations(claiming)
+    return Inexpressible(reason) if reason else Translation(claiming, text)
 
 
 def has_claim(wire: Mapping[str, Any]) -> bool:
@@ -92,14 +98,18 @@ def has_claim(wire: Mapping[str, Any]) -> bool:
                for entry in claims_of(wire))
 
 
+def too_long_annotations(wire: Mapping[str, Any]) -> str:
+    """Returns why the API server does not accept the annotations of the pod *wire*, to which that of its claim has been
+    added; empty if it does. Source: k8s.io/apimachinery, pkg/api/validation, TotalAnnotationSizeLimitB."""
+    annotations = wire["metadata"]["annotations"]
+    size = sum(len(f"{key}{text}".encode(errors="surrogatepass")) for key, text in annotations.items())
+    return "" if size <= MAX_ANNOTATIONS else (
+        f"metadata.annotations: {size} bytes with that of the claim, and a pod has at most {MAX_ANNOTATIONS}")
+
+
 def claims_of(wire: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Returns the claims that the pod *wire* names."""
     return entries((wire.get("spec") or {}).get("resourceClaims"))
-
-
-def entries(value: object) -> list[Mapping[str, Any]]:
-    """Returns the mappings in *value*, a list from JSON that nobody has checked."""
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def _objections(pod: Pod, draft: PodDraft, request: PodRequest, vendors: Catalog) -> Iterator[str]:

@@ -76,6 +76,8 @@ class WaitingReport(_Record, frozen=True):
     *without_devices*: the number of nodes without any. *suggestions*: what would help; empty if no known change does.
     *gang*: the group with which it is placed. *preemption*: who is evicted for it, or would be. *other_shards*: the
     number of nodes with devices that belong to other schedulers.
+    *claim_notes*: of a pod whose claims kube-scheduler allocates, what is to be known about them; ``None`` for others.
+    *is_certain*: nothing that was left out could make it not fit.
     """
 
     namespace: str
@@ -94,6 +96,8 @@ class WaitingReport(_Record, frozen=True):
     gang: GangReport | None = None
     preemption: PreemptionReport | None = None
     other_shards: int = 0
+    claim_notes: tuple[str, ...] | None = None
+    is_certain: bool = True
 
 
 class HeldDevice(_Record, frozen=True):
@@ -173,10 +177,11 @@ def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEve
 def node_shortage(pod: Pod, refusal: NodeRefusal) -> NodeShortage:
     """Returns why *pod* does not fit a node, nearest device first."""
     return NodeShortage(refusal.node, str(refusal.unfit), pod.containers[refusal.container].name,
-                        tuple(map(_device_shortage, refusal.closest_devices)))
+                        tuple(map(device_shortage, refusal.closest_devices)))
 
 
-def _device_shortage(refusal: DeviceRefusal) -> DeviceShortage:
+def device_shortage(refusal: DeviceRefusal) -> DeviceShortage:
+    """Returns what a device lacks for a request."""
     device, short = refusal.device, refusal.short
     return DeviceShortage(index=device.index, uuid=device.uuid, model=device.model, free=refusal.free_text,
                           short_mib=short.memory_mib, short_cores=short.cores, short_slots=short.slots,
@@ -203,8 +208,7 @@ def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
     yield from request_lines(report.requests, report.annotations)
     yield ""
     if report.fits:
-        yield f"It fits: HAMi would place it on {report.fits} now."
-        yield "It waits for kube-scheduler, which also looks at CPU, memory, taints, affinity and volumes."
+        yield from _fitting_lines(report)
     else:
         yield from _refusal_lines(report, wide=wide)
     if report.gang is not None:
@@ -213,10 +217,22 @@ def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
     if report.preemption is not None:
         yield ""
         yield from preemption_sentences(report.preemption)
+    for note in report.claim_notes or ():
+        yield from ("", note)
     yield from _event_lines(report.events)
-    if not report.fits:
+    if not report.fits and report.claim_notes is None:
         yield ""
         yield from _suggestion_lines(report)
+
+
+def _fitting_lines(report: WaitingReport) -> Iterator[str]:
+    if report.claim_notes is None:
+        yield f"It fits: HAMi would place it on {report.fits} now."
+    elif report.is_certain:
+        yield f"It fits: kube-scheduler can allocate its claims on {report.fits} now."
+    else:
+        yield f"It may fit {report.fits}: what is looked at here has room there."
+    yield "It waits for kube-scheduler, which also looks at CPU, memory, taints, affinity and volumes."
 
 
 def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
 from hami.codec.documents import convert, parse_yaml_documents, places_in
 from hami.codec.pods import convert_pod
 from hami.errors import HamiError, MalformedInput
+
+if TYPE_CHECKING:
+    from hami.inspect.claims import PodClaims
 
 T = TypeVar("T")
 
@@ -142,6 +145,7 @@ class PodSource:
     """A workload of a manifest. *name*: such as ``deployment/web``. *count*: how many run at a time.
 
     *pod*: one of them as the API server gets it, without a name. *namespace*: empty if the manifest names none.
+    *claims*: those that *pod* names, once they have been read.
     """
 
     kind: str
@@ -149,6 +153,7 @@ class PodSource:
     namespace: str
     count: int
     pod: Mapping[str, Any]
+    claims: PodClaims | None = None
 
     @property
     def title(self) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
 from hami.codec.claims import AllocatedClaim, parse_claim
+from hami.codec.device_requests import IMPLICIT_RESOURCE, parse_class_resource
 from hami.codec.documents import decode
 from hami.codec.keys import CORDON, CORES_LIMIT, DOOR, LOCK_FREE, NODE_LOCK, NODE_RESIZES, RESIZE, is_scheduler_owned
 from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
@@ -167,6 +169,35 @@ class Reader:
             return parse_pod(self._get("pods", path, ref.namespace))
         except NotFound:
             return None
+
+    def get_object(self, resource: str, namespace: str, name: str) -> dict[str, Any] | None:
+        """Returns a pod, or an object of Dynamic Resource Allocation (*namespace* empty: of the cluster), as JSON;
+        ``None`` if there is none. Raises: HamiError."""
+        scope = f"/namespaces/{namespace}" if namespace else ""
+        path = f"{'/api/v1' if resource == 'pods' else API}{scope}/{resource}/{quote(name, safe='')}"
+        try:
+            return decode(resource, _OBJECT, self._get(resource, path, namespace))
+        except NotFound:
+            return None
+
+    def classes_by_resource(self) -> dict[str, str]:
+        """Returns the names of the DeviceClasses that stand for resources, by resource; none, with a note, if they may
+        not be listed. Of several, kube-scheduler takes the latest."""
+        classes: list[tuple[str, str, str]] = []
+
+        def take(raw: msgspec.Raw) -> None:
+            with contextlib.suppress(MalformedInput):
+                document: dict[str, Any] = decode("deviceclass", _OBJECT, raw)
+                classes.append(parse_class_resource(document))
+
+        try:
+            self._each("deviceclasses", f"{API}/deviceclasses", {}, take)
+        except NotFound:  # an API server without this resource
+            return {}
+        except MissingRight as error:
+            self.note(f"{error}; resources that stand for claims are not known")
+        named = {f"{IMPLICIT_RESOURCE}{name}": name for _, name, _ in classes}
+        return named | {resource: name for _, name, resource in sorted(classes) if resource}
 
     def gang_size(self, pod: Pod) -> int | None:
         """Returns how many pods of the gang of *pod* are placed together; ``None`` if nothing says so, or, with a note,
@@ -352,7 +383,7 @@ class Reader:
             read_list(self.request, resource, path, query, take, partial(progress, resource))
 
     def _get(self, resource: str, path: str, namespace: str) -> bytes:
-        with _in_words("get", resource, f"namespace {namespace}"):
+        with _in_words("get", resource, f"namespace {namespace}" if namespace else "the whole cluster"):
             return self.request("GET", path)
 
 

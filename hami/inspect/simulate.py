@@ -16,7 +16,10 @@ import msgspec
 
 from hami.codec.keys import CORDON, NODE_POLICY, is_scheduler_owned
 from hami.codec.policies import parse_list
+from hami.codec.slices import PublishedSlice
 from hami.errors import HamiError, MalformedInput
+from hami.inspect.claim_fit import ClaimPlacement, ClaimUnfit, Undecided, allocate
+from hami.inspect.claims import PodClaims, claim_nodes, decide, judge, nearest, requested_by, shortage, unread_notes
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, unknown_name
 from hami.inspect.explain import (
     NodeShortage, RequestedDevices, node_lines, node_shortage, request_lines, requested_devices,
@@ -132,8 +135,10 @@ def change_record(record: ClusterRecord, scenario: Scenario) -> tuple[ClusterRec
     ended = {_pod_named(text, scenario.namespace, record.pods).ref.uid for text in scenario.ended}
     moved = [pod for pod in record.pods if pod.node_name in scenario.drained and pod.ref.uid not in ended]
     gone = ended | {pod.ref.uid for pod in moved}
-    changed = replace(record, nodes=tuple(nodes.values()),
-                      pods=tuple(pod for pod in record.pods if pod.ref.uid not in gone))
+    changed = replace(
+        record, nodes=tuple(nodes.values()), pods=tuple(pod for pod in record.pods if pod.ref.uid not in gone),
+        slices=(*record.slices, *_added_slices(record.slices, scenario.added)),
+        claims=tuple(claim for claim in record.claims if not claim.pods or {ref.uid for ref in claim.pods} - gone))
     return _cordoned(changed, scenario.cordoned), [unbound(pod) for pod in moved]
 
 
@@ -151,6 +156,12 @@ def simulate(cluster: InspectedCluster, sources: Sequence[PodSource], moved: Seq
                 if requests_devices(cluster.vendors, pod.containers)]
     for number, source in enumerate(sources):
         wanted = source.count if scenario.replicas is None else scenario.replicas
+        if (claims := source.claims) is not None:
+            admitted = _admitted(placer.view, source, scenario, admit)
+            if not isinstance(admitted, str) and decide(cluster, admitted, claims):
+                outcomes.append(placer.place_claims(source.title, wanted, (
+                    _numbered(admitted, source, number, count, wanted) for count in range(wanted)), claims))
+                continue
         pods = (_numbered(_admitted(placer.view, source, scenario, admit), source, number, count, wanted)
                 for count in range(wanted))
         outcomes.append(placer.place(source.title, wanted, pods))
@@ -166,6 +177,8 @@ def count_capacity(cluster: InspectedCluster, source: PodSource, scenario: Scena
     pod = _admitted(cluster.view, source, scenario, admit)
     if isinstance(pod, str):
         raise HamiError(f"{source.title}: {pod}")
+    if source.claims is not None and decide(cluster, pod, source.claims):
+        return _claim_capacity(cluster, pod, source, source.claims)
     if not requests_devices(cluster.vendors, pod.containers):
         raise HamiError(f"{source.title} requests no devices that HAMi manages")
     capacities: list[NodeCapacity] = []
@@ -181,6 +194,36 @@ def count_capacity(cluster: InspectedCluster, source: PodSource, scenario: Scena
         if count:
             capacities.append(NodeCapacity(name, count))
     return sorted(capacities, key=lambda capacity: (-capacity.pods, capacity.node))
+
+
+def _claim_capacity(cluster: InspectedCluster, pod: Pod, source: PodSource, claims: PodClaims) -> list[NodeCapacity]:
+    """Returns how many pods with *claims* each node takes, most first. Raises: HamiError if that cannot be said."""
+    if problem := claim_problem(cluster, pod, claims, MAX_COUNTED):
+        raise HamiError(f"{source.title}: {problem}")
+    capacities: list[NodeCapacity] = []
+    nodes = claim_nodes(cluster)
+    for name in cluster.offered(pod.scheduler_name):
+        count, devices = 0, nodes.get(name, ())
+        while count < MAX_COUNTED and isinstance(placement := allocate(devices, claims.waiting), ClaimPlacement):
+            devices, count = placement.devices, count + 1
+        if count:
+            capacities.append(NodeCapacity(name, count))
+    return sorted(capacities, key=lambda capacity: (-capacity.pods, capacity.node))
+
+
+def claim_problem(cluster: InspectedCluster, pod: Pod, claims: PodClaims, count: int) -> str:
+    """Returns why it cannot be said how many of *count* pods like *pod*, with *claims*, fit; empty if it can."""
+    if requests_devices(cluster.vendors, pod.containers):
+        return "pods that request devices beside claims are not simulated"
+    if claims.problems:
+        return claims.problems[0]
+    if shared := [claim.title for claim in claims.claims if not claim.has_template and count > 1]:
+        return f"{shared[0]} is one claim for several pods, which a node refuses: use a template"
+    if allocated := [claim.title for claim in claims.claims if claim.allocated is not None]:
+        return f"{allocated[0]} is allocated already"
+    if not claims.is_read:
+        return next(unread_notes(pod, claims), "its claims cannot be judged here")
+    return ""
 
 
 def render_simulation(report: SimulationReport, style: Style) -> str:
@@ -234,6 +277,7 @@ class _Placer:
         self._rules = None if preemption is None else PreemptionRules(
             now=cluster.record.taken.timestamp(), budgets=preemption.budgets)
         self.view = cluster.view
+        self._claim_nodes = claim_nodes(cluster)
         self._indexes = {(node, usage.device.vendor, usage.device.uuid): usage.device.index
                          for node, usage in cluster.usages()}
 
@@ -255,6 +299,40 @@ class _Placer:
                 devices = [str(self._indexes.get((node, *share), share[1])) for share in shares]
             self.placed.append(PlacedPod(title, pod.ref.name, node, tuple(devices), preempts))
         return Outcome(title, wanted, wanted)
+
+    def place_claims(self, title: str, wanted: int, pods: Iterable[Pod | str], claims: PodClaims) -> Outcome:
+        """Places the *pods* of a workload, each with *claims*, until one does not fit. Each gets the first node by
+        name: kube-scheduler compares nodes by other things."""
+        for count, pod in enumerate(pods):
+            problem = pod if isinstance(pod, str) else claim_problem(self._cluster, pod, claims, wanted)
+            if isinstance(pod, str) or problem:
+                return Outcome(title, wanted, count, problem)
+            results = judge(self._cluster, pod, claims, self._claim_nodes)
+            placement = next(((name, result) for name, result in results.items()
+                              if isinstance(result, ClaimPlacement)), None)
+            if placement is None:
+                return self._refused_claims(title, wanted, count, claims, results)
+            name, result = placement
+            picked = dict.fromkeys(index for picks in result.picks for index in picks)
+            cards = tuple(str(result.devices[index].usage.device.index) for index in picked)
+            self._claim_nodes[name] = result.devices
+            self.placed.append(PlacedPod(title, pod.ref.name, name, cards))
+        return Outcome(title, wanted, wanted)
+
+    def _refused_claims(self, title: str, wanted: int, placed: int, claims: PodClaims,
+                        results: Mapping[str, ClaimPlacement | ClaimUnfit | Undecided]) -> Outcome:
+        refusals = nearest(results)
+        nodes: dict[str, int] = {}
+        for _, refusal in refusals:
+            for reason, _ in refusal.unfit.reasons:
+                nodes[str(reason)] = nodes.get(str(reason), 0) + 1
+        reasons = [f"{counted(count, 'node')} {reason}"
+                   for reason, count in sorted(nodes.items(), key=lambda item: (-item[1], item[0]))]
+        if undecided := len(results) - len(refusals):
+            reasons.append(f"{counted(undecided, 'node')} with too many combinations of devices to try")
+        return Outcome(title, wanted, placed, ", ".join(reasons) or "no node has devices for claims",
+                       tuple(requested_by(self._cluster, claims)), len(refusals),
+                       tuple(shortage(name, refusal) for name, refusal in refusals[:CLOSEST_NODES]))
 
     def _preempt(self, pod: Pod) -> tuple[Choice, tuple[str, ...]] | None:
         """Places *pod* after those that are evicted for it have ended. Returns what it gets, and these pods; ``None``
@@ -308,6 +386,16 @@ def _added(text: str, nodes: Mapping[str, Node]) -> Iterator[Node]:
         yield replace(like, name=f"{like.name}-added-{number}", unschedulable=False, annotations=annotations)
 
 
+def _added_slices(slices: Sequence[PublishedSlice], added: Sequence[str]) -> Iterator[PublishedSlice]:
+    """Yields the slices of the nodes that *added* adds, whose texts have been read. Their cards are not cordoned."""
+    for match in filter(None, map(_ADDED.fullmatch, added)):
+        for part in slices:
+            if part.node == match["node"]:
+                devices = tuple(replace(device, cordoned=False) for device in part.devices)
+                for number in range(1, int(match["count"]) + 1):
+                    yield replace(part, node=f"{part.node}-added-{number}", devices=devices)
+
+
 def _pod_named(text: str, namespace: str, pods: Sequence[Pod]) -> Pod:
     """Returns the pod that *text* names. Raises: HamiError if there is none."""
     name = text if "/" in text else f"{namespace}/{text}"
@@ -332,7 +420,10 @@ def _cordoned(record: ClusterRecord, uuids: Collection[str]) -> ClusterRecord:
             raise HamiError(f"card {uuid}: devices of {vendor} cannot be cordoned one by one")
         cordoned = [*(parse_list(nodes[name].annotations.get(CORDON)) or ()), uuid]
         nodes[name] = replace(nodes[name], annotations={**nodes[name].annotations, CORDON: ",".join(cordoned)})
-    return replace(record, nodes=tuple(nodes.values()))
+    slices = tuple(replace(part, devices=tuple(
+        replace(device, cordoned=device.cordoned or device.uuid in uuids) for device in part.devices))
+        for part in record.slices)
+    return replace(record, nodes=tuple(nodes.values()), slices=slices)
 
 
 def unbound(pod: Pod) -> Pod:

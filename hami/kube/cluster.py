@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from hami.codec.documents import convert, places_in
+from hami.codec.documents import convert, decode, places_in
 from hami.codec.objects import RESOURCE_GROUP, parse_disruption_budget, parse_node
 from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED, parse_node_pod, parse_pod
 from hami.codec.times import render_time
@@ -39,6 +39,7 @@ Edits = Mapping[str, str | None]
 """Annotations or labels to set; ``None`` removes one."""
 
 _NO_EDITS: Edits = {}
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
 _WEBHOOKS = "mutatingwebhookconfigurations"
 _GROUPS = {  # of resources that are not in the core group
     "leases": "/apis/coordination.k8s.io/v1", "poddisruptionbudgets": "/apis/policy/v1",
@@ -95,6 +96,14 @@ class Cluster:
         if node_pod.pod.ref.uid != ref.uid:
             raise NotFound(f"pod {ref} is another one now", 404)
         return node_pod.environments.get(container, {})
+
+    def specification(self, ref: PodRef) -> Mapping[str, Any]:
+        """Returns exactly this pod as JSON, with all its fields. Raises: NotFound if it is gone, also if there is
+        another one of its name; MalformedInput."""
+        document: dict[str, Any] = decode("pod", _OBJECT, self._read("GET", _path("pods", ref.namespace, ref.name)))
+        if (document.get("metadata") or {}).get("uid") != ref.uid:
+            raise NotFound(f"pod {ref} is another one now", 404)
+        return document
 
     def pods_on(self, node: str) -> list[Pod]:
         """Returns all pods that are bound to *node*. Raises also: MalformedInput."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hami.codec.admission import Review
+from hami.codec.documents import entries
 from hami.codec.keys import is_scheduler_owned
 from hami.errors import MalformedInput
 from hami.model import ContainerKind, Pod
@@ -17,7 +18,7 @@ from hami.scheduler.settings import Settings
 from hami.scheduling.quota import counted_by_kubernetes
 from hami.state.store import Store
 from hami.state.view import View
-from hami.vendors.admission import admit_pod, confine_pod
+from hami.vendors.admission import admit_pod, confine_ephemeral, confine_pod
 from hami.vendors.draft import PodDraft
 from hami.vendors.request import MAX_CONTAINERS
 from hami.vendors.spec import Vendor
@@ -65,7 +66,7 @@ class Admitter:
             return Denied(str(error), 400)
         try:
             if review.subresource == "ephemeralcontainers":
-                return self._admit_ephemeral(draft)
+                return self._admit_ephemeral(draft, review.before or {})
             if draft.decoded.claim:
                 return self._admit_claimed(draft)
             return self._admit_new(draft)
@@ -107,14 +108,22 @@ class Admitter:
         return (f"ResourceQuota {evaded[0]} limits requests.{evaded[1]}, and Kubernetes counts no requests of pods "
                 "with claims: limit the devices of the class gpu.hami.io instead")
 
-    def _admit_ephemeral(self, draft: PodDraft) -> Admitted | Denied:
-        """Decides about an existing pod that gets an ephemeral container, which could see all devices of the node."""
+    def _admit_ephemeral(self, draft: PodDraft, before: Mapping[str, Any]) -> Admitted | Denied:
+        """Decides about an existing pod that gets an ephemeral container, which could see all devices of the node.
+
+        Whether claims that users have written are for our devices is not known here: such a container sees none.
+        *before*: the pod without it.
+        """
         from hami.dra.translate import has_claim
 
         vendors = self._cache.vendors if has_claim(draft.wire) else self._requested_vendors(draft)
         if any(vendor.admission.refuses_ephemeral for vendor in vendors):
             return Denied("ephemeralContainers are not permitted in strict mode on a pod that requests devices")
-        return Admitted(draft.wire)
+        if not self._cache.vendors.confining:
+            return Admitted(draft.wire)
+        earlier = {str(container.get("name"))
+                   for container in entries((before.get("spec") or {}).get("ephemeralContainers"))}
+        return Admitted(confine_ephemeral(self._cache.vendors, draft, earlier))
 
     def _admit_new(self, draft: PodDraft) -> Admitted | Denied:
         pod, vendors = draft.decoded, self._cache.vendors

@@ -5,7 +5,8 @@ Steps check amounts, or set amounts that follow from others: in limits, and in r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from hami.errors import PodRefused
 from hami.quantity import INT32_MAX, strict_integer
@@ -40,9 +41,29 @@ def confine_pod(vendors: Catalog, pod: PodDraft) -> None:
     Raises: MalformedInput, PodRefused.
     """
     for container in pod.containers:
-        for vendor in vendors:
-            if vendor.admission.confine is not None:
-                vendor.admission.confine(container.seen_with(vendor.resources))
+        _confine(vendors, container)
+
+
+def confine_ephemeral(vendors: Catalog, pod: PodDraft, before: Collection[str]) -> Mapping[str, Any]:
+    """Returns *pod* with each ephemeral container admitted as :func:`confine_pod` does, but those of *before* (names).
+
+    Raises: MalformedInput, PodRefused.
+    """
+    drafts = pod.ephemeral_containers(before)
+    for container in drafts:
+        _confine(vendors, container)
+    rendered = {draft.name: draft.render() for draft in drafts}
+    if all(rendered[draft.name] is draft.wire for draft in drafts):
+        return pod.wire
+    spec = pod.wire["spec"]
+    return {**pod.wire, "spec": {**spec, "ephemeralContainers": [
+        rendered.get(str(wire.get("name")), wire) for wire in spec["ephemeralContainers"]]}}
+
+
+def _confine(vendors: Catalog, container: ContainerDraft) -> None:
+    for vendor in vendors.confining:
+        if vendor.admission.confine is not None:
+            vendor.admission.confine(container.seen_with(vendor.resources))
 
 
 def admit_with(*steps: Step, default_count: int = 0) -> Admit:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from hami.codec.claim_amounts import VENDOR
-from hami.model import Pod
+from hami.codec.claim_amounts import MAX_RESULTS, TOO_MANY, VENDOR
+from hami.model import Pod, Request
 from hami.vendors.spec import Catalog
 
 _MIG_RESOURCE = "nvidia.com/mig-"
@@ -24,3 +24,10 @@ def unclaimable(pod: Pod, vendors: Catalog) -> Iterator[str]:
     mode = pod.annotations.get(key, "")
     if "mig" in mode and "hami-core" not in mode:
         yield f"annotation {key}={mode[:_SHOWN]}: claims are for shares of GPUs, not for MIG instances"
+
+
+def too_many_devices(requests: Iterable[Request], vendors: Catalog) -> str:
+    """Returns why no claim has *requests*, which are satisfied at the same time; empty if one can have them."""
+    count = sum(request.count for request in requests)
+    resource = vendors[VENDOR].resources.count
+    return f"{resource}={count} in all containers of the pod: {TOO_MANY}" if count > MAX_RESULTS else ""

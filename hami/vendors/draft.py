@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from hami.codec.documents import entries
 from hami.codec.pods import convert_pod
 from hami.errors import MalformedInput, PodRefused
 from hami.model import Container, Pod
@@ -39,6 +40,12 @@ class PodDraft:
         return tuple(ContainerDraft(pod=self, wire=wire, decoded=container, limits=dict(container.limits),
                                     requests=dict(container.requests))
                      for wire, container in zip(wires, self.decoded.containers, strict=True))
+
+    def ephemeral_containers(self, before: Collection[str]) -> list[ContainerDraft]:
+        """Returns the ephemeral containers that are not among those of *before* (names), which never change."""
+        wires = (self.wire.get("spec") or {}).get("ephemeralContainers")
+        return [ContainerDraft(pod=self, wire=wire, decoded=Container(name=name), limits={}, requests={})
+                for wire in entries(wires) if (name := str(wire.get("name"))) not in before]
 
     def annotation(self, key: str) -> str | None:
         """Returns the annotation *key*, including changes."""

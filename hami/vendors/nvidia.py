@@ -13,6 +13,7 @@ from hami.quantity import rounded_up
 from hami.vendors.admission import check_amounts
 from hami.vendors.draft import ContainerDraft
 from hami.vendors.request import WHOLE
+from hami.vendors.resources import Resources
 
 LIMIT_VARIABLES = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")  # for all devices; with suffix _0, _1, … for one
 RESERVED_VARIABLES = frozenset({"CUDA_DEVICE_MEMORY_SHARED_CACHE", "CUDA_OVERSUBSCRIBE"})
@@ -21,6 +22,8 @@ _STRICT_VARIABLES = frozenset({
     "CUDA_DISABLE_CONTROL", "CUDA_REDIRECT", "GPU_CORE_UTILIZATION_POLICY", "LD_AUDIT", "LD_PRELOAD"})
 _LIMITER_PATHS = ("/etc/ld.so.preload", "/usr/local/vgpu", "/tmp/vgpulock")
 _PATHS_ABOVE = frozenset({"/", "/etc", "/usr", "/usr/local"})  # not /tmp: programs need it, and its lock limits nothing
+_ACCESS_VARIABLES = frozenset({"NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"})
+"""Variables by which NVIDIA's runtime gives access to memory of other nodes, and to MIG devices."""
 _SHOWN = 100  # characters of a value in a message
 
 
@@ -70,6 +73,18 @@ def confine(draft: ContainerDraft) -> None:
     _check_strictly(draft, is_requested)
     if not draft.rounded(draft.resources.count):
         draft.set_env(VISIBLE_VARIABLE, "none")
+
+
+def check_claiming(draft: ContainerDraft, config: NvidiaConfig, *, is_claiming: bool) -> None:
+    """Checks a container of a pod that gets devices by claims, on its node and in strict mode, as one with a request if
+    it *is_claiming*. What admission writes itself is permitted. Raises: PodRefused."""
+    draft = draft.seen_with(Resources(count=config.resource_count_name, memory=config.resource_memory_name))
+    name, policy = "GPU_CORE_UTILIZATION_POLICY", config.gpu_core_policy
+    if policy and dict(draft.variables).get(name) == policy:
+        draft.set_env(name, policy)
+    if is_claiming:
+        _check_variables(draft)
+    _check_strictly(draft, is_claiming)
 
 
 def _check_percent(draft: ContainerDraft) -> None:
@@ -123,6 +138,8 @@ def _check_strictly(draft: ContainerDraft, is_requested: bool) -> None:
         shown = f"env {name}={value[:_SHOWN]}" if value is not None else f"env {name}"
         if name == VISIBLE_VARIABLE and value not in NOTHING_VISIBLE:
             raise _refused(draft, shown, f"request devices as {draft.resources.count}")
+        if name in _ACCESS_VARIABLES and value not in ("", *NOTHING_VISIBLE):
+            raise _refused(draft, shown, "it can give access to devices of others")
         if is_requested and name in _STRICT_VARIABLES and name not in draft.env:
             raise _refused(draft, shown, "it can lift the limits of devices")
     if not is_requested:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 
 import pytest
 from pytest import param
@@ -350,3 +351,82 @@ def test_nothing_is_removed_while_the_api_server_is_away(stage):
     with pytest.raises(ClusterError):
         stage.claims.sweep()
     assert stage.specs.names() == {"claim-p_main"}
+
+
+# strict mode
+
+
+def specified(stage, *containers, claims=(("gpu", "p-hami"),)):
+    """A claim whose pod has *containers*, the first of which is called main and uses it. The name of the claim is in
+    the status of the pod."""
+    claim = stage.put("p")
+    stage.cluster.specifications["uid-p"] = {
+        "metadata": {"uid": "uid-p"}, "spec": {
+            "containers": [{"name": name, **fields} for name, fields in zip(("main", "beside"), containers)],
+            "resourceClaims": [{"name": name, "resourceClaimTemplateName": "t"} for name, _ in claims]},
+        "status": {"resourceClaimStatuses": [{"name": name, "resourceClaimName": made} for name, made in claims]}}
+    return claim
+
+
+def variable(name, value):
+    return {"env": [{"name": name, "value": value}]}
+
+
+USES = {"resources": {"claims": [{"name": "gpu"}]}}
+LIFTS = [
+    param({"envFrom": [{"secretRef": {"name": "s"}}]}, "envFrom", id="envFrom"),
+    param(variable("CUDA_DISABLE_CONTROL", "true"), "env CUDA_DISABLE_CONTROL=true", id="no limiter"),
+    param(variable("LD_PRELOAD", "/x.so"), "env LD_PRELOAD=/x.so", id="preload"),
+    param(variable("GPU_CORE_UTILIZATION_POLICY", "disable"), "env GPU_CORE_UTILIZATION_POLICY=disable", id="cores"),
+    param({"volumeMounts": [{"name": "v", "mountPath": "/etc"}]}, "volumeMounts[0].mountPath=/etc", id="volume")]
+SEES = [param(variable(name, "all"), f"env {name}=all", id=name) for name in (
+    "NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES")]
+
+
+@pytest.mark.parametrize("fields, field", [*LIFTS, *SEES])
+def test_strict_mode_prepares_nothing_that_could_lift_limits(tmp_path, fields, field):
+    stage = ClaimStage(tmp_path / "strict", strict=True)
+    with pytest.raises(HamiError, match=re.escape(f"container main: {field} is not permitted in strict mode")):
+        stage.claims.prepare(*specified(stage, fields))
+    assert stage.claims.prepared() == []
+    lax = ClaimStage(tmp_path / "lax")
+    assert lax.claims.prepare(*specified(lax, fields))
+
+
+@pytest.mark.parametrize("fields, field", [*LIFTS, *SEES, param(
+    variable("NVIDIA_VISIBLE_DEVICES", "all"), "env NVIDIA_VISIBLE_DEVICES=all", id="all devices")])
+@pytest.mark.parametrize("uses", [USES, {}], ids=["uses it", "uses none"])
+def test_strict_mode_looks_at_all_containers_of_the_pod(tmp_path, fields, field, uses):
+    """One that does not use the claim may do what it may in a pod without devices."""
+    stage = ClaimStage(tmp_path, strict=True)
+    claim = specified(stage, {}, fields | uses)
+    if not uses and (fields, field) in [row.values for row in LIFTS]:
+        assert stage.claims.prepare(*claim)
+        return
+    reserved = "container beside sets NVIDIA_VISIBLE_DEVICES, which is reserved .* such as nvidia.com/gpumem"
+    with pytest.raises(HamiError, match=reserved if "VISIBLE" in field and uses else re.escape(
+            f"container beside: {field} is not permitted in strict mode")):
+        stage.claims.prepare(*claim)
+
+
+def test_strict_mode_leaves_containers_with_claims_of_others_alone(tmp_path):
+    stage = ClaimStage(tmp_path, strict=True)
+    nic = {"resources": {"claims": [{"name": "nic"}]}} | variable("LD_PRELOAD", "/x.so")
+    assert stage.claims.prepare(*specified(stage, USES, nic, claims=(("gpu", "p-hami"), ("nic", "p-nic"))))
+
+
+def test_strict_mode_permits_what_admission_has_written(tmp_path):
+    stage = ClaimStage(tmp_path, strict=True, gpu_core_policy="force")
+    assert stage.claims.prepare(*specified(stage, USES | variable("GPU_CORE_UTILIZATION_POLICY", "force")))
+    with pytest.raises(HamiError, match="env GPU_CORE_UTILIZATION_POLICY=disable"):
+        stage.claims.prepare(*specified(stage, USES | variable("GPU_CORE_UTILIZATION_POLICY", "disable")))
+
+
+@pytest.mark.parametrize("fields, visible", [
+    ({}, A), ({"annotations": {"hami.io/claim-request": "{}"}}, None)], ids=["a user's claim", "that of admission"])
+def test_what_strict_mode_hides_of_containers_without_a_request_is_visible_by_a_claim(stage, fields, visible):
+    """A user's own wish for the limits alone counts where containers request resources."""
+    claim = stage.put("p", **fields)
+    stage.cluster.environments["uid-p", "main"] = {"NVIDIA_VISIBLE_DEVICES": "none"}
+    stage.claims.prepare(*claim)
+    assert stage.env("claim-p", "main").get("NVIDIA_VISIBLE_DEVICES") == visible

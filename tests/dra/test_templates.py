@@ -312,6 +312,21 @@ def test_a_busy_api_server_is_asked_again_soon(world, error):
     assert world.made == [key()]
 
 
+def test_a_template_that_the_api_server_never_takes_keeps_no_other_waiting(world):
+    world.put(claiming("a"), claiming("b", memory=2000))
+    made = world.fake.create_claim_template
+
+    def create(namespace, template):
+        if template["metadata"]["name"] == template_name(text()):
+            raise ClusterError("etcdserver: request is too large", 500)
+        return made(namespace, template)
+
+    world.fake.create_claim_template = create
+    for _ in range(3):
+        assert world.step(BUSY_S) == BUSY_S
+    assert world.made == [key(2000)]
+
+
 def test_a_refusal_of_the_api_server_is_shown_on_the_pod_and_others_go_on(world):
     world.put(claiming("a"), claiming("b", memory=2000))
     world.fake.fail("create_claim_template", ClusterError("exceeded quota", 403))

@@ -224,6 +224,27 @@ def test_pods_that_no_claim_serves(wire, reason):
     assert isinstance(answer, Inexpressible) and reason in answer.reason
 
 
+LONG = {"nvidia.com/use-gputype": ",".join(f"{number:02}{'x' * 60}" for number in range(64))}
+
+
+@pytest.mark.parametrize("wire, reason", [
+    param(pod(asking("a", gpu=20), asking("b", gpu=13)),
+          "nvidia.com/gpu=33 in all containers of the pod: a claim has at most 32 GPUs", id="GPUs"),
+    param(annotated(LONG | {"nvidia.com/nouse-gpuuuid": LONG[TYPE]}, *(
+        asking(f"c{number}", gpu=1, gpumem_percentage=50) for number in range(32))),
+        "which each of 128 alternatives of requests repeats, make a claim of", id="a claim that etcd does not take"),
+    param(annotated({"a": "x" * 262_100}),
+          "metadata.annotations: 262176 bytes with that of the claim, and a pod has at most 262144", id="annotations"),
+])
+def test_sizes_that_the_api_server_refuses(wire, reason):
+    answer = translated(wire, sizes=range(1000, 5000, 1000))
+    assert isinstance(answer, Inexpressible) and reason in answer.reason
+
+
+def test_init_containers_do_not_add_to_the_gpus_of_a_claim():
+    assert isinstance(translated(pod(asking(gpu=32), inits=[init(gpu=32)])), Translation)
+
+
 def test_a_default_policy_that_no_claim_says():
     assert "--gpu-scheduler-policy=topology-aware" in translated(pod(asking(gpu=1)), policy="topology-aware").reason
 

@@ -97,12 +97,12 @@ def test_simulate_with_preemption(tmp_path):
 @pytest.mark.parametrize("labels, said", [({"hami.io/door": "dra"}, True), ({"hami.io/door": "dra-preferred"}, True),
                                           ({"hami.io/door": "plugin"}, False), ([], False), (None, False)])
 @pytest.mark.parametrize("command", ["simulate", "capacity"])
-def test_that_claims_are_not_simulated_is_said(tmp_path, command, labels, said):
+def test_that_the_label_of_claims_is_not_simulated_is_said(tmp_path, command, labels, said):
     path, web = tmp_path / "web.yaml", pod("web", gpu=1)
     web["metadata"]["labels"] = labels
     path.write_text(json.dumps(web))
     result = hami(command, "-f", str(path))
-    assert ("claims are not simulated, so the label hami.io/door is ignored: pod/web" in result.stderr) is said
+    assert ("the label hami.io/door is not simulated, so it is ignored: pod/web" in result.stderr) is said
 
 
 def test_simulate_and_capacity(tmp_path):

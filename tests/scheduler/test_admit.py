@@ -161,18 +161,46 @@ def test_scheduler_owned_keys_cannot_be_forged(where, key, scheduler):
 
 
 def ephemeral(*containers, **options):
-    """The verdict about a placed pod that gets an ephemeral container."""
+    """The verdict about a placed pod that gets an ephemeral container; the pod if it is changed."""
     spec = {"ephemeralContainers": [{"name": "debug", "image": "x"}], "nodeName": "n1"}
     thing = raw(*containers, scheduler=SCHEDULER, spec=spec, meta={"annotations": {ASSIGNED_NODE: "n1"}})
     review = Review("u", "default", thing, "v1", "AdmissionReview", "ephemeralcontainers")
     verdict = admitter(**options).admit(review)
-    return verdict.message if isinstance(verdict, Denied) else verdict.pod is thing
+    return verdict.message if isinstance(verdict, Denied) else verdict.pod is thing or verdict.pod
 
 
 def test_a_pod_with_devices_gets_no_ephemeral_container_in_strict_mode():
     assert ephemeral(asking(), asking(ONE), strict=True) == (
         "ephemeralContainers are not permitted in strict mode on a pod that requests devices")
-    assert ephemeral(asking(), asking(ONE)) is ephemeral(asking(), strict=True) is True
+    assert ephemeral(asking(), asking(ONE)) is ephemeral(asking()) is True
+
+
+HIDDEN = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}
+
+
+def debugged(*containers, before=()):
+    """The ephemeral containers of a pod with a claim of a user, in strict mode; or why they are denied."""
+    def of(ephemeral):
+        return raw(asking(), spec={"ephemeralContainers": list(ephemeral), "nodeName": "n1",
+                                   "resourceClaims": [{"name": "gpu", "resourceClaimName": "x"}]})
+    review = Review("u", "default", of([*before, *containers]), "v1", "AdmissionReview", "ephemeralcontainers",
+                    of(before))
+    verdict = admitter(strict=True).admit(review)
+    return verdict.message if isinstance(verdict, Denied) else verdict.pod["spec"]["ephemeralContainers"]
+
+
+def test_an_ephemeral_container_sees_no_devices_in_strict_mode():
+    first, second = ({"name": name, "image": "nvidia/cuda"} for name in "ab")
+    assert debugged(first) == [first | {"env": [HIDDEN]}]
+    assert debugged(second, before=[first]) == [first, second | {"env": [HIDDEN]}]  # those before never change
+    assert debugged(before=[first]) == [first]
+    sees_all = {**second, "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
+    assert debugged(sees_all).startswith("container b: env NVIDIA_VISIBLE_DEVICES=all is not permitted in strict mode")
+    assert debugged(before=[sees_all]) == [sees_all]
+    channels = {**second, "env": [{"name": "NVIDIA_IMEX_CHANNELS", "value": "0"}]}
+    assert "NVIDIA_IMEX_CHANNELS=0 is not permitted" in debugged(channels)
+    assert ephemeral(asking(), strict=True)["spec"]["ephemeralContainers"] == [
+        {"name": "debug", "image": "x", "env": [HIDDEN]}]
 
 
 @pytest.mark.parametrize(("thing", "message"), [

@@ -177,6 +177,16 @@ def test_strict_mode_refuses_visible_devices_without_a_request(limits, entry):
         admit(STRICT, limits, **fields)
 
 
+@pytest.mark.parametrize("name", ["NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"])
+@pytest.mark.parametrize("limits", [None, ONE], ids=str)
+def test_strict_mode_refuses_access_to_devices_of_others(name, limits):
+    admit(NVIDIA, limits, **env(name, "all"))
+    for value in ("", "none", "void"):
+        admit(STRICT, limits, **env(name, value))
+    with pytest.raises(MalformedInput, match=f"env {name}=all is not permitted in strict mode: it can give access to"):
+        admit(STRICT, limits, **env(name, "all"))
+
+
 def test_strict_mode_accepts_what_admission_has_written():
     """A copy of an admitted pod is admitted."""
     vendor = nvidia(strict=True, gpu_core_policy="force")

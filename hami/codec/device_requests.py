@@ -1,0 +1,305 @@
+"""The devices that claims ask for, as users write them: the ``spec`` of a ResourceClaim or ResourceClaimTemplate, the
+claims that a pod names, and the selectors of DeviceClasses (resource.k8s.io/v1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from hami.codec.claim_amounts import MAX_RESULTS
+from hami.codec.documents import convert, places_in
+from hami.codec.objects import Metadata
+from hami.codec.slices import DRIVER
+from hami.errors import MalformedInput
+from hami.quantity import MIB, parse_quantity, strict_integer
+
+MAX_CLAIMS = 64  # of a pod
+ALL = "All"
+IMPLICIT_RESOURCE = "deviceclass.resource.kubernetes.io/"
+"""What the resource begins with that each DeviceClass stands for, before its name."""
+_UNITS = {"memory": Fraction(MIB), "cores": Fraction(1), "share": Fraction(1, 1000)}
+
+_Quantity = Annotated[str, Meta(max_length=64, description="a quantity of at most 64 characters")]
+_Name = Annotated[str, Meta(max_length=253, description="a name")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceToleration:
+    """A taint that a request tolerates; an empty *key* is all."""
+
+    key: str = ""
+    value: str | None = None
+    effect: str = ""
+
+    def tolerates(self, key: str) -> bool:
+        """Reports whether it tolerates the taint *key* of ours, which has no value and the effect NoSchedule."""
+        return self.key in ("", key) and self.value in (None, "") and self.effect in ("", "NoSchedule")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSubRequest:
+    """One way to serve a request. *name*: empty if there is only one. *count*: ``None`` for all devices that match.
+
+    *selectors*: expressions, also those of its class once they are known. *memory_mib*: ``None`` for all of the device.
+    *share_milli*: of the 100 of a device, in thousandths; ``None`` for that of a slot. *unknown_capacities*: names that
+    no device of ours has.
+    """
+
+    name: str = ""
+    device_class: str
+    count: int | None = 1
+    selectors: tuple[str, ...] = ()
+    memory_mib: int | None = None
+    cores: int = 0
+    share_milli: int | None = None
+    unknown_capacities: tuple[str, ...] = ()
+    tolerations: tuple[DeviceToleration, ...] = ()
+    is_admin: bool = False
+
+    @property
+    def is_ours(self) -> bool:
+        """Reports whether it is about devices of our driver: its class or a selector says so."""
+        return self.device_class == DRIVER or any(DRIVER in text for text in self.selectors)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRequest:
+    """A request of a claim: the first of *subrequests* that can be served counts."""
+
+    name: str
+    subrequests: tuple[DeviceSubRequest, ...]
+
+    @property
+    def is_ours(self) -> bool:
+        """Reports whether it may be served with devices of our driver."""
+        return any(sub.is_ours for sub in self.subrequests)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConstraint:
+    """The devices of *requests* (all if empty) have the same *attribute*, or all have different ones."""
+
+    requests: frozenset[str]
+    attribute: str
+    is_distinct: bool = False
+
+    def applies_to(self, request: str, sub: str) -> bool:
+        """Reports whether it is about the request, or its subrequest."""
+        return not self.requests or request in self.requests or f"{request}/{sub}" in self.requests
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClaim:
+    """The devices that a claim asks for."""
+
+    requests: tuple[DeviceRequest, ...]
+    constraints: tuple[DeviceConstraint, ...] = ()
+
+    def with_classes(self, selectors: Mapping[str, tuple[str, ...]]) -> DeviceClaim:
+        """Returns the claim with the *selectors* of classes, by name."""
+        return replace(self, requests=tuple(replace(request, subrequests=tuple(
+            replace(sub, selectors=(*selectors.get(sub.device_class, ()), *sub.selectors))
+            for sub in request.subrequests)) for request in self.requests))
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSource:
+    """A claim that a pod names. *claim*: the object's name; empty if it is not made yet. *template*: empty without one.
+    """
+
+    name: str
+    claim: str = ""
+    template: str = ""
+
+
+def claim_sources(pod: Mapping[str, Any]) -> tuple[ClaimSource, ...]:
+    """Returns the claims that *pod* (as JSON) names. Raises: MalformedInput."""
+    wire = convert(pod, _PodWithClaims, places_in("pod"))
+    status = wire.status or _PodStatus()
+    made = {entry.name: entry.resource_claim_name or "" for entry in status.resource_claim_statuses or ()}
+    return tuple(ClaimSource(entry.name, entry.resource_claim_name or made.get(entry.name, ""),
+                             entry.resource_claim_template_name or "") for entry in wire.spec.resource_claims or ())
+
+
+def extended_resources(pod: Mapping[str, Any]) -> tuple[tuple[str, str, int], ...]:
+    """Returns the resources with a domain that containers of *pod* (as JSON) are limited to: the container, the
+    resource and its amount, which is more than 0. Raises: MalformedInput."""
+    spec = convert(pod, _PodWithClaims, places_in("pod")).spec
+    return tuple((container.name, resource, amount)
+                 for container in (*(spec.init_containers or ()), *(spec.containers or ()))
+                 for resource, text in ((container.resources or _Resources()).limits or {}).items()
+                 if "/" in resource and (amount := strict_integer(str(text)) or 0) > 0)
+
+
+def resource_claim(container: str, device_class: str, count: int) -> DeviceClaim:
+    """Returns the claim that kube-scheduler makes for *count* of a resource for which *device_class* stands."""
+    sub = DeviceSubRequest(device_class=device_class, count=count)
+    return DeviceClaim((DeviceRequest(container, (sub,)),))
+
+
+def parse_class_resource(document: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The time of creation, the name, and the resource of the DeviceClass *document*; empty if it stands for none.
+
+    Raises: MalformedInput.
+    """
+    wire = convert(document, _Class, places_in("deviceclass"))
+    return wire.metadata.creation_timestamp or "", wire.metadata.name or "", wire.spec.extended_resource_name or ""
+
+
+def parse_device_claim(document: Mapping[str, Any], place: str) -> DeviceClaim:
+    """The claim in the ResourceClaim or ResourceClaimTemplate *document*; *place*: for errors. Raises: MalformedInput.
+    """
+    spec = document.get("spec")
+    is_template = document.get("kind") == "ResourceClaimTemplate"
+    if is_template:
+        spec = spec.get("spec") if isinstance(spec, dict) else None
+    below = places_in(place, "spec.spec" if is_template else "spec")
+    devices = convert(spec or {}, _ClaimSpec, below).devices
+    return DeviceClaim(
+        tuple(_request(request, f"{place}: request {request.name}") for request in devices.requests or ()),
+        tuple(_constraint(constraint, place) for constraint in devices.constraints or ()))
+
+
+def parse_class_selectors(document: Mapping[str, Any], place: str) -> tuple[str, ...]:
+    """The selectors of the DeviceClass *document*. Raises: MalformedInput."""
+    return _expressions(convert(document, _Class, places_in(place)).spec.selectors)
+
+
+class _Cel(msgspec.Struct):
+    expression: Annotated[str, Meta(max_length=10_240)] = ""
+
+
+class _SelectorEntry(msgspec.Struct):
+    cel: _Cel = msgspec.field(default_factory=_Cel)
+
+
+class _CapacityRequests(msgspec.Struct):
+    requests: Annotated[dict[_Name, _Quantity], Meta(max_length=32)] | None = None
+
+
+class _TolerationEntry(msgspec.Struct):
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+class _SubRequestEntry(msgspec.Struct, rename="camel"):
+    device_class_name: _Name
+    name: _Name = ""
+    selectors: Annotated[list[_SelectorEntry], Meta(max_length=32)] | None = None
+    allocation_mode: str = "ExactCount"
+    count: Annotated[int, Meta(ge=0)] | None = None
+    admin_access: bool | None = None
+    capacity: _CapacityRequests | None = None
+    tolerations: Annotated[list[_TolerationEntry], Meta(max_length=16)] | None = None
+
+
+class _RequestEntry(msgspec.Struct, rename="camel"):
+    name: _Name
+    exactly: _SubRequestEntry | None = None
+    first_available: Annotated[list[_SubRequestEntry], Meta(max_length=8)] | None = None
+
+
+class _ConstraintEntry(msgspec.Struct, rename="camel"):
+    requests: Annotated[list[_Name], Meta(max_length=32)] | None = None
+    match_attribute: _Name = ""
+    distinct_attribute: _Name = ""
+
+
+class _DevicesOfClaim(msgspec.Struct):
+    requests: Annotated[list[_RequestEntry], Meta(max_length=MAX_RESULTS)] | None = None
+    constraints: Annotated[list[_ConstraintEntry], Meta(max_length=32)] | None = None
+
+
+class _ClaimSpec(msgspec.Struct):
+    devices: _DevicesOfClaim = msgspec.field(default_factory=_DevicesOfClaim)
+
+
+class _ClassSpec(msgspec.Struct, rename="camel"):
+    extended_resource_name: _Name | None = None
+    selectors: Annotated[list[_SelectorEntry], Meta(max_length=32)] | None = None
+
+
+class _Class(msgspec.Struct):
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    spec: _ClassSpec = msgspec.field(default_factory=_ClassSpec)
+
+
+class _ClaimEntry(msgspec.Struct, rename="camel"):
+    name: _Name
+    resource_claim_name: _Name | None = None
+    resource_claim_template_name: _Name | None = None
+
+
+class _Resources(msgspec.Struct, frozen=True):
+    limits: dict[str, str | int] | None = None
+
+
+class _ContainerEntry(msgspec.Struct):
+    name: _Name = ""
+    resources: _Resources | None = None
+
+
+class _PodSpec(msgspec.Struct, rename="camel"):
+    containers: list[_ContainerEntry] | None = None
+    init_containers: list[_ContainerEntry] | None = None
+    resource_claims: Annotated[list[_ClaimEntry], Meta(max_length=MAX_CLAIMS)] | None = None
+
+
+class _PodStatus(msgspec.Struct, rename="camel"):
+    resource_claim_statuses: Annotated[list[_ClaimEntry], Meta(max_length=MAX_CLAIMS)] | None = None
+
+
+class _PodWithClaims(msgspec.Struct):
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+    status: _PodStatus | None = None
+
+
+def _request(wire: _RequestEntry, place: str) -> DeviceRequest:
+    if wire.exactly is not None:
+        return DeviceRequest(wire.name, (_subrequest(wire.exactly, place),))
+    if not wire.first_available:
+        raise MalformedInput(place, "", "expected exactly or firstAvailable")
+    return DeviceRequest(wire.name, tuple(_subrequest(sub, place) for sub in wire.first_available))
+
+
+def _subrequest(wire: _SubRequestEntry, place: str) -> DeviceSubRequest:
+    amounts = (wire.capacity.requests if wire.capacity is not None else None) or {}
+    units = {name: _units(f"{place}: capacity {name}", text, unit) for name, unit in _UNITS.items()
+             if (text := amounts.get(name, amounts.get(f"{DRIVER}/{name}"))) is not None}
+    known = {*_UNITS, *(f"{DRIVER}/{name}" for name in _UNITS)}
+    share = units.get("share")
+    return DeviceSubRequest(
+        name=wire.name, device_class=wire.device_class_name,
+        count=None if wire.allocation_mode == ALL else wire.count or 1, selectors=_expressions(wire.selectors),
+        memory_mib=units.get("memory"), cores=units.get("cores", 0),
+        share_milli=share, unknown_capacities=tuple(sorted(amounts.keys() - known)),
+        tolerations=tuple(DeviceToleration(key=entry.key, effect=entry.effect, value=(
+            None if entry.operator == "Exists" else entry.value)) for entry in wire.tolerations or ()),
+        is_admin=bool(wire.admin_access))
+
+
+def _units(field: str, text: str, unit: Fraction) -> int:
+    """Returns a quantity in *unit*, rounded up, as kube-scheduler rounds to the steps of our slices."""
+    try:
+        value = parse_quantity(text) / unit
+    except MalformedInput as error:
+        raise MalformedInput(field, text, error.problem) from None
+    return -(-value.numerator // value.denominator)
+
+
+def _expressions(selectors: list[_SelectorEntry] | None) -> tuple[str, ...]:
+    return tuple(selector.cel.expression for selector in selectors or ())
+
+
+def _constraint(wire: _ConstraintEntry, place: str) -> DeviceConstraint:
+    attribute = wire.match_attribute or wire.distinct_attribute
+    if not attribute:
+        raise MalformedInput(f"{place}: constraint", "", "expected matchAttribute or distinctAttribute")
+    return DeviceConstraint(frozenset(wire.requests or ()), attribute, is_distinct=not wire.match_attribute)
