@@ -3,6 +3,7 @@ claims that a pod names, and the selectors of DeviceClasses (resource.k8s.io/v1)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -14,7 +15,7 @@ from msgspec import Meta
 from hami.codec.claim_amounts import MAX_RESULTS
 from hami.codec.documents import convert, places_in
 from hami.codec.objects import Metadata
-from hami.codec.slices import DRIVER
+from hami.codec.slices import DRIVER, MIG_CLASS
 from hami.errors import MalformedInput
 from hami.quantity import MIB, parse_quantity, strict_integer
 
@@ -22,6 +23,7 @@ MAX_CLAIMS = 64  # of a pod
 ALL = "All"
 IMPLICIT_RESOURCE = "deviceclass.resource.kubernetes.io/"
 """What the resource begins with that each DeviceClass stands for, before its name."""
+_OF_INSTANCES = re.compile(r"""['"]mig['"]|\.(profile|parentUUID|parentMemoryMiB)\b""")
 _UNITS = {"memory": Fraction(MIB), "cores": Fraction(1), "share": Fraction(1, 1000)}
 
 _Quantity = Annotated[str, Meta(max_length=64, description="a quantity of at most 64 characters")]
@@ -64,7 +66,12 @@ class DeviceSubRequest:
     @property
     def is_ours(self) -> bool:
         """Reports whether it is about devices of our driver: its class or a selector says so."""
-        return self.device_class == DRIVER or any(DRIVER in text for text in self.selectors)
+        return self.device_class in (DRIVER, MIG_CLASS) or any(DRIVER in text for text in self.selectors)
+
+    @property
+    def is_instance(self) -> bool:
+        """Reports whether it may be about MIG instances: its class or a selector says so."""
+        return self.device_class == MIG_CLASS or any(map(_OF_INSTANCES.search, self.selectors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,11 @@ class DeviceRequest:
     def is_ours(self) -> bool:
         """Reports whether it may be served with devices of our driver."""
         return any(sub.is_ours for sub in self.subrequests)
+
+    @property
+    def is_instance(self) -> bool:
+        """Reports whether it may be served with a MIG instance."""
+        return any(sub.is_instance for sub in self.subrequests)
 
 
 @dataclass(frozen=True, slots=True)

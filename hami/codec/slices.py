@@ -32,6 +32,8 @@ from hami.quantity import INT32_MAX, MIB, parse_quantity, render_mib, render_mil
 
 DRIVER = "gpu.hami.io"
 """The name of the driver, of its DeviceClass, and the domain of its attributes."""
+MIG_CLASS = "mig.hami.io"
+"""The name of the DeviceClass of MIG instances."""
 API_VERSION = RESOURCE_GROUP
 API = f"/apis/{API_VERSION}"
 """The path of the API group on the API server."""
@@ -296,9 +298,9 @@ def _instances(device: Device, pci_bus_id: str) -> Iterator[dict[str, Any]]:
     """Yields a device for each instance that may be made on a card."""
     for name, (profile, placement) in mig_devices(device.uuid, device.mig_profiles).items():
         attributes: dict[str, str | int] = {
-            "type": "mig", "profile": published_text(profile.name), "parentUUID": device.uuid, "productName": published_text(device.model),
-            "index": device.index, "memoryMiB": profile.memory_mib, "parentMemoryMiB": device.memory_mib,
-            NUMA_NODE: device.numa}
+            "type": "mig", "profile": published_text(profile.name), "parentUUID": device.uuid,
+            "productName": published_text(device.model), "index": device.index, "memoryMiB": profile.memory_mib,
+            "parentMemoryMiB": device.memory_mib, NUMA_NODE: device.numa}
         if pci_bus_id:
             attributes[PCI_BUS_ID] = pci_bus_id
         yield {

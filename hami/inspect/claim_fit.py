@@ -1,7 +1,8 @@
 """The devices of one node that kube-scheduler could allocate to claims that users have written, or why it cannot.
 
 It tries the devices in the order of their slices, as kube-scheduler does. Selectors that are not read here accept every
-device: a node that does not fit without them does not fit with them either.
+device: a node that does not fit without them does not fit with them either. Of a request for MIG instances, it only
+looks for a card in MIG mode with so much memory left.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def allocate(devices: Sequence[SharedDevice], claims: Sequence[DeviceClaim]) -> 
 def unread_selectors(claim: DeviceClaim) -> Iterator[tuple[str, str]]:
     """Yields the parts of *claim* that are not judged: the name of the request (empty for the claim), and the text."""
     for request in claim.requests:
-        for sub in request.subrequests if request.is_ours else ():
+        if request.is_instance:
+            yield request.name, "the choice of a MIG instance"
+        for sub in request.subrequests if request.is_ours and not request.is_instance else ():
             yield from ((request.name, f"selector {text}") for text in sub.selectors if parse_condition(text) is None)
             if sub.count is None:
                 yield request.name, "allocationMode All"
@@ -116,7 +119,7 @@ class _Search:
 
     def _pick(self, position: int, sub: DeviceSubRequest, start: int, picked: tuple[int, ...]) -> bool:
         claim, request = self._requests[position]
-        if len(picked) == (sub.count or 1):
+        if len(picked) == _picks(sub):
             self.picks.append(picked)
             if self.serve(position + 1):
                 return True
@@ -154,10 +157,14 @@ class _Search:
 def objection(device: SharedDevice, sub: DeviceSubRequest) -> Reason | None:
     """Returns the first reason why *device* cannot serve *sub*; ``None`` if it can."""
     usage, registered = device.usage, device.usage.device
+    if registered.is_partitioned != sub.is_instance:
+        return Reason.TYPE_MISMATCH
     if not registered.healthy and not _tolerates(sub, UNHEALTHY_TAINT):
         return Reason.UNHEALTHY
     if registered.cordoned and not _tolerates(sub, CORDONED_TAINT):
         return Reason.CORDONED
+    if sub.is_instance:
+        return Reason.NO_MEMORY if (sub.memory_mib or 1) > usage.memory_free_mib else None
     for text in sub.selectors:
         if (condition := parse_condition(text)) is not None and not condition(registered):
             return _reason_of(text)
@@ -175,7 +182,7 @@ def _refusal(request: str, sub: DeviceSubRequest, devices: Sequence[SharedDevice
     """Returns why *devices* do not serve *sub*. *broken*: the reason if each could, but no combination of them."""
     refusals = tuple(_device_refusal(device, sub) for device in devices)
     reasons = Counter(refusal.reason for refusal in refusals if refusal.reason is not None)
-    count, serving = sub.count or 1, sum(refusal.reason is None for refusal in refusals)
+    count, serving = _picks(sub), sum(refusal.reason is None for refusal in refusals)
     nearest = sorted(refusal.distance for refusal in refusals)[:count]
     distance = sum(nearest) + NO_DEVICE * (count - len(nearest))
     if count > len(devices):
@@ -196,7 +203,9 @@ def _device_refusal(device: SharedDevice, sub: DeviceSubRequest) -> DeviceRefusa
 
 
 def _charged(device: SharedDevice, sub: DeviceSubRequest) -> SharedDevice:
-    """Returns *device* with what *sub* gets of it."""
+    """Returns *device* with what *sub* gets of it, if that is known."""
+    if sub.is_instance:
+        return device
     registered, share = device.usage.device, _share_of(device, sub)
     slots = share // least_share(registered.slots)
     charge = Charge(registered.uuid, slots, _memory_of(device, sub), sub.cores)
@@ -209,8 +218,15 @@ def request_of(sub: DeviceSubRequest) -> Request:
                    memory_percent=100 if sub.memory_mib is None else None)
 
 
+def _picks(sub: DeviceSubRequest) -> int:
+    """Returns on how many devices *sub* is tried: several MIG instances may be those of one card."""
+    return 1 if sub.is_instance else sub.count or 1
+
+
 def _memory_of(device: SharedDevice, sub: DeviceSubRequest) -> int:
-    return device.usage.device.memory_mib if sub.memory_mib is None else max(sub.memory_mib, 1)
+    if sub.memory_mib is None:
+        return 0 if sub.is_instance else device.usage.device.memory_mib
+    return max(sub.memory_mib, 1)
 
 
 def _share_of(device: SharedDevice, sub: DeviceSubRequest) -> int:

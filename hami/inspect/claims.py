@@ -141,8 +141,12 @@ def _subrequest_text(cluster: InspectedCluster, sub: DeviceSubRequest) -> str:
     """Returns a request in words: ``small: 1 × NVIDIA with 3000 MiB, 30 cores, share 100, selected by …``."""
     share = f", share {sub.share_milli / 1000:g} of {SHARE}" if sub.share_milli is not None else ""
     selectors = "".join(f", selected by {text[:SHOWN]}" for text in sub.selectors if not _is_of_class(text))
-    return (f"{sub.name}: " if sub.name else "") + request_text(
-        request_of(sub), cluster.vendors[VENDOR]) + share + selectors
+    if sub.is_instance:
+        memory = f" with {sub.memory_mib} MiB" if sub.memory_mib is not None else ""
+        text = f"{sub.count or 1} × MIG instance{memory}"
+    else:
+        text = request_text(request_of(sub), cluster.vendors[VENDOR])
+    return (f"{sub.name}: " if sub.name else "") + text + share + selectors
 
 
 def _is_of_class(selector: str) -> bool:

@@ -11,10 +11,13 @@ from hami.cli import main
 from hami.codec.slices import render_slices
 from hami.errors import ClusterError
 from tests.builders import gpu
+from tests.devices.cards import A100_PROFILES
 from tests.inspect.clusters import FakeApi, claimed, refused
 
 CLASS = {"metadata": {"name": "gpu.hami.io"}, "spec": {"selectors": [{"cel": {
     "expression": "device.driver == 'gpu.hami.io' && device.attributes['gpu.hami.io'].type == 'gpu'"}}]}}
+MIG = {"metadata": {"name": "mig.hami.io"}, "spec": {"selectors": [{"cel": {
+    "expression": "device.driver == 'gpu.hami.io' && device.attributes['gpu.hami.io'].type == 'mig'"}}]}}
 CLAIMS = "/apis/resource.k8s.io/v1"
 CLASS_PATH = f"{CLAIMS}/deviceclasses/gpu.hami.io"
 
@@ -123,6 +126,26 @@ def test_a_selector_that_is_not_evaluated_is_told(memory, said):
     assert said in text and (
         "\nResourceClaimTemplate slice, request main: selector device.driver.size() > 3 is not evaluated here. Nodes "
         "are judged without it: one that does not fit would not fit with it either.") in text
+
+
+@pytest.mark.parametrize("mode, memory, said", [
+    ("mig", "10Gi", "It may fit d1: what is looked at here has room there."),
+    ("mig", "50Gi", "  2 nodes  CardInsufficientMemory"), ("hami-core", "10Gi", "  2 nodes  CardTypeMismatch")])
+def test_a_claim_for_mig_instances_is_judged_by_the_memory_of_cards_in_mig_mode(mode, memory, said):
+    document = template(memory=memory)
+    request = document["spec"]["spec"]["devices"]["requests"][0]["exactly"]
+    request |= {"deviceClassName": "mig.hami.io", "count": 2}
+    profiles = A100_PROFILES if mode == "mig" else ()
+    of = api(document, pods=[pod()], mode=mode, mig_profiles=profiles)
+    of.others["deviceclasses"].append(MIG)
+    text = explained(of)
+    assert said in text and f"  main asks for 2 × MIG instance with {int(memory[:2]) << 10} MiB" in text
+    assert "ResourceClaimTemplate slice, request main: the choice of a MIG instance is not evaluated here." in text
+
+
+def test_a_card_in_mig_mode_is_not_shared():
+    of = api(template(memory="1Gi"), pods=[pod()], mode="mig", mig_profiles=A100_PROFILES)
+    assert "  2 nodes  CardTypeMismatch" in explained(of)
 
 
 def foreign(name="slice"):
