@@ -198,8 +198,8 @@ resize(os.open(sys.argv[1], os.O_RDONLY), [DeviceLimit(sys.argv[2], int(sys.argv
 
 @pytest.fixture
 def stopped_writer(container):
-    """A container of 1,500 MiB; a device plugin that gives it 2,000 and is stopped in the middle of its write, where the
-    text is one of limits that nobody has chosen; the memory in that text."""
+    """A container of 1,500 MiB; a process in it; a device plugin that gives it 2,000, stopped in the middle of
+    its write, where the text is one of limits that nobody has chosen."""
     made = container(1500)
     first = made.client().start()
     directory = made.directory / "containers" / "uid_main"

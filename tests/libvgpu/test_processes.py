@@ -152,9 +152,9 @@ def test_threads_share_a_slot(rig):
 
 @pytest.mark.parametrize(("what", "rounds", "size"), [
     pytest.param("trims", 20_000, 40 * MIB, id="pool that grows and is trimmed"),
-    pytest.param("pools", 2000, 10 * MIB, id="pools, whose handles are used again"),
-    pytest.param("limits", 2000, 8 * MIB, id="heap of a context"),
-    pytest.param("graphs", 2000, 10 * MIB, id="memory of graphs"),
+    pytest.param("pools", 10_000, 10 * MIB, id="pools, whose handles are used again"),
+    pytest.param("limits", 10_000, 8 * MIB, id="heap of a context"),
+    pytest.param("graphs", 5000, 10 * MIB, id="memory of graphs"),
 ])
 def test_threads_that_do_the_same_at_once_leave_nothing_counted(rig, what, rounds, size):
     """What one has read and is about to count, another has counted already."""
@@ -162,14 +162,13 @@ def test_threads_that_do_the_same_at_once_leave_nothing_counted(rig, what, round
     client = rig.client(FAKE_CUDA_FAST="1").start()
     assert client.do(f"work {what} 16 {rounds} {size}") == 0
     assert client.do(f"setlimit 2 {8 * MIB}") == 0  # the usual heap
-    assert (client.do("sync"), client.do("graphtrim")) == (0, 0) or what != "graphs"
     assert client.do("info")[1] == LIMIT
     assert (rig.region.total(), rig.machine.used()) == (0, 0)
 
 
 def test_contexts_count_as_long_as_there_is_one(rig):
-    """Threads take and leave the primary context, and make others, which get the handles of those that are gone. What the
-    limit leaves for memory is never more than beside a context, and none is refused."""
+    """Threads take and leave the primary context, and make others, which get the handles of those that are gone. What
+    the limit leaves for memory is never more than beside a context, and none is refused."""
     rig.limit({"memory": LIMIT, "context": 100 * MIB})
     client = rig.client(FAKE_CUDA_FAST="1", FAKE_CUDA_CTX_MIB="100")
     assert client.do("init") == 0

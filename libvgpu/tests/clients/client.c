@@ -543,7 +543,7 @@ static void *contexting(void *argument)
         else {
             p_cuCtxSetCurrent(context);
             missed += p_cuMemAlloc_v2(&address, 1 << 20) || p_cuMemGetInfo_v2(&left, &total) || left > thread->most;
-            if (i & 1)
+            if (primary || i & 1)
                 p_cuMemFree_v2(address);
             p_cuCtxSetCurrent(NULL);
             missed += (primary ? p_cuDevicePrimaryCtxRelease_v2(0) : p_cuCtxDestroy_v2(context)) != 0;

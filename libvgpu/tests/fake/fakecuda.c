@@ -265,8 +265,10 @@ static void in_child(void)
 __attribute__((constructor)) static void read_settings(void)
 {
     pthread_atfork(NULL, NULL, in_child);
-    for (int device = 0; device < FAKE_DEVICES; device++)
-        default_pools[device].device = device;
+    for (int device = 0; device < FAKE_DEVICES; device++) {
+        default_pools[device].device = primaries[device].device = device;
+        primaries[device].primary = true;
+    }
     settings.count = visible(settings.list);
     settings.total = MIB(fake_number("FAKE_CUDA_TOTAL_MIB", 16384));
     settings.chunk = MIB(fake_number("FAKE_CUDA_POOL_CHUNK_MIB", 2));
@@ -645,8 +647,6 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     if (!own->references)
         take_time("FAKE_CUDA_CTX_US");
     bool good = own->references++ || occupy(device, context_bytes());
-    own->device = device;
-    own->primary = true;
     if (!good)
         own->references--;
     pthread_mutex_unlock(&context_lock);
