@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,8 +28,10 @@ USE = "use"
 SETTLED_NS = 2_000_000_000
 """Nanoseconds after a change of limits from which on all processes follow them: they look once a second."""
 LOOK_AGAIN_S = 0.02
-"""Seconds between a write and a second change of the file's time: who has read in the middle of the write reads again.
-"""
+"""Seconds between a write and a second change of the file's time: it differs then from what a reader saw before the
+write. Earlier libraries, which do not know `BEING_WRITTEN`, read again."""
+BEING_WRITTEN = stat.S_ISVTX
+"""Bit of the file's mode, without any other meaning for a file: as long as it is set, nobody reads the limits."""
 _MOST = 16_384  # bytes of a limits file, as the limiter reads it
 _READABLE, _WRITABLE = 0o444, 0o644
 _HEAD = max(layout.slots for layout in LAYOUTS)
@@ -37,10 +40,12 @@ _WORD = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class LimitsText:
-    """The content of a limits file. *changed_ns*: its time of change, which nobody can choose, in Unix nanoseconds."""
+    """The content of a limits file. *changed_ns*: its time of change, which nobody can choose, in Unix nanoseconds.
+    *whole*: nobody was writing it, nor has died while writing it."""
 
     text: str
     changed_ns: int
+    whole: bool = True
 
 
 class _Use(msgspec.Struct):
@@ -57,7 +62,8 @@ def read_limits(directory: int) -> LimitsText | None:
     """Returns the limits file in a directory; ``None`` without one. Waits for no lease. Raises: OSError, HostError."""
     try:
         with located_file(directory, LIMITS) as (seen, about), _opened(seen, os.O_RDONLY) as file:
-            return LimitsText(os.pread(file, _MOST, 0).decode(errors="replace"), about.st_ctime_ns)
+            return LimitsText(os.pread(file, _MOST, 0).decode(errors="replace"), about.st_ctime_ns,
+                              whole=not about.st_mode & BEING_WRITTEN)
     except FileNotFoundError:
         return None
 
@@ -76,7 +82,7 @@ def resize(directory: int, sizes: Sequence[DeviceLimit], *, cores: bool) -> tupl
     limited = tuple(sizes) if cores else _with_cores(sizes, present)
     if {size.uuid for size in sizes} != {device.uuid for device in present}:
         raise HostError("the container has other devices")
-    if (text := resized_text(limits.text, limited)) != limits.text:
+    if (text := resized_text(limits.text, limited)) != limits.text or not limits.whole:
         _rewrite(directory, text.encode())
     with contextlib.suppress(OSError, HostError):  # it shows the limits to monitors, and a tenant may have spoilt it
         _write_region(directory, _region_name(limits.text), limited)
@@ -128,17 +134,23 @@ def _with_cores(sizes: Sequence[DeviceLimit], present: Sequence[DeviceLimit]) ->
 
 
 def _rewrite(directory: int, text: bytes) -> None:
-    """Writes the limits file in place. Root has no right to write to it before, where capabilities are dropped."""
+    """Writes the limits file in place. Root has no right to write to it before, where capabilities are dropped.
+
+    The mode says so before the first byte is written, and no longer after the last one: a reader that sees neither it
+    nor another time of modification, before and after it reads, has read one text, however long the writer was stopped.
+    """
     with located_file(directory, LIMITS) as (seen, _), _opened(seen, os.O_RDONLY) as shown:
-        os.fchmod(shown, _WRITABLE)
+        mode = _READABLE | BEING_WRITTEN
+        os.fchmod(shown, _WRITABLE | BEING_WRITTEN)
         try:
             with _opened(seen, os.O_WRONLY) as file:
                 if os.pwrite(file, text, 0) < len(text):
                     raise HostError(f"{LIMITS}: the disk is full")
                 time.sleep(LOOK_AGAIN_S)
                 os.utime(file)
+            mode = _READABLE
         finally:
-            os.fchmod(shown, _READABLE)
+            os.fchmod(shown, mode)
 
 
 def _region_name(text: str) -> str:

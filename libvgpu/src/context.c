@@ -13,11 +13,10 @@ static const uint64_t MOST = (uint64_t)2 << 30;
 
 enum { LONGEST_MS = 1000 };
 
-/* One thread after the other, so that each can be measured; but none waits for long for one that is in the driver, which may
- * wait for this one. */
-static bool may_measure(void)
+/* One thread after the other; but none waits for long for one that is in the driver, which may wait for this one. */
+static bool take_turn(atomic_bool *taken)
 {
-    for (int i = 0; atomic_exchange(&vgpu_process.measures, true); i++) {
+    for (int i = 0; atomic_exchange(taken, true); i++) {
         if (i == LONGEST_MS)
             return false;
         vgpu_pause(1000000);
@@ -43,7 +42,7 @@ int vgpu_context_begin(struct vgpu_making *making, void *place, int ordinal)
     }
     making->index = index;
     making->charged = known;
-    making->measured = !known && may_measure();
+    making->measured = !known && take_turn(&vgpu_process.measures);
     if (making->measured) {
         vgpu_measure_begin(&making->measure, ordinal);
         if (making->measure.index < 0)
@@ -53,22 +52,26 @@ int vgpu_context_begin(struct vgpu_making *making, void *place, int ordinal)
 }
 
 /* A primary context is the same for all threads that ask for it at once: it counts once, with the most that one of them has
- * charged. */
+ * charged. An earlier context may have had the handle, whose end another thread is about to count. */
 static void keep(void *context, int index, uint64_t bytes)
 {
     uint64_t key = (uint64_t)(uintptr_t)context;
     struct vgpu_object made = {.handle = key, .context = key, .is_context = true,
                                .amount = {.bytes = bytes, .device = index, .part = PART_CONTEXT}};
-    uint64_t twice = 0;
+    struct vgpu_freed freed = {0};
     vgpu_lock(&vgpu_process.lock);
     const struct vgpu_object *known = vgpu_table_find(&vgpu_process.objects, key);
+    if (known && known->going) {
+        vgpu_context_take(key, &freed);
+        known = NULL;
+    }
     if (known && known->is_context && known->amount.device == index) {
-        twice = known->amount.bytes < bytes ? known->amount.bytes : bytes;
+        freed.bytes[index][PART_CONTEXT] = known->amount.bytes < bytes ? known->amount.bytes : bytes;
         made.amount.bytes = known->amount.bytes > bytes ? known->amount.bytes : bytes;
     }
     vgpu_table_put(&vgpu_process.objects, &made);
     vgpu_unlock(&vgpu_process.lock);
-    vgpu_uncharge(index, twice, PART_CONTEXT);
+    vgpu_uncharge_all(&freed);
 }
 
 int vgpu_context_end(struct vgpu_making *making, void *place, int result, bool *undo)
@@ -95,16 +98,38 @@ int vgpu_context_end(struct vgpu_making *making, void *place, int result, bool *
     return result;
 }
 
+/* Caller locks. */
+static struct vgpu_object *context_at(uint64_t handle)
+{
+    struct vgpu_object *known = vgpu_table_find(&vgpu_process.objects, handle);
+    return known && known->is_context ? known : NULL;
+}
+
 void vgpu_context_going(void *context)
 {
-    if (vgpu_is_open())
-        vgpu_launch_forget((uint64_t)(uintptr_t)context);
+    if (!vgpu_is_open())
+        return;
+    vgpu_launch_forget((uint64_t)(uintptr_t)context);
+    vgpu_lock(&vgpu_process.lock);
+    struct vgpu_object *known = context_at((uint64_t)(uintptr_t)context);
+    if (known)
+        known->going++;
+    vgpu_unlock(&vgpu_process.lock);
 }
 
 int vgpu_context_ended(void *context, int result)
 {
-    if (result == CUDA_OK)
-        vgpu_context_gone((uint64_t)(uintptr_t)context);
+    struct vgpu_freed freed = {0};
+    if (!context || !vgpu_is_open())
+        return result;
+    vgpu_lock(&vgpu_process.lock);
+    struct vgpu_object *known = context_at((uint64_t)(uintptr_t)context);
+    if (result == CUDA_OK && (!known || known->going))
+        vgpu_context_take((uint64_t)(uintptr_t)context, &freed);
+    else if (known && known->going)
+        known->going--;
+    vgpu_unlock(&vgpu_process.lock);
+    vgpu_uncharge_all(&freed);
     return result;
 }
 
@@ -131,12 +156,34 @@ static bool is_active(uint32_t device)
     return REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == 0 && active;
 }
 
-int cuDevicePrimaryCtxRetain(void *context, uint32_t device)
+/* Of threads that take and leave a primary context, or set a limit, one sees what the other has made of it. */
+struct turn {
+    atomic_bool *taken; /* NULL: not this thread's */
+    int state;
+};
+
+static struct turn begin_turn(atomic_bool *turn)
+{
+    int state = vgpu_keep_thread();
+    return (struct turn){turn && take_turn(turn) ? turn : NULL, state};
+}
+
+static void end_turn(struct turn turn)
+{
+    if (turn.taken)
+        atomic_store(turn.taken, false);
+    vgpu_release_thread(turn.state);
+}
+
+static atomic_bool *turn_of(uint32_t device)
+{
+    return device < VGPU_ORDINALS ? &vgpu_process.primary_turn[device] : NULL;
+}
+
+static int take_primary(void *context, uint32_t device)
 {
     bool undo = false;
     struct vgpu_making making = {.index = -1};
-    if (!context || !vgpu_open())
-        return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : REAL(cuDevicePrimaryCtxRetain)(context, device);
     int refused = is_active(device) ? CUDA_OK : vgpu_context_begin(&making, context, (int)device);
     if (refused && !is_active(device)) /* another thread may have made it meanwhile */
         return refused;
@@ -151,6 +198,16 @@ int cuDevicePrimaryCtxRetain(void *context, uint32_t device)
         REAL(cuDevicePrimaryCtxRelease_v2)(device);
     else if (result == CUDA_OK)
         note_primary(device, *(void **)context);
+    return result;
+}
+
+int cuDevicePrimaryCtxRetain(void *context, uint32_t device)
+{
+    if (!context || !vgpu_open())
+        return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : REAL(cuDevicePrimaryCtxRetain)(context, device);
+    struct turn turn = begin_turn(turn_of(device));
+    int result = take_primary(context, device);
+    end_turn(turn);
     return result;
 }
 
@@ -170,11 +227,15 @@ static int leave_primary(enum ending ending, uint32_t device)
 {
     if (!vgpu_is_open())
         return end_primary(ending, device);
+    struct turn turn = begin_turn(turn_of(device));
     uint64_t handle = device < VGPU_ORDINALS ? atomic_load(&vgpu_process.primary[device]) : 0;
     vgpu_context_going((void *)(uintptr_t)handle);
     int result = end_primary(ending, device);
-    if (ending == RESET || ending == RESET_V1 || !is_active(device))
-        vgpu_context_ended((void *)(uintptr_t)handle, result);
+    bool ended = result == CUDA_OK && (ending == RESET || ending == RESET_V1 || !is_active(device));
+    vgpu_context_ended((void *)(uintptr_t)handle, ended ? CUDA_OK : CUDA_NOT_PERMITTED);
+    if (ended && device < VGPU_ORDINALS)
+        atomic_store(&vgpu_process.primary[device], 0);
+    end_turn(turn);
     return result;
 }
 
@@ -214,12 +275,9 @@ static struct vgpu_object limit_of(uint64_t context, uint32_t limit, int d)
     return found;
 }
 
-int cuCtxSetLimit(uint32_t limit, uint64_t value)
+static int set_limit(uint64_t context, int d, uint32_t limit, uint64_t value)
 {
-    int d;
-    uint64_t context, usual = 0;
-    if ((limit != PRINTF_FIFO && limit != MALLOC_HEAP) || !vgpu_current(&d, &context))
-        return REAL(cuCtxSetLimit)(limit, value);
+    uint64_t usual = 0;
     struct vgpu_object heap = limit_of(context, limit, d);
     if (!heap.usual && REAL(cuCtxGetLimit)(&usual, limit) == CUDA_OK)
         heap.usual = usual;
@@ -235,5 +293,18 @@ int cuCtxSetLimit(uint32_t limit, uint64_t value)
     vgpu_uncharge(d, vgpu_less(before, after), PART_CONTEXT);
     heap.amount.bytes = after;
     vgpu_object_keep(&heap);
+    return result;
+}
+
+/* One thread after the other: what the driver holds is what the last of them has asked for. */
+int cuCtxSetLimit(uint32_t limit, uint64_t value)
+{
+    int d;
+    uint64_t context;
+    if ((limit != PRINTF_FIFO && limit != MALLOC_HEAP) || !vgpu_current(&d, &context))
+        return REAL(cuCtxSetLimit)(limit, value);
+    struct turn turn = begin_turn(&vgpu_process.limit_turn);
+    int result = set_limit(context, d, limit, value);
+    end_turn(turn);
     return result;
 }

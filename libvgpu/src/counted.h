@@ -38,6 +38,7 @@ struct vgpu_object {
     uint64_t context; /* with which it goes, 0 for none */
     uint64_t usual;   /* of a heap: what belongs to the context */
     bool is_context;
+    uint32_t going; /* threads that ask the driver to end this context: one that it makes under this handle is another */
 };
 
 /* Physical memory, or a multicast object, which has none. It is held until references and mappings are gone. */

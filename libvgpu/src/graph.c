@@ -23,6 +23,7 @@ _Static_assert(offsetof(struct allocation_node, bytes) == 104, "CUDA_MEM_ALLOC_N
 enum { MOST_DEPTH = 8 };
 
 static uint64_t instantiated_bytes[VGPU_DEVICES], charged[VGPU_DEVICES];
+static uint64_t looks[VGPU_DEVICES]; /* how often the driver has been asked */
 static int32_t owner; /* process that these belong to; a forked child has none */
 
 /* Caller locks. */
@@ -51,21 +52,37 @@ static int charge(int d, int64_t instantiated)
     return result;
 }
 
-/* What the driver holds for the graphs of device d may have changed. */
+static uint64_t reserved_now(int d)
+{
+    uint64_t reserved = 0;
+    uint32_t mode = vgpu_relax();
+    bool told = HAS(cuDeviceGetGraphMemAttribute)
+        && REAL(cuDeviceGetGraphMemAttribute)((uint32_t)vgpu_ordinal_of(d), GRAPH_RESERVED_CURRENT, &reserved) == 0;
+    vgpu_restore(mode);
+    return told ? reserved : 0;
+}
+
+/* What the driver holds for the graphs of device d may have changed. Answers are counted as in pool.c. */
 static void look(int d)
 {
     struct vgpu_process *process = &vgpu_process;
-    uint64_t reserved = 0;
-    uint32_t mode = vgpu_relax();
-    if (!HAS(cuDeviceGetGraphMemAttribute)
-        || REAL(cuDeviceGetGraphMemAttribute)((uint32_t)vgpu_ordinal_of(d), GRAPH_RESERVED_CURRENT, &reserved) != 0)
-        reserved = 0;
-    vgpu_restore(mode);
+    uint64_t reserved, begun;
     if (!vgpu_attach())
         return;
     vgpu_lock(&process->lock);
+    int tries = 0;
+    do {
+        begun = looks[d];
+        vgpu_unlock(&process->lock);
+        reserved = reserved_now(d);
+        vgpu_lock(&process->lock);
+    } while (looks[d] != begun && ++tries < VGPU_LOOK_TRIES);
     forget_of_parent();
     uint64_t before = charged[d];
+    if (looks[d] != begun)
+        reserved = before;
+    else
+        looks[d]++;
     charged[d] = instantiated_bytes[d] > reserved ? instantiated_bytes[d] : reserved;
     if (before != charged[d])
         vgpu_correct(d, before, charged[d], PART_DATA);

@@ -69,6 +69,12 @@ static void take_objects(struct vgpu_table *table, uint64_t context, struct vgpu
     }
 }
 
+void vgpu_context_take(uint64_t context, struct vgpu_freed *freed)
+{
+    take_memory(&vgpu_process.memory, context, freed);
+    take_objects(&vgpu_process.objects, context, freed);
+}
+
 void vgpu_context_gone(uint64_t context)
 {
     struct vgpu_process *process = &vgpu_process;
@@ -76,8 +82,7 @@ void vgpu_context_gone(uint64_t context)
     if (!context || !vgpu_is_open())
         return;
     vgpu_lock(&process->lock);
-    take_memory(&process->memory, context, &freed);
-    take_objects(&process->objects, context, &freed);
+    vgpu_context_take(context, &freed);
     vgpu_unlock(&process->lock);
     vgpu_uncharge_all(&freed);
 }

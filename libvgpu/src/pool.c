@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { POOLS = 256, MANAGED = 2, LOOK_TRIES = 3 };
+enum { POOLS = 256, MANAGED = 2 };
 
 static const uint64_t LOOK_INTERVAL = 100000000; /* nanoseconds */
 static const uint64_t STEP_LEAST = (uint64_t)2 << 20, STEP_MOST = (uint64_t)32 << 20;
@@ -22,6 +22,7 @@ struct pool {
     uint64_t name; /* of the file by which processes share it; 0: none yet */
     uint64_t live;
     uint64_t charged;
+    uint64_t growing; /* threads that are about to count what they have charged to let it grow */
     uint64_t step; /* by which the driver lets it grow */
     uint64_t looked; /* when the driver was last asked what it has reserved */
     uint64_t looks;  /* how often */
@@ -52,12 +53,37 @@ static struct pool *find(uint64_t handle)
     return NULL;
 }
 
+/* Nothing is charged for it any more. */
+static void uncharge(struct pool *pool)
+{
+    if (pool->charged && pool->device >= 0)
+        vgpu_correct(pool->device, pool->charged, 0, PART_DATA);
+    pool->charged = 0;
+}
+
+/* The driver has given the handle to a new pool, which it does once nothing of an earlier one is left. */
+static void begin(struct pool *pool, uint64_t handle, int device)
+{
+    if (pool->handle)
+        uncharge(pool);
+    *pool = (struct pool){.handle = handle, .device = device, .step = STEP_LEAST, .growing = pool->growing};
+}
+
+/* Of a pool that was destroyed nothing is left, and nobody is about to count anything. */
+static void forget_if_gone(struct pool *pool)
+{
+    if (!pool->destroyed || pool->live || pool->growing)
+        return;
+    uncharge(pool);
+    pool->handle = 0;
+}
+
 static struct pool *add(uint64_t handle, int device)
 {
     struct pool *pool = find(handle);
     pool = pool ? pool : find(0);
     if (pool)
-        *pool = (struct pool){.handle = handle, .device = device, .step = STEP_LEAST};
+        begin(pool, handle, device);
     else
         LOG_ONCE(LOG_WARNING, "more than %d memory pools", POOLS);
     return pool;
@@ -125,9 +151,9 @@ static uint64_t step_of(uint64_t handle)
     return step;
 }
 
-/* Charges the pool what it has reserved now, in place of `held`, which the caller has charged. False: it has grown
+/* Charges the pool what it has reserved now, in place of `held`, which the caller has charged to let it grow. False: it has grown
  * beyond the limit. */
-static bool reconcile(uint64_t handle, uint64_t held)
+static bool look(uint64_t handle, uint64_t held, bool grown)
 {
     struct vgpu_process *process = &vgpu_process;
     uint64_t reserved = 0, looks;
@@ -143,21 +169,40 @@ static bool reconcile(uint64_t handle, uint64_t held)
         told = attribute(handle, POOL_RESERVED_CURRENT, &reserved);
         vgpu_lock(&process->lock);
         pool = find(handle);
-    } while (pool && pool->looks != looks && ++tries < LOOK_TRIES); /* another thread has counted a later answer */
+    } while (pool && pool->looks != looks && ++tries < VGPU_LOOK_TRIES); /* another thread has counted an answer */
     if (pool) {
-        pool->looks++;
         uint64_t before = pool->charged;
+        if (pool->looks != looks)
+            told = true, reserved = before;
+        else
+            pool->looks++;
         pool->charged = told && reserved > pool->live ? reserved : pool->live;
         pool->looked = vgpu_now();
         pool->stale = false;
         learn_step(pool, before, pool->charged);
-        if (pool->destroyed && !pool->live)
-            pool->handle = 0, pool->charged = 0;
         if (pool->device >= 0)
             fits = vgpu_correct(pool->device, before + held, pool->charged, PART_DATA) || pool->charged <= before + held;
+        pool->growing -= grown && pool->growing;
+        forget_if_gone(pool);
     }
     vgpu_unlock(&process->lock);
     return fits;
+}
+
+static void reconcile(uint64_t handle)
+{
+    look(handle, 0, false);
+}
+
+static void stop_growing(uint64_t handle)
+{
+    vgpu_lock(&vgpu_process.lock);
+    struct pool *pool = find(handle);
+    if (pool) {
+        pool->growing -= pool->growing != 0;
+        forget_if_gone(pool);
+    }
+    vgpu_unlock(&vgpu_process.lock);
 }
 
 /* The pool grows and shrinks without notice: it is looked at now and then. */
@@ -178,7 +223,7 @@ void vgpu_pool_freed(uint64_t handle, uint64_t bytes)
     }
     vgpu_unlock(&vgpu_process.lock);
     if (due)
-        reconcile(handle, 0);
+        reconcile(handle);
 }
 
 void vgpu_pools_look(int d)
@@ -199,7 +244,7 @@ void vgpu_pools_look(int d)
     atomic_store(&stale_pools, others);
     vgpu_unlock(&vgpu_process.lock);
     for (int i = 0; i < count; i++)
-        reconcile(handles[i], 0);
+        reconcile(handles[i]);
 }
 
 bool vgpu_pools_trim(int d)
@@ -216,7 +261,7 @@ bool vgpu_pools_trim(int d)
         uint32_t mode = vgpu_relax();
         REAL(cuMemPoolTrimTo)((void *)(uintptr_t)handles[i], 0);
         vgpu_restore(mode);
-        reconcile(handles[i], 0);
+        reconcile(handles[i]);
     }
     return vgpu_counted(d) < before;
 }
@@ -260,7 +305,7 @@ static bool is_per_thread(const struct request *asked)
     return asked->function == DEFAULT_PTSZ || asked->function == POOL_PTSZ;
 }
 
-/* Takes room that the pool is charged for already. */
+/* Takes room that the pool is charged for already. Without room, the pool stays known until the caller has looked at it. */
 static enum { NO_ROOM, ROOM, ROOM_TO_LOOK_AT, UNKNOWN_POOL } take_room(uint64_t handle, uint64_t size)
 {
     vgpu_lock(&vgpu_process.lock);
@@ -269,6 +314,8 @@ static enum { NO_ROOM, ROOM, ROOM_TO_LOOK_AT, UNKNOWN_POOL } take_room(uint64_t 
     bool due = fits && is_due(pool);
     if (fits)
         pool->live += size;
+    else if (pool)
+        pool->growing++;
     vgpu_unlock(&vgpu_process.lock);
     return !pool ? UNKNOWN_POOL : !fits ? NO_ROOM : due ? ROOM_TO_LOOK_AT : ROOM;
 }
@@ -356,8 +403,10 @@ static int allocate(const struct request *asked)
     if (UNLIKELY(room == UNKNOWN_POOL))
         return allocate_by_itself(asked, &made.amount);
     int64_t held = room == NO_ROOM ? admit(handle, device, size) : 0;
-    if (held < 0)
+    if (held < 0) {
+        stop_growing(handle);
         return CUDA_OUT_OF_MEMORY;
+    }
     int result = call(asked);
     if (result == CUDA_OK)
         remember(*asked->address, &made);
@@ -365,7 +414,7 @@ static int allocate(const struct request *asked)
         change_live(handle, size, 0);
     else if (room != NO_ROOM && result != CUDA_OK)
         change_live(handle, 0, size);
-    bool fits = LIKELY(room == ROOM && result == CUDA_OK) || reconcile(handle, (uint64_t)held);
+    bool fits = LIKELY(room == ROOM && result == CUDA_OK) || look(handle, (uint64_t)held, room == NO_ROOM);
     return !fits && result == CUDA_OK ? undo(asked, device) : result;
 }
 
@@ -451,24 +500,51 @@ int cuMemPoolCreate(void *pool, void *properties)
     return result;
 }
 
-/* Its memory goes with the last allocation. */
-int cuMemPoolDestroy(void *pool)
+/* Taken from the table before the driver is asked, unless something is left in it: the handle may be another pool's as soon
+ * as it answers. */
+static struct pool begin_destroying(uint64_t handle)
 {
-    int result = chosen(REAL(cuMemPoolDestroy)(pool));
-    if (result != CUDA_OK || !vgpu_is_open())
-        return result;
+    struct pool gone = {.device = -1};
     vgpu_lock(&vgpu_process.lock);
-    struct pool *known = find((uint64_t)(uintptr_t)pool);
-    if (known) {
-        uint64_t less = vgpu_less(known->charged, known->live);
-        if (less && known->device >= 0)
-            vgpu_correct(known->device, less, 0, PART_DATA);
-        known->charged -= less;
-        known->destroyed = true;
-        if (!known->live)
-            known->handle = 0;
+    struct pool *pool = find(handle);
+    if (pool && !pool->live && !pool->growing) {
+        gone = *pool;
+        pool->handle = 0;
+    } else if (pool) {
+        pool->destroyed = true;
     }
     vgpu_unlock(&vgpu_process.lock);
+    return gone;
+}
+
+/* Its memory goes with the last allocation. */
+static void end_destroying(uint64_t handle, struct pool *gone, bool destroyed)
+{
+    vgpu_lock(&vgpu_process.lock);
+    struct pool *pool = find(handle);
+    if (gone->handle && destroyed) {
+        uncharge(gone);
+    } else if (gone->handle && (pool = pool ? pool : find(0))) {
+        *pool = *gone;
+    } else if (pool && pool->destroyed) {
+        uint64_t less = destroyed ? vgpu_less(pool->charged, pool->live) : 0;
+        if (less && pool->device >= 0)
+            vgpu_correct(pool->device, less, 0, PART_DATA);
+        pool->charged -= less;
+        pool->destroyed = destroyed;
+        forget_if_gone(pool);
+    }
+    vgpu_unlock(&vgpu_process.lock);
+}
+
+int cuMemPoolDestroy(void *pool)
+{
+    uint64_t handle = (uint64_t)(uintptr_t)pool;
+    if (!handle || !vgpu_is_open())
+        return REAL(cuMemPoolDestroy)(pool);
+    struct pool gone = begin_destroying(handle);
+    int result = chosen(REAL(cuMemPoolDestroy)(pool));
+    end_destroying(handle, &gone, result == CUDA_OK);
     return result;
 }
 
@@ -516,6 +592,6 @@ int cuMemPoolTrimTo(void *pool, uint64_t bytes)
 {
     int result = REAL(cuMemPoolTrimTo)(pool, bytes);
     if (vgpu_is_open())
-        reconcile((uint64_t)(uintptr_t)pool, 0);
+        reconcile((uint64_t)(uintptr_t)pool);
     return result;
 }

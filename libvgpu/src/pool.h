@@ -22,4 +22,8 @@ void vgpu_pool_freed(uint64_t pool, uint64_t bytes);
 /* Before somebody is told what device d has left: pools may have given memory back to the driver. */
 void vgpu_pools_look(int d);
 
+/* How often the driver is asked what it holds, while other threads count their answers. The second that was counted since
+ * this thread began is an answer to a later question: nothing is left to count for this one. */
+enum { VGPU_LOOK_TRIES = 3 };
+
 #endif

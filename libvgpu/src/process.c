@@ -28,6 +28,8 @@ static uint32_t last_generation;
 
 enum { CLOSED, OPENING, OPEN };
 
+enum { FIRST_TRIES = 100, FIRST_PAUSE = 5000000 /* nanoseconds */ };
+
 /* In a page that the kernel clears in every child with a copy of our memory, however it was made: fork, clone. */
 static _Atomic(_Atomic int *) stage;
 static _Atomic int plain_stage;
@@ -136,6 +138,20 @@ static bool is_same(const struct stat *one, const struct stat *other)
         && one->st_mtim.tv_sec == other->st_mtim.tv_sec && one->st_mtim.tv_nsec == other->st_mtim.tv_nsec;
 }
 
+/* Who writes the file in place says so in its mode, before and after: by no other sign could a reader tell that a writer has
+ * been stopped in the middle. */
+static bool is_being_written(const struct stat *about)
+{
+    return about->st_mode & S_ISVTX;
+}
+
+/* Whether nobody has written the file since it was as in *about: what has been read meanwhile is one text. */
+static bool is_whole(const struct vgpu_process *process, const struct stat *about)
+{
+    struct stat now;
+    return stat(process->limits, &now) == 0 && is_same(&now, about) && !is_being_written(&now);
+}
+
 /* The same devices, in the same order: others cannot be given to a container that runs. */
 static bool is_for_same_devices(const struct vgpu_config *one, const struct vgpu_config *other)
 {
@@ -153,10 +169,12 @@ static void read_again(struct vgpu_process *process, const struct stat *about)
     struct vgpu_config *config = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (config == MAP_FAILED)
         return;
-    if (vgpu_config_read_again(config, process->limits) && is_for_same_devices(config, &process->config)) {
+    bool good = vgpu_config_read_again(config, process->limits) && is_for_same_devices(config, &process->config);
+    bool whole = is_whole(process, about);
+    if (good && whole) {
         apply_limits(process, config, false);
         seen = *about;
-    } else {
+    } else if (whole) {
         LOG_ONCE(LOG_WARNING, "%s has changed and cannot be used: earlier limits hold", process->limits);
     }
     munmap(config, size);
@@ -170,10 +188,31 @@ __attribute__((noinline, cold)) static void look_at_limits(struct vgpu_process *
     if (now < due || !atomic_compare_exchange_strong(&vgpu_look_at, &due, now + 1) || !vgpu_trylock(&claim_lock))
         return;
     int state = vgpu_keep_thread();
-    if (stat(process->limits, &about) == 0 && !is_same(&about, &seen))
+    if (stat(process->limits, &about) == 0 && !is_same(&about, &seen) && !is_being_written(&about))
         read_again(process, &about);
     vgpu_unlock(&claim_lock);
     vgpu_release_thread(state);
+}
+
+/* A process that begins has no earlier limits: it waits for who is writing them, but for no writer that has died. */
+static void read_first(struct vgpu_process *process)
+{
+    bool known = vgpu_limits_path(process->limits, sizeof process->limits);
+    for (int tries = 0;; tries++) {
+        memset(&seen, 0, sizeof seen);
+        bool there = known && stat(process->limits, &seen) == 0, last = tries == FIRST_TRIES;
+        if (!there || last || !is_being_written(&seen)) {
+            vgpu_config_read(&process->config, known ? process->limits : NULL);
+            atomic_store(&vgpu_look_at, there && process->config.trusted ? coarse_second() + 1 : INT64_MAX);
+            if (!there || is_whole(process, &seen))
+                return;
+            if (last) {
+                memset(&seen, 0, sizeof seen);
+                return;
+            }
+        }
+        vgpu_pause(FIRST_PAUSE);
+    }
 }
 
 static void start(struct vgpu_process *process)
@@ -195,11 +234,7 @@ static void start(struct vgpu_process *process)
     memset(process, 0, sizeof *process);
     process->lock = claim_lock = (struct vgpu_lock){0};
     process->slot = -1;
-    bool known = vgpu_limits_path(process->limits, sizeof process->limits);
-    memset(&seen, 0, sizeof seen);
-    bool there = known && stat(process->limits, &seen) == 0;
-    vgpu_config_read(&process->config, known ? process->limits : NULL);
-    atomic_store(&vgpu_look_at, there && process->config.trusted ? coarse_second() + 1 : INT64_MAX);
+    read_first(process);
     if (process->config.valid)
         open_region(process);
     if (process->region && !(process->compute = vgpu_compute_open(process->shares ? process->config.compute : "")))

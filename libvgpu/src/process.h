@@ -17,6 +17,8 @@ struct vgpu_process {
     struct vgpu_lock import_lock; /* taken before that one, while it is counted what was imported */
     atomic_bool measures;         /* a thread measures a context that it makes */
     _Atomic uint64_t primary[VGPU_ORDINALS]; /* primary contexts by CUDA device number */
+    atomic_bool limit_turn;                  /* a thread gives a context a limit */
+    atomic_bool primary_turn[VGPU_ORDINALS]; /* a thread takes a primary context, or leaves it */
     _Atomic int32_t pid;           /* 0: nothing is open yet */
     bool shares;                   /* the region is a file */
     int slot;                      /* -1: none */

@@ -118,7 +118,8 @@ SCRIPT = (f"alloc plain 0 {512 * MIB}", "free async 0", f"alloc async 0 {64 * MI
           "module", "defaultpool 0 0", f"alloc pool 0 {32 * MIB} 0", "free async 0", "trim 0", "infonull", "total 0",
           "stream", "capture", "launch plain busy_10 5", "endcapture", "instantiate 0", "graphlaunch 0",
           "graphdestroy 0", "launch ptsz busy_100 200", "launch ex busy_100 200", "sync", "ctx 0", "release 0",
-          "create 2 0", "launch plain busy_10 20", "destroy 0", "ctx 0", f"threads 4 400 {64 * MIB}", "load mixed 300")
+          "create 2 0", "launch plain busy_10 20", "destroy 0", "ctx 0", f"work threads 4 400 {64 * MIB}",
+          "load mixed 300")
 
 
 @pytest.mark.parametrize("how", ["symbol", "dlsym", "procaddr"])

@@ -1,6 +1,10 @@
 """The limiter with the files that the device plugin makes, each at the path at which it is mounted."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,7 +17,7 @@ from hami.errors import HamiError
 from hami.model import Share
 from hami.node.grant import shares_grant
 from hami.node.host import Host
-from hami.node.limits import container_limits, share_limit
+from hami.node.limits import container_limits, parse_limits, share_limit
 from tests.libvgpu.layout import Region
 from tests.libvgpu.rig import MIB, Client, Rig, uuid_of
 
@@ -172,3 +176,71 @@ def test_a_running_process_follows_limits_that_the_plugin_changes(container):
     assert client.do(f"alloc plain 2 {100 * MIB + 1}") == 2
     assert client.do(f"alloc plain 2 {100 * MIB}") == 0
     assert made.client().start().do("info") == [0, 0, 600 * MIB], "a process that starts later"
+
+
+STOPPED_WRITER = """
+import os, signal, sys
+from hami.node.limits import DeviceLimit
+from hami.node.live_limits import resize
+
+def write_in_two(file, text, offset, write=os.pwrite):
+    if b"memory=" not in text:  # of the region
+        return write(file, text, offset)
+    half = text.index(b"memory=") + len("memory=") + 4
+    write(file, text[:half], 0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return half + write(file, text[half:], half)
+
+os.pwrite = write_in_two
+resize(os.open(sys.argv[1], os.O_RDONLY), [DeviceLimit(sys.argv[2], int(sys.argv[3]), 30)], cores=True)
+"""
+
+
+@pytest.fixture
+def stopped_writer(container):
+    """A container of 1,500 MiB; a process in it; a device plugin that gives it 2,000, stopped in the middle of
+    its write, where the text is one of limits that nobody has chosen."""
+    made = container(1500)
+    first = made.client().start()
+    directory = made.directory / "containers" / "uid_main"
+    writer = subprocess.Popen([sys.executable, "-c", STOPPED_WRITER, directory, uuid_of(0), str(2000 * MIB)])
+    os.waitid(os.P_PID, writer.pid, os.WSTOPPED | os.WNOWAIT)
+    limits = parse_limits((made.directory / "limits").read_text())
+    assert limits.devices[0].memory not in (1500 * MIB, 2000 * MIB)
+    yield made, first, writer
+    writer.kill()
+    writer.wait()
+
+
+def test_half_a_text_is_never_a_limit(stopped_writer):
+    """However long the device plugin is stopped in the middle of its write."""
+    made, client, writer = stopped_writer
+    for _ in range(12):  # it looks at the file once a second
+        time.sleep(0.2)
+        assert client.do("info")[2] == 1500 * MIB
+    writer.send_signal(signal.SIGCONT)
+    assert writer.wait() == 0
+    eventually(lambda: client.do("info")[2] == 2000 * MIB, "the new limit")
+
+
+def test_a_process_that_begins_while_limits_are_written_waits_for_them(stopped_writer):
+    made, _, writer = stopped_writer
+    client = made.client()
+    client.send("init")
+    time.sleep(0.1)
+    writer.send_signal(signal.SIGCONT)
+    assert client.answer() == [0]
+    assert client.do("ctx 0") == 0
+    assert client.do("info")[2] == 2000 * MIB
+
+
+def test_what_a_killed_device_plugin_has_left_is_written_again(stopped_writer):
+    """A process that begins before that has some limit; each has the new one afterwards."""
+    made, first, writer = stopped_writer
+    writer.kill()
+    second = made.client().start()
+    assert first.do("info")[2] == 1500 * MIB
+    assert second.do("info")[2] != 0
+    made.resize(2000)
+    for client in (first, second):
+        eventually(lambda: client.do("info")[2] == 2000 * MIB, "the new limit")

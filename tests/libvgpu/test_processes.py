@@ -144,18 +144,38 @@ def test_program_that_is_run_by_a_process_changes_nothing(rig):
 def test_threads_share_a_slot(rig):
     rig.limit()
     client = rig.client().start()
-    assert client.do(f"threads 4 300 {64 * MIB}") == 0
+    assert client.do(f"work threads 4 300 {64 * MIB}") == 0
     assert (client.do("sync"), client.do("defaultpool 0 0"), client.do("trim 0")) == (0, 0, 0)
     assert client.do("info")[1] == LIMIT
     assert len(rig.region.slots()) == 1
 
 
-def test_threads_that_grow_and_trim_one_pool_leave_nothing_counted(rig):
-    """What one has read of the pool and is about to count, another has counted already."""
+@pytest.mark.parametrize(("what", "rounds", "size"), [
+    pytest.param("trims", 20_000, 40 * MIB, id="pool that grows and is trimmed"),
+    pytest.param("pools", 10_000, 10 * MIB, id="pools, whose handles are used again"),
+    pytest.param("limits", 10_000, 8 * MIB, id="heap of a context"),
+    pytest.param("graphs", 5000, 10 * MIB, id="memory of graphs"),
+])
+def test_threads_that_do_the_same_at_once_leave_nothing_counted(rig, what, rounds, size):
+    """What one has read and is about to count, another has counted already."""
     rig.limit()
     client = rig.client(FAKE_CUDA_FAST="1").start()
-    assert client.do(f"trims 16 20000 {40 * MIB}") == 0
+    assert client.do(f"work {what} 16 {rounds} {size}") == 0
+    assert client.do(f"setlimit 2 {8 * MIB}") == 0  # the usual heap
     assert client.do("info")[1] == LIMIT
+    assert (rig.region.total(), rig.machine.used()) == (0, 0)
+
+
+def test_contexts_count_as_long_as_there_is_one(rig):
+    """Threads take and leave the primary context, and make others, which get the handles of those that are gone. What
+    the limit leaves for memory is never more than beside a context, and none is refused."""
+    rig.limit({"memory": LIMIT, "context": 100 * MIB})
+    client = rig.client(FAKE_CUDA_FAST="1", FAKE_CUDA_CTX_MIB="100")
+    assert client.do("init") == 0
+    assert client.do(f"work contexts 16 300 {LIMIT - 101 * MIB}") == 0
+    assert (rig.region.total(), rig.machine.used()) == (0, 0)
+    client.start()
+    assert client.do("info")[1] == LIMIT - 100 * MIB
 
 
 def test_children_of_a_process_whose_threads_hold_locks(rig):

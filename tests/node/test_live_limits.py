@@ -10,7 +10,7 @@ from hami.devices.config import PluginConfig
 from hami.errors import HostError
 from hami.node.host import Host
 from hami.node.limits import ContainerLimits, DeviceLimit, parse_limits
-from hami.node.live_limits import SETTLED_NS, write_use
+from hami.node.live_limits import BEING_WRITTEN, SETTLED_NS, write_use
 from hami.node.tenant_files import opened_directory
 from tests.libvgpu.layout import Region
 from tests.node.test_host import leasing
@@ -77,6 +77,25 @@ def test_limits_that_are_right_are_not_written(container):
     assert container.resize() == SMALL
     assert container.limits.stat().st_ctime_ns == before
     assert container.host.limits("u-1", "c") == SMALL
+
+
+def test_limits_that_were_being_written_are_written_again(container):
+    """By a device plugin that was killed before it said that the text is whole: nobody would read it."""
+    container.resize()
+    container.limits.chmod(0o644 | BEING_WRITTEN)
+    assert container.resize() == SMALL
+    assert stat.S_IMODE(container.limits.stat().st_mode) == 0o444
+
+
+def test_a_text_that_could_not_be_written_is_not_to_be_read(container, monkeypatch):
+    """As on a full disk: the file has bytes of two texts."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda file, text, offset, write=os.pwrite: write(file, text[:60], offset))
+        with pytest.raises(HostError, match="the disk is full"):
+            container.resize()
+    assert stat.S_IMODE(container.limits.stat().st_mode) == 0o444 | BEING_WRITTEN
+    assert container.resize() == SMALL
+    assert stat.S_IMODE(container.limits.stat().st_mode) == 0o444
 
 
 def test_a_region_that_was_left_behind_is_corrected(container):

@@ -497,6 +497,91 @@ static void *trimming(void *argument)
     return NULL;
 }
 
+/* Each makes pools, which get the handles of those that others have destroyed. */
+static void *pooling(void *argument)
+{
+    struct thread *thread = argument;
+    CUmemPoolProps given = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location.type = CU_MEM_LOCATION_TYPE_DEVICE};
+    p_cuCtxSetCurrent(thread->context);
+    for (long i = 0; i < thread->rounds; i++) {
+        CUmemoryPool pool;
+        CUdeviceptr address = 0;
+        p_cuMemPoolCreate(&pool, &given);
+        bool there = p_cuMemAllocFromPoolAsync(&address, thread->most, pool, NULL) == 0;
+        if (there && i & 1)
+            p_cuMemFreeAsync(address, NULL);
+        p_cuMemPoolDestroy(pool);
+        if (there && !(i & 1))
+            p_cuMemFreeAsync(address, NULL);
+    }
+    return NULL;
+}
+
+/* Each gives the context other limits; the last one is the usual. */
+static void *limiting(void *argument)
+{
+    struct thread *thread = argument;
+    p_cuCtxSetCurrent(thread->context);
+    for (long i = 0; i < thread->rounds; i++)
+        p_cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, thread->most + (uint64_t)(thread->seed + i) % 8 * (1 << 20));
+    return NULL;
+}
+
+static _Atomic long missed;
+
+/* Each takes the device's primary context and leaves it, or makes one of its own; `most` is what is free beside one. */
+static void *contexting(void *argument)
+{
+    struct thread *thread = argument;
+    for (long i = 0; i < thread->rounds; i++) {
+        CUcontext context;
+        CUdeviceptr address;
+        size_t left = 0, total;
+        bool primary = thread->seed & 1;
+        if (primary ? p_cuDevicePrimaryCtxRetain(&context, 0) : p_cuCtxCreate_v2(&context, 0, 0))
+            missed++;
+        else {
+            p_cuCtxSetCurrent(context);
+            missed += p_cuMemAlloc_v2(&address, 1 << 20) || p_cuMemGetInfo_v2(&left, &total) || left > thread->most;
+            if (primary || i & 1)
+                p_cuMemFree_v2(address);
+            p_cuCtxSetCurrent(NULL);
+            missed += (primary ? p_cuDevicePrimaryCtxRelease_v2(0) : p_cuCtxDestroy_v2(context)) != 0;
+        }
+    }
+    return NULL;
+}
+
+/* Each makes graphs that need memory, launches them and destroys them; the device's memory for graphs is trimmed. */
+static void *graphing(void *argument)
+{
+    struct thread *thread = argument;
+    CUstream own;
+    p_cuCtxSetCurrent(thread->context);
+    p_cuStreamCreate(&own, 0);
+    for (long i = 0; i < thread->rounds; i++) {
+        CUgraph made;
+        CUgraphNode node;
+        CUgraphExec exec;
+        CUDA_MEM_ALLOC_NODE_PARAMS given = {.bytesize = thread->most, .poolProps = {
+            .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}}};
+        p_cuGraphCreate(&made, 0);
+        p_cuGraphAddMemAllocNode(&node, made, NULL, 0, &given);
+        if (p_cuGraphInstantiateWithFlags(&exec, made, 0) == 0) {
+            p_cuGraphLaunch(exec, own);
+            p_cuGraphExecDestroy(exec);
+        }
+        p_cuDeviceGraphMemTrim(0);
+    }
+    return NULL;
+}
+
+static const struct {
+    const char *name;
+    void *(*what)(void *);
+} works[] = {{"threads", churning}, {"trims", trimming}, {"pools", pooling}, {"limits", limiting},
+             {"contexts", contexting}, {"graphs", graphing}};
+
 static void run_threads(uint64_t count, void *(*what)(void *), long rounds, uint64_t most)
 {
     pthread_t id[16];
@@ -949,12 +1034,11 @@ static void command(char *line, char **argv)
         printf("%.2f\n", measure(text, (long)a, (long)b));
     else if (!strcmp(verb, "churn") && sscanf(line, "%*s %llu %llu %llu", &a, &b, &c) == 3)
         printf("%ld\n", churn((long)a, b, (unsigned)c));
-    else if (!strcmp(verb, "threads") && sscanf(line, "%*s %llu %llu %llu", &a, &b, &c) == 3) {
-        run_threads(a, churning, (long)b, c);
-        printf("0\n");
-    } else if (!strcmp(verb, "trims") && sscanf(line, "%*s %llu %llu %llu", &a, &b, &c) == 3) {
-        run_threads(a, trimming, (long)b, c);
-        printf("0\n");
+    else if (!strcmp(verb, "work") && sscanf(line, "%*s %63s %llu %llu %llu", text, &a, &b, &c) == 4) {
+        for (size_t i = 0; i < sizeof works / sizeof *works; i++)
+            if (!strcmp(text, works[i].name))
+                run_threads(a, works[i].what, (long)b, c);
+        printf("%ld\n", missed);
     } else if (!strcmp(verb, "fork") || !strcmp(verb, "clone")) {
         int ended = child(verb);
         printf("%d\n", ended);

@@ -72,6 +72,8 @@ struct CUmemPoolHandle_st {
     int device;
     int64_t used, reserved;
     cuuint64_t threshold;
+    bool destroyed;
+    struct CUmemPoolHandle_st *next; /* of those that can be made anew */
     int32_t number, pointers; /* by which other processes know it; how many pointers were exported */
     bool imported;
 };
@@ -126,9 +128,11 @@ struct CUgraphExec_st {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER; /* taken before that one: primary contexts, limits, graphs */
 static struct CUctx_st primaries[FAKE_DEVICES];
 static struct CUmemPoolHandle_st default_pools[FAKE_DEVICES];
 static CUmemoryPool current_pools[FAKE_DEVICES], managed_pools[FAKE_DEVICES];
+static CUmemoryPool spare_pools;
 static int64_t graph_reserved[FAKE_DEVICES], graph_needed[FAKE_DEVICES];
 static __thread CUcontext stack[32];
 static __thread int depth;
@@ -147,10 +151,11 @@ __thread bool fake_low;
 /* FAKE_CUDA_LOG names a file. */
 static void say(const char *format, ...)
 {
-    static int file = -2;
+    static _Atomic int opened = -2;
+    int file = opened;
     if (file == -2) {
         const char *path = getenv("FAKE_CUDA_LOG");
-        file = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
+        opened = file = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
     }
     if (file < 0)
         return;
@@ -254,12 +259,16 @@ static struct {
 
 static void in_child(void)
 {
-    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    lock = context_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }
 
 __attribute__((constructor)) static void read_settings(void)
 {
     pthread_atfork(NULL, NULL, in_child);
+    for (int device = 0; device < FAKE_DEVICES; device++) {
+        default_pools[device].device = primaries[device].device = device;
+        primaries[device].primary = true;
+    }
     settings.count = visible(settings.list);
     settings.total = MIB(fake_number("FAKE_CUDA_TOTAL_MIB", 16384));
     settings.chunk = MIB(fake_number("FAKE_CUDA_POOL_CHUNK_MIB", 2));
@@ -554,6 +563,16 @@ static void release_pool(CUmemoryPool pool, cuuint64_t keep)
     }
 }
 
+/* A handle is used again as soon as nothing is left of the pool: the last one to go is the first. Caller locks. */
+static void reuse_pool(CUmemoryPool pool)
+{
+    if (!pool->destroyed || pool->used || pool->number || pool->imported)
+        return;
+    release_pool(pool, 0);
+    pool->next = spare_pools;
+    spare_pools = pool;
+}
+
 static CUresult release(CUdeviceptr address)
 {
     if (!address)
@@ -565,8 +584,10 @@ static CUresult release(CUdeviceptr address)
     struct block *block = *place;
     if (block)
         *place = block->next;
-    if (block && block->kind == POOL_MEMORY)
+    if (block && block->kind == POOL_MEMORY) {
         ((CUmemoryPool)block->owner)->used -= (int64_t)block->size;
+        reuse_pool(block->owner);
+    }
     pthread_mutex_unlock(&lock);
     if (!block)
         return CUDA_ERROR_INVALID_VALUE;
@@ -583,11 +604,13 @@ static CUresult release(CUdeviceptr address)
 static void release_of(void *owner)
 {
     for (int i = 0; i < BUCKETS; i++)
-        for (struct block *block = blocks[i]; block;) {
-            struct block *next = block->next;
-            if (block->owner == owner)
-                release(block->address);
-            block = next;
+        for (CUdeviceptr address = 1; address;) {
+            address = 0;
+            pthread_mutex_lock(&lock);
+            for (struct block *block = blocks[i]; block && !address; block = block->next)
+                address = block->owner == owner ? block->address : 0;
+            pthread_mutex_unlock(&lock);
+            release(address);
         }
 }
 
@@ -619,16 +642,14 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     NEED_INIT;
     if (card(device) < 0)
         return CUDA_ERROR_INVALID_DEVICE;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&context_lock);
     CUcontext own = &primaries[device];
     if (!own->references)
         take_time("FAKE_CUDA_CTX_US");
     bool good = own->references++ || occupy(device, context_bytes());
-    own->device = device;
-    own->primary = true;
     if (!good)
         own->references--;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&context_lock);
     *context = own;
     return good ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -636,17 +657,15 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
     NEED_MEETING;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&context_lock);
     int left = primaries[device].references ? --primaries[device].references : -1;
-    pthread_mutex_unlock(&lock);
-    if (left < 0)
-        return CUDA_ERROR_INVALID_CONTEXT;
     if (left == 0) {
         release_of(&primaries[device]);
         release_limits(&primaries[device]);
         occupy(device, -context_bytes());
     }
-    return CUDA_SUCCESS;
+    pthread_mutex_unlock(&context_lock);
+    return left < 0 ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice device)
@@ -656,24 +675,30 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
+    pthread_mutex_lock(&context_lock);
     release_of(&primaries[device]);
     release_limits(&primaries[device]);
     if (primaries[device].references)
         occupy(device, -context_bytes());
     primaries[device].references = 0;
+    pthread_mutex_unlock(&context_lock);
     return CUDA_SUCCESS;
 }
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
 {
+    pthread_mutex_lock(&context_lock);
     *flags = primaries[device].flags;
     *active = primaries[device].references > 0;
+    pthread_mutex_unlock(&context_lock);
     return CUDA_SUCCESS;
 }
 
 CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
 {
+    pthread_mutex_lock(&context_lock);
     primaries[device].flags = flags;
+    pthread_mutex_unlock(&context_lock);
     return CUDA_SUCCESS;
 }
 
@@ -815,10 +840,12 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value)
         return CUDA_SUCCESS;
     int64_t more = (int64_t)value - MIB(limit == CU_LIMIT_MALLOC_HEAP_SIZE ? HEAP_MIB : FIFO_MIB);
     more = more > 0 ? more : 0;
-    if (!occupy(current()->device, more - *held))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    *held = more;
-    return CUDA_SUCCESS;
+    pthread_mutex_lock(&context_lock);
+    bool good = occupy(current()->device, more - *held);
+    if (good)
+        *held = more;
+    pthread_mutex_unlock(&context_lock);
+    return good ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* -- memory */
@@ -1202,7 +1229,6 @@ CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *n
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
 {
-    default_pools[device].device = device;
     *pool = &default_pools[device];
     return CUDA_SUCCESS;
 }
@@ -1226,7 +1252,13 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
 /* One of managed memory need not name a device. */
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
 {
-    *pool = calloc(1, sizeof **pool);
+    pthread_mutex_lock(&lock);
+    *pool = spare_pools;
+    if (*pool)
+        spare_pools = (*pool)->next;
+    pthread_mutex_unlock(&lock);
+    *pool = *pool ? *pool : malloc(sizeof **pool);
+    **pool = (struct CUmemPoolHandle_st){0};
     bool placed = properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
     (*pool)->device = placed ? properties->location.id : current() ? current()->device : 0;
     return CUDA_SUCCESS;
@@ -1252,8 +1284,10 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     pthread_mutex_lock(&lock);
     release_pool(pool, 0);
+    pool->destroyed = true; /* not freed: allocations may still name it */
+    reuse_pool(pool);
     pthread_mutex_unlock(&lock);
-    return CUDA_SUCCESS; /* not freed: allocations may still name it */
+    return CUDA_SUCCESS;
 }
 
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
@@ -1267,6 +1301,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
 {
     CALLED;
     NEED_NO_CAPTURE;
+    pthread_mutex_lock(&lock);
     switch (attribute) {
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: *(cuuint64_t *)value = pool->threshold; break;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
@@ -1275,6 +1310,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH: *(cuuint64_t *)value = (cuuint64_t)pool->used; break;
     default: *(int *)value = 1;
     }
+    pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
 
@@ -2320,11 +2356,14 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
     NEED_CONTEXT;
     int device = current()->device;
     if (!exec->launched && exec->bytes) {
+        pthread_mutex_lock(&context_lock);
         int64_t more = graph_needed[device] + exec->bytes - graph_reserved[device];
-        if (more > 0 && !occupy(device, more))
+        bool good = more <= 0 || occupy(device, more);
+        graph_reserved[device] += good && more > 0 ? more : 0;
+        graph_needed[device] += good ? exec->bytes : 0;
+        pthread_mutex_unlock(&context_lock);
+        if (!good)
             return CUDA_ERROR_OUT_OF_MEMORY;
-        graph_reserved[device] += more > 0 ? more : 0;
-        graph_needed[device] += exec->bytes;
     }
     exec->launched = true;
     work(stream_of(stream), exec->duration);
@@ -2333,23 +2372,29 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
 
 CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
+    pthread_mutex_lock(&context_lock);
     if (exec->launched && current())
         graph_needed[current()->device] -= exec->bytes;
+    pthread_mutex_unlock(&context_lock);
     free(exec);
     return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGraphMemTrim(CUdevice device)
 {
+    pthread_mutex_lock(&context_lock);
     occupy(device, graph_needed[device] - graph_reserved[device]);
     graph_reserved[device] = graph_needed[device];
+    pthread_mutex_unlock(&context_lock);
     return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
 {
     NEED_NO_CAPTURE;
+    pthread_mutex_lock(&context_lock);
     *(cuuint64_t *)value = (cuuint64_t)(attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT ? graph_reserved[device] : 0);
+    pthread_mutex_unlock(&context_lock);
     return CUDA_SUCCESS;
 }
 
