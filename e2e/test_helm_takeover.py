@@ -278,8 +278,6 @@ def test_a_missing_namespace_is_refused_before_anything_is_applied(cluster: Loca
 def test_a_resource_that_stands_for_devices_of_another_driver_is_refused(cluster: LocalCluster, helm: Helm,
                                                                          resource: str, refusal: str) -> None:
     """kube-scheduler would take the newer of two classes."""
-    if cluster.binaries.minor < (1, 36):
-        pytest.skip(f"needs Kubernetes 1.36, this is {cluster.binaries.kube_version}")
     classes = {"gpu.nvidia.com": "nvidia.com/gpu", "gpu.example.com": "example.com/gpu"}
     for name, stands_for in classes.items():
         cluster.kube.create({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name},
