@@ -122,6 +122,7 @@ int vgpu_context_ended(void *context, int result)
     struct vgpu_freed freed = {0};
     if (!context || !vgpu_is_open())
         return result;
+    VGPU_POINT(78);
     vgpu_lock(&vgpu_process.lock);
     struct vgpu_object *known = context_at((uint64_t)(uintptr_t)context);
     if (result == CUDA_OK && (!known || known->going))

@@ -75,6 +75,7 @@ static void look(int d)
         begun = looks[d];
         vgpu_unlock(&process->lock);
         reserved = reserved_now(d);
+        VGPU_POINT(79);
         vgpu_lock(&process->lock);
     } while (looks[d] != begun && ++tries < VGPU_LOOK_TRIES);
     forget_of_parent();

@@ -15,12 +15,12 @@ static int setting(const char *name)
 
 void vgpu_point(int number)
 {
-    static _Atomic int kill_at = -1, wait_at = -1, passed;
+    static _Atomic int kill_at = -1, wait_at = -1, passed, waits;
     if (kill_at < 0) {
         wait_at = setting("VGPU_TEST_WAIT_POINT");
         kill_at = setting("VGPU_TEST_POINT");
     }
-    if (number == wait_at)
+    if (number == wait_at && waits++ % (setting("VGPU_TEST_WAIT_EVERY") + 1) == 0)
         usleep((unsigned)setting("VGPU_TEST_WAIT_US"));
     if (number == kill_at && ++passed > setting("VGPU_TEST_AFTER"))
         raise(SIGKILL);

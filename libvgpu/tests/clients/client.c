@@ -527,27 +527,47 @@ static void *limiting(void *argument)
     return NULL;
 }
 
-static _Atomic long missed;
+static _Atomic long missed, alive, ends;
 
-/* Each takes the device's primary context and leaves it, or makes one of its own; `most` is what is free beside one. */
+/* Whether no less is counted than the contexts that there are all the while, of 100 MiB each. */
+static bool is_counted(uint64_t limit, long contexts)
+{
+    size_t left, total;
+    long before = ends;
+    contexts = contexts ? contexts : alive;
+    return p_cuMemGetInfo_v2(&left, &total) == 0 && (before != ends || left <= limit - ((uint64_t)contexts * 100 << 20));
+}
+
+/* Each makes contexts, which get the handles of those that others have destroyed. */
 static void *contexting(void *argument)
 {
     struct thread *thread = argument;
     for (long i = 0; i < thread->rounds; i++) {
         CUcontext context;
         CUdeviceptr address;
-        size_t left = 0, total;
-        bool primary = thread->seed & 1;
-        if (primary ? p_cuDevicePrimaryCtxRetain(&context, 0) : p_cuCtxCreate_v2(&context, 0, 0))
-            missed++;
-        else {
-            p_cuCtxSetCurrent(context);
-            missed += p_cuMemAlloc_v2(&address, 1 << 20) || p_cuMemGetInfo_v2(&left, &total) || left > thread->most;
-            if (primary || i & 1)
-                p_cuMemFree_v2(address);
-            p_cuCtxSetCurrent(NULL);
-            missed += (primary ? p_cuDevicePrimaryCtxRelease_v2(0) : p_cuCtxDestroy_v2(context)) != 0;
-        }
+        missed += p_cuCtxCreate_v2(&context, 0, 0) || p_cuMemAlloc_v2(&address, 1 << 20);
+        alive++;
+        usleep(500 * (thread->seed % 4));
+        missed += !is_counted(thread->most, 0);
+        ends++;
+        alive--;
+        missed += p_cuCtxDestroy_v2(context) != 0;
+    }
+    return NULL;
+}
+
+/* Each takes the device's primary context and leaves it. */
+static void *retaining(void *argument)
+{
+    struct thread *thread = argument;
+    for (long i = 0; i < thread->rounds; i++) {
+        CUcontext context;
+        missed += p_cuDevicePrimaryCtxRetain(&context, 0) != 0;
+        p_cuCtxSetCurrent(context);
+        usleep(500 * (thread->seed % 4));
+        missed += !is_counted(thread->most, 1);
+        p_cuCtxSetCurrent(NULL);
+        missed += p_cuDevicePrimaryCtxRelease_v2(0) != 0;
     }
     return NULL;
 }
@@ -580,7 +600,7 @@ static const struct {
     const char *name;
     void *(*what)(void *);
 } works[] = {{"threads", churning}, {"trims", trimming}, {"pools", pooling}, {"limits", limiting},
-             {"contexts", contexting}, {"graphs", graphing}};
+             {"contexts", contexting}, {"primaries", retaining}, {"graphs", graphing}};
 
 static void run_threads(uint64_t count, void *(*what)(void *), long rounds, uint64_t most)
 {

@@ -133,6 +133,7 @@ static struct CUctx_st primaries[FAKE_DEVICES];
 static struct CUmemPoolHandle_st default_pools[FAKE_DEVICES];
 static CUmemoryPool current_pools[FAKE_DEVICES], managed_pools[FAKE_DEVICES];
 static CUmemoryPool spare_pools;
+static CUcontext spare_context;
 static int64_t graph_reserved[FAKE_DEVICES], graph_needed[FAKE_DEVICES];
 static __thread CUcontext stack[32];
 static __thread int depth;
@@ -710,7 +711,10 @@ static CUresult make_context(CUcontext *context, unsigned flags, CUdevice device
     take_time("FAKE_CUDA_CTX_US");
     if (!occupy(device, context_bytes()))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUcontext made = calloc(1, sizeof *made);
+    pthread_mutex_lock(&context_lock);
+    CUcontext made = spare_context ? spare_context : malloc(sizeof *made);
+    spare_context = NULL;
+    pthread_mutex_unlock(&context_lock);
     *made = (struct CUctx_st){.device = device, .references = 1, .flags = flags};
     stack[depth++] = made;
     *context = made;
@@ -742,7 +746,10 @@ CUresult cuCtxDestroy_v2(CUcontext context)
     release_of(context);
     release_limits(context);
     occupy(context->device, -context_bytes());
-    free(context);
+    pthread_mutex_lock(&context_lock);
+    free(spare_context);
+    spare_context = context; /* the next one has this handle */
+    pthread_mutex_unlock(&context_lock);
     return CUDA_SUCCESS;
 }
 
