@@ -177,16 +177,16 @@ def test_threads_that_trim_the_memory_of_graphs_leave_nothing_counted(rig):
     assert (rig.region.total(), rig.machine.used()) == (0, 0)
 
 
-@pytest.mark.parametrize("what", ["contexts", "primaries"])
+@pytest.mark.parametrize(("what", "threads"), [("contexts", 4), ("primaries", 2)])
 @pytest.mark.parametrize("rig", ["points"], indirect=True)
-def test_contexts_count_as_long_as_there_is_one(rig, what):
+def test_contexts_count_as_long_as_there_is_one(rig, what, threads):
     """Threads make and destroy contexts, or take and leave the primary one. Each waits between an end in the driver and
     counting it, while the driver gives the handle to another thread."""
     rig.limit({"memory": LIMIT, "context": 100 * MIB})
     client = rig.client(FAKE_CUDA_FAST="1", FAKE_CUDA_CTX_MIB="100", VGPU_TEST_WAIT_POINT="78",
                         VGPU_TEST_WAIT_US="1000")
     assert client.do("init") == 0
-    assert client.do(f"work {what} 4 100 {LIMIT}") == 0
+    assert client.do(f"work {what} {threads} 100 {LIMIT}") == 0
     assert (rig.region.total(), rig.machine.used()) == (0, 0)
     client.start()
     assert client.do("info")[1] == LIMIT - 100 * MIB

@@ -568,6 +568,7 @@ static void *retaining(void *argument)
         missed += !is_counted(thread->most, 1);
         p_cuCtxSetCurrent(NULL);
         missed += p_cuDevicePrimaryCtxRelease_v2(0) != 0;
+        usleep(700 * thread->seed);
     }
     return NULL;
 }
@@ -589,6 +590,7 @@ static void *graphing(void *argument)
         p_cuGraphAddMemAllocNode(&node, made, NULL, 0, &given);
         if (p_cuGraphInstantiateWithFlags(&exec, made, 0) == 0) {
             p_cuGraphLaunch(exec, own);
+            usleep(300 * thread->seed);
             p_cuGraphExecDestroy(exec);
         }
         p_cuDeviceGraphMemTrim(0);
