@@ -37,6 +37,7 @@ READERS = [path for path in MODULES if path.parts[1] in ("inspect", "dashboard")
 READ = {  # of hami.state: views and records, and functions of a pod
     "hami.state.view.View", "hami.state.view.Policies", "hami.state.table.Booking", "hami.state.binding.assigned_at",
     "hami.state.binding.bound_at", "hami.state.pods.FOREIGN_TTL_S", "hami.state.preemption.plan_preemption",
+    "hami.state.preemption.plan_together", "hami.state.preemption.pods_together",
     "hami.state.preemption.PreemptionRules", "hami.state.claims.Claimed", "hami.state.resizes.as_resized",
     "hami.state.resizes.resized_annotations",
 }

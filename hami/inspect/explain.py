@@ -158,6 +158,8 @@ def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEve
     refusal = view.refuse(pod, offered) if choice is None else None
     nodes = view.closest(refusal) if refusal is not None else []
     changes = find_changes(cluster, view, pod, [node.node for node in nodes]) if refusal is not None else []
+    gang = gang_of(cluster, pod, required)
+    is_short = refusal is not None or (gang is not None and gang.lacking > 0)
     return WaitingReport(
         namespace=pod.ref.namespace, name=pod.ref.name, age_s=age_of(pod.created, cluster.record.taken),
         scheduler=pod.scheduler_name, requests=requested_devices(cluster, pod), annotations=_selections(cluster, pod),
@@ -169,8 +171,8 @@ def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEve
                               if cluster.nodes[name].unschedulable and name in cluster.view.nodes)),
         without_devices=len(refusal.unknown) if refusal is not None else 0, events=tuple(events),
         suggestions=tuple(Suggestion(change.texts, change.node) for change in changes),
-        gang=gang_of(cluster, pod, required),
-        preemption=preemption_of(cluster, view, pod, budgets) if refusal is not None else None,
+        gang=gang,
+        preemption=preemption_of(cluster, view, pod, required, budgets) if is_short else None,
         other_shards=len(cluster.view.nodes.keys() - own))
 
 

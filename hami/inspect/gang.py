@@ -41,15 +41,21 @@ def gang_of(cluster: InspectedCluster, pod: Pod, required: int | None) -> GangRe
     """
     if not pod.group:
         return None
-    members = {other.ref.uid: other for other in (*cluster.record.pods, pod)
-               if (other.ref.namespace, other.group) == (pod.ref.namespace, pod.group) and not other.is_terminated}
-    unbound = [other for other in members.values() if not other.node_name]
+    members = gang_members(cluster, pod)
+    unbound = [other for other in members if not other.node_name]
     chosen = sum(bool(other.nominated_node) for other in unbound)
     tried = sorted(unbound, key=lambda other: (not other.nominated_node, other.created, other.ref.name))[:MAX_TRIED]
     bound, fitting = len(members) - len(unbound), _count_fitting(cluster, tried)
     needed = len(tried) if required is None else min(len(tried), max(0, required - bound))
     return GangReport(name=pod.group, required=required, bound=bound, chosen=chosen, waiting=len(unbound) - chosen,
                       tried=len(tried), fitting=fitting, lacking=max(0, needed - fitting))
+
+
+def gang_members(cluster: InspectedCluster, pod: Pod) -> list[Pod]:
+    """Returns the pods of the gang of *pod* that have not finished, *pod* among them."""
+    members = {other.ref.uid: other for other in (*cluster.record.pods, pod)
+               if (other.ref.namespace, other.group) == (pod.ref.namespace, pod.group) and not other.is_terminated}
+    return list(members.values())
 
 
 def gang_sentences(gang: GangReport) -> Iterator[str]:

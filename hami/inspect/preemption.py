@@ -8,9 +8,10 @@ import msgspec
 
 from hami.codec.pods import preempting_on
 from hami.inspect.cluster import InspectedCluster
+from hami.inspect.gang import gang_members
 from hami.inspect.tables import counted
 from hami.model import DisruptionBudget, Pod
-from hami.state.preemption import PreemptionRules, plan_preemption
+from hami.state.preemption import PreemptionRules, plan_together, pods_together
 from hami.state.view import View
 
 SHOWN_PODS = 8  # that a sentence names
@@ -21,7 +22,8 @@ class PreemptionReport(msgspec.Struct, rename="camel", frozen=True, omit_default
 
     *node*: where room is made, empty if nowhere. *evicted*: pods that would be evicted. *awaited*: pods that are ending
     already. *for_it*: these are evicted for the pod. *hidden*: how many of all these have no name here. *violations*:
-    evictions against a PodDisruptionBudget. *never*: the pod lets nobody be evicted.
+    evictions against a PodDisruptionBudget. *never*: the pod lets nobody be evicted. *together*: for how many pods of
+    its gang room is made at the same time, 0 without one; *node* then names all nodes.
     """
 
     node: str = ""
@@ -31,12 +33,14 @@ class PreemptionReport(msgspec.Struct, rename="camel", frozen=True, omit_default
     hidden: int = 0
     violations: int = 0
     never: bool = False
+    together: int = 0
 
 
-def preemption_of(cluster: InspectedCluster, view: View, pod: Pod,
+def preemption_of(cluster: InspectedCluster, view: View, pod: Pod, required: int | None,
                   budgets: Sequence[DisruptionBudget]) -> PreemptionReport | None:
-    """Returns what preemption does for *pod*, which fits no node of *view*; ``None`` if all pods with devices have the
-    same priority or a higher one.
+    """Returns what preemption does for *pod*, for which, or for whose gang, there is no room in *view*; ``None`` if all
+    pods with devices have the same priority or a higher one, or if it is not planned for: its gang needs others first,
+    or pods that have not been created. *required*: how many pods of its gang are placed together, if that is known.
 
     Raises: MalformedInput for an unreadable annotation of *pod*.
     """
@@ -52,11 +56,19 @@ def preemption_of(cluster: InspectedCluster, view: View, pod: Pod,
     if not pod.preempts:
         return PreemptionReport(never=True)
     rules = PreemptionRules(now=cluster.record.taken.timestamp(), budgets=budgets)
-    if (plan := plan_preemption(view, pod, cluster.offered(pod.scheduler_name), rules)) is None:
-        return PreemptionReport()
-    evicted, awaited = pod_names(cluster, plan.uids), pod_names(cluster, plan.awaited)
-    return PreemptionReport(node=plan.node, evicted=evicted, awaited=awaited, violations=plan.violations,
-                            hidden=len(plan.uids) + len(plan.awaited) - len(evicted) - len(awaited))
+    members = gang_members(cluster, pod) if pod.group else [pod]
+    waiting = [member for member in members if not member.node_name]
+    if not (pods := pods_together(pod, waiting, len(members) - len(waiting), required)):
+        return None
+    together = len(pods) if pod.group else 0
+    plans = [plan for _, plan in plan_together(view, pods, cluster.offered(pod.scheduler_name), rules)]
+    uids = [uid for plan in plans for uid in plan.uids]
+    ending = [uid for plan in plans for uid in plan.awaited]
+    evicted, awaited = pod_names(cluster, uids), pod_names(cluster, ending)
+    nodes = dict.fromkeys(plan.node for plan in plans if plan.uids or plan.awaited)
+    return PreemptionReport(node=", ".join(nodes), evicted=evicted, awaited=awaited, together=together,
+                            violations=sum(plan.violations for plan in plans),
+                            hidden=len(uids) + len(ending) - len(evicted) - len(awaited))
 
 
 def is_possible(view: View, pod: Pod) -> bool:
@@ -74,14 +86,17 @@ def preemption_sentences(report: PreemptionReport) -> Iterator[str]:
     if report.never:
         yield "Pods of lower priority hold devices. None is evicted for it: its preemptionPolicy is Never."
     elif not report.node:
-        yield "Pods of lower priority hold devices, but to evict those that may be evicted would not be enough."
+        enough = "enough" + (f" for the {report.together:,} pods of its gang that are placed together"
+                             if report.together else "")
+        yield f"Pods of lower priority hold devices, but to evict those that may be evicted would not be {enough}."
     elif report.for_it or (report.awaited and not report.evicted):
         names, verb = _named(report.awaited, report.hidden), _are(len(report.awaited) + report.hidden)
         why = "evicted for it" if report.for_it else "deleted"
         yield f"It waits for {names} on {report.node}, which {verb} being {why}."
     else:
         count = len(report.evicted) + report.hidden
-        yield f"It would preempt {counted(count, 'pod')} on {report.node}: {_named(report.evicted, report.hidden)}."
+        who = f"It and {counted(report.together - 1, 'pod')} of its gang" if report.together > 1 else "It"
+        yield f"{who} would preempt {counted(count, 'pod')} on {report.node}: {_named(report.evicted, report.hidden)}."
         if report.violations:
             yield f"{counted(report.violations, 'eviction')} would violate a PodDisruptionBudget."
 

@@ -27,7 +27,7 @@ from hami.scheduling.preempt import EvictionUnit, PreemptionPlan
 from hami.state.holds import Hold, HoldEnd
 from hami.state.pending import PendingPod
 from hami.state.pods import PodRecord
-from hami.state.preemption import PreemptionRules, plan_preemption
+from hami.state.preemption import Plans, PreemptionRules, plan_together, pods_together
 from hami.state.store import Store
 from hami.state.view import View
 
@@ -40,9 +40,7 @@ AVOIDED_S = 300.0  # for which a pod does not wait for room on a node where a vi
 REFUSED_S = 60.0  # until it is tried again to evict pods after the API server has refused that
 PAUSES = 4.0  # each plan is followed by a pause so many times as long as it has used the processor
 MAX_ATTEMPTS = 1000  # pods whose attempts are remembered
-MAX_GANG = 256  # pods of a gang that are planned for
 
-Plans = list[tuple[Pod, PreemptionPlan]]
 _IN_VAIN = (HoldEnd.EXPIRED, HoldEnd.UNFIT)
 
 
@@ -147,50 +145,26 @@ class Preemptor(Task):
 
     def _plans(self, pending: PendingPod, view: View, rules: PreemptionRules) -> Plans:
         """Returns the plans for the pod, or for the pods that its gang still needs; empty if one has none."""
-        pods, plans = self._members(pending.pod, view), Plans()
-        clock = self._clock()
+        pods, clock = self._members(pending.pod, view), self._clock()
         self._avoided = {key: until for key, until in self._avoided.items() if until > clock}
         names = [name for name in (view.nodes if pending.nodes is None else pending.nodes)
                  if (pending.pod.ref.uid, name) not in self._avoided]
-        planned = set(self._cache.planned_victims(pending.pod.priority))
-        view = view.what_if(without=[pod.ref.uid for pod in pods])
-        for pod in self.each(pods):
-            if (choice := view.choose(pod, names)) is not None:
-                plan = PreemptionPlan(choice.node, ())
-            elif (found := plan_preemption(
-                    view, pod, names, rules, planned=planned, before_trial=self._yield)) is None:
-                return []
-            else:
-                plan, view = found, view.what_if(without=(*found.uids, *found.awaited))
-                choice = view.choose(pod, [plan.node])
-                if choice is None:  # holds of lower priority are in its way
-                    return [(pod, plan)] if len(pods) == 1 else []
-            planned.update(plan.uids)
-            plans.append((pod, plan))
-            view = view.placed(pod, choice)
-        return plans
+        return plan_together(view, pods, names, rules, before_trial=self._yield,
+                             planned=self._cache.planned_victims(pending.pod.priority))
 
     def _yield(self) -> None:
         self.beat()
         self._planner.leave_to_requests()
 
     def _members(self, pod: Pod, view: View) -> Sequence[Pod]:
-        """Returns the pods that are planned for together: of a gang those that it still needs, the oldest first. None
-        if they are planned for without *pod*, or have not all been created."""
+        """Returns the pods that are planned for together, see `pods_together`."""
         if not pod.group:
             return [pod]
         gang = pod.ref.namespace, pod.group
-        waiting = sorted((other for other in self._cache.pods.waiting() if (other.ref.namespace, other.group) == gang),
-                         key=lambda other: (other.created, other.ref.name))
-        if (size := self._planner.gang_size(pod)) is None:
-            return waiting[:MAX_GANG]
-        needed = size - sum((record.ref.namespace, record.group) == gang and bool(record.node) and not record.terminated
-                            for record in view.facts.pods.values())
-        if needed <= 0:
-            return [pod]
-        members = waiting[:needed]
-        is_whole = len(members) == needed <= MAX_GANG
-        return members if is_whole and any(member.ref.uid == pod.ref.uid for member in members) else []
+        waiting = [other for other in self._cache.pods.waiting() if (other.ref.namespace, other.group) == gang]
+        bound = sum((record.ref.namespace, record.group) == gang and bool(record.node) and not record.terminated
+                    for record in view.facts.pods.values())
+        return pods_together(pod, waiting, bound, self._planner.gang_size(pod))
 
     def _hold(self, plans: Plans) -> bool:
         """Holds what *plans* free. Reports whether it does."""

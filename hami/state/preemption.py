@@ -12,8 +12,13 @@ from hami.state.holds import is_hold
 from hami.state.pods import PodRecord
 from hami.state.view import View
 
+MAX_GANG = 256  # pods of a gang that are planned for
 MAX_TRIALS = 400  # decisions that a plan may take: some 100 ms
 OVERDUE_S = 60  # a pod that has not ended so long after its grace period may never end
+
+
+Plans = list[tuple[Pod, PreemptionPlan]]
+"""A plan for each of several pods, in the order in which they were planned for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,50 @@ def plan_preemption(view: View, pod: Pod, names: Sequence[str], rules: Preemptio
     nodes = (node for name in candidates if (node := eviction.node(name)) is not None)
     return best_plan(nodes, eviction.allowed, max_trials=MAX_TRIALS, lowest=lowest, strict=rules.strict,
                      before_trial=before_trial)
+
+
+def plan_together(view: View, pods: Sequence[Pod], names: Sequence[str], rules: PreemptionRules, *,
+                  planned: Collection[str] = (), before_trial: Callable[[], object] = lambda: None) -> Plans:
+    """Returns a plan for each of *pods*, in the room that is left by those before it; empty if one has none.
+
+    The plan of a pod that fits has neither victims nor pods that end anyway. Arguments: as for `plan_preemption`.
+    Raises: MalformedInput for an unreadable annotation.
+    """
+    plans, planned = Plans(), set(planned)
+    view = view.what_if(without=[pod.ref.uid for pod in pods])
+    for pod in pods:
+        if (choice := view.choose(pod, names)) is not None:
+            plan = PreemptionPlan(choice.node, ())
+        elif (found := plan_preemption(view, pod, names, rules, planned=planned, before_trial=before_trial)) is None:
+            return []
+        else:
+            plan, view = found, view.what_if(without=(*found.uids, *found.awaited))
+            choice = view.choose(pod, [plan.node])
+            if choice is None:  # holds of lower priority are in its way
+                return [(pod, plan)] if len(pods) == 1 else []
+        planned.update(plan.uids)
+        plans.append((pod, plan))
+        view = view.placed(pod, choice)
+    return plans
+
+
+def pods_together(pod: Pod, waiting: Sequence[Pod], bound: int, size: int | None) -> Sequence[Pod]:
+    """Returns the pods that are planned for together with *pod*: of its gang those that it still needs, the oldest
+    first. None if they are planned for without *pod*, or have not all been created.
+
+    *waiting*, *bound*: pods of the gang, *pod* among them, and how many have a node. *size*: how many are placed
+    together, if that is known.
+    """
+    if not pod.group:
+        return [pod]
+    in_order = sorted(waiting, key=lambda other: (other.created, other.ref.name))
+    if size is None:
+        return in_order[:MAX_GANG]
+    if (needed := size - bound) <= 0:
+        return [pod]
+    members = in_order[:needed]
+    is_whole = len(members) == needed <= MAX_GANG
+    return members if is_whole and any(member.ref.uid == pod.ref.uid for member in members) else []
 
 
 def plan_further(view: View, pod: Pod, node: str, ended: Collection[str], rules: PreemptionRules, *,

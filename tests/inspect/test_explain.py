@@ -17,7 +17,7 @@ from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, store_of
 from hami.inspect.explain import BoundReport, explain_pod, render_report
 from hami.inspect.preemption import preemption_sentences
-from hami.model import DisruptionBudget, Node
+from hami.model import DisruptionBudget, Node, PodRef
 from hami.scheduling.refusal import CLOSEST_NODES, describe
 from tests.builders import INIT, gpu, gpus, node, pod
 from tests.inspect.records import PENDING, held, record, some_record
@@ -239,10 +239,10 @@ def test_the_event_names_the_same_nodes_as_the_explanation():
 
 # preemption
 
-def explained(waits, *pods, budgets=(), nodes=NODES[:1]):
+def explained(waits, *pods, nodes=NODES[:1], **options):
     """The sentences about preemption in the report on a pod that waits."""
     cluster = InspectedCluster(record(nodes, [*pods, waits]))
-    report = explain_pod(cluster, waits, (), budgets=budgets)
+    report = explain_pod(cluster, waits, (), **options)
     text = render_report(report, wide=False)
     sentences = list(preemption_sentences(report.preemption)) if report.preemption is not None else []
     assert all(sentence in text for sentence in sentences)
@@ -284,6 +284,33 @@ BUDGET = DisruptionBudget(namespace="team", name="b", selector=())
 ])
 def test_whom_a_pod_would_preempt(waits, pods, budgets, said):
     assert explained(waits, *pods, budgets=budgets) == said
+
+
+def of_gang(name, number):
+    """A pod of a gang that needs a whole card; *number*: in the order of creation."""
+    return urgent(ref=PodRef("team", name, name), group="g", containers=(gpus(1, 16_000, 0),),
+                  created=f"2026-08-21T12:00:0{number}Z")
+
+
+CARDS = [node("n1", gpu("a", **T4)), node("n2", gpu("b", **T4)), node("n3", gpu("c", **T4))]
+HOLD = [held("x", "n1", ("a", 9000, 0)), held("y", "n2", ("b", 9000, 0))]
+
+
+@pytest.mark.parametrize("others, pods, required, said", [
+    param(2, HOLD, 3, ["It and 2 pods of its gang would preempt 2 pods on n1, n2: default/x, default/y."],
+          id="the pod fits, and the gang needs more"),
+    param(1, HOLD, 2, ["It and 1 pod of its gang would preempt 1 pod on n1: default/x."], id="the cheaper of two"),
+    param(2, HOLD, 4, [], id="a pod of the gang has not been created"),
+    param(3, HOLD, 1, [], id="the gang needs no more than fit"),
+    param(2, [HOLD[0], replace(HOLD[1], priority=100)], 3, [
+        "Pods of lower priority hold devices, but to evict those that may be evicted would not be enough for the 3 "
+        "pods of its gang that are placed together."], id="not enough for all"),
+    param(2, HOLD, None, ["It and 2 pods of its gang would preempt 2 pods on n1, n2: default/x, default/y."],
+          id="their number is not known"),
+])
+def test_whom_a_gang_would_preempt(others, pods, required, said):
+    members = [of_gang(f"member-{number}", number) for number in range(others)]
+    assert explained(of_gang("p", 9), *members, *pods, nodes=CARDS, required=required) == said
 
 
 def test_many_victims_are_not_all_named():
