@@ -187,20 +187,22 @@ def test_a_pod_goes_to_the_device_that_it_names(sandbox, scheduler, upstream):
 # -- webhooks
 
 PODS = 400
-STRICTER = re.compile(r"is reserved for the device plugin|must be an integer")
-"""Why our webhook refuses what HAMi's admits: variables that lift limits, and amounts that would be rounded or cut."""
+STRICTER = re.compile(r"is reserved for the device plugin|must be an integer|^annotation nvidia.com/gpucores-limit=|"
+                      r"^hami.io/vgpu-node is written by the HAMi scheduler alone")
+"""Why ours refuses what HAMi's admits: variables that lift limits, amounts that HAMi's rounds or cuts, what others may
+not write, and an annotation that HAMi does not know."""
 CLAIMS = "hami-scheduler-claims"
 
 
 def outcome(item):
-    """Returns what a webhook may change, with amounts as numbers: HAMi's writes them, and empty values, differently."""
+    """Returns what a webhook may change: amounts as numbers; of variables with the same name the last, which counts."""
     if item is None:
         return None
     spec = item["spec"]
     parts = [*spec.get("initContainers", ()), *spec["containers"]]
     return {"schedulerName": spec.get("schedulerName"), "runtimeClassName": spec.get("runtimeClassName"),
-            "env": [[{"value": "", **variable} if "valueFrom" not in variable else variable
-                     for variable in part.get("env", ())] for part in parts],
+            "env": [{variable["name"]: variable.get("valueFrom") or variable.get("value", "")
+                     for variable in part.get("env", ())} for part in parts],
             "limits": [{name: parse_quantity(amount) for name, amount in part.get("resources", {}).get(
                 "limits", {}).items()} for part in parts]}
 
@@ -215,18 +217,18 @@ def has_count_in_requests_only(item):
 
 
 def test_both_webhooks_make_the_same_of_each_pod(scheduler, upstream):
-    different, refused = [], 0
+    different, refused, same = [], 0, 0
     for number in range(PODS):
         item = generated_pod(number)
         if item["spec"].get("schedulerName") == CLAIMS or has_count_in_requests_only(item):
             continue  # HAMi has no such profile
         answer = scheduler.call("/webhook", review(item)).json()
         theirs, ours = outcome(upstream.admitted(item)), outcome(admitted(answer, item))
-        if ours is None and theirs is not None:
+        if theirs == ours:
+            same += 1
+        elif ours is None and STRICTER.search(answer["response"]["status"]["message"]):
             refused += 1
-            if not STRICTER.search(answer["response"]["status"]["message"]):
-                different.append((number, answer["response"]["status"], theirs))
-        elif theirs != ours:
-            different.append((number, theirs, ours))
+        else:
+            different.append((number, theirs, ours, answer["response"].get("status")))
     assert different == []
-    assert 0 < refused < PODS / 2
+    assert same > PODS / 4 and refused < PODS / 2, (same, refused)

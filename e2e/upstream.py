@@ -10,7 +10,6 @@ import base64
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonpatch
