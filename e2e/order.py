@@ -16,7 +16,7 @@ LONGEST = ("test_realnode_start.py", "test_trust.py", "test_faults.py", "test_re
            "test_realnode_dra.py", "test_dra_allocate.py", "test_realnode_resize.py", "test_resize.py",
            "test_simulate.py", "test_certificates.py",
            "test_slow_binding.py", "test_lifecycle.py", "test_realnode_limiter.py", "test_helm_takeover.py",
-           "test_upgrade.py", "test_realnode_upgrade.py", "test_admission_policies.py")
+           "test_upgrade.py", "test_realnode_upgrade.py", "test_admission_policies.py", "test_upstream.py")
 """Files that take more than a minute on two cores, the longest first."""
 
 
