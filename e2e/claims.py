@@ -14,7 +14,7 @@ from e2e import binaries
 from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.device_plugin import DevicePlugin
 from e2e.eventually import WaitTimeout, eventually
-from e2e.kube import ApiError, Kube, path_of
+from e2e.kube import ApiError, Kube
 from e2e.pods import pod
 from e2e.realnode import RealNode
 from e2e.sandbox import Sandbox
@@ -24,7 +24,7 @@ from hami.codec.slices import DRIVER
 from hami.model import DevicePolicy, Request, Selector
 
 __all__ = ["ALLOCATE", "FIRST", "TIMEOUT_S", "TRANSLATE", "call_webhooks", "claiming", "class_and_rights", "component",
-           "dry_run", "emptied", "installed", "missing", "running", "serving", "share", "spec_of", "specifications",
+           "emptied", "installed", "missing", "running", "serving", "share", "spec_of", "specifications",
            "template", "wait_called", "wait_published"]
 
 Object = dict[str, Any]
@@ -134,15 +134,10 @@ def wait_called(kube: Kube) -> None:
 
     def is_called() -> bool:
         with contextlib.suppress(ApiError):
-            return "resourceClaims" in dry_run(kube, "default", probe)["spec"]
+            return "resourceClaims" in kube.dry_run(probe, "default")["spec"]
         return False
 
     eventually(is_called, "the API server calls the webhooks", timeout=TIMEOUT_S)
-
-
-def dry_run(kube: Kube, namespace: str, item: Object) -> Object:
-    """Returns *item* as it would be created. Raises: ApiError."""
-    return kube.call("POST", path_of(item["kind"], namespace), item, query={"dryRun": "All"})
 
 
 def running(sandbox: Sandbox, *names: str) -> None:

@@ -165,6 +165,11 @@ class Kube:
         namespace = item["metadata"].get("namespace", namespace)
         return self.call("POST", path_of(item["kind"], namespace), item)
 
+    def dry_run(self, item: Object, namespace: str | None = None) -> Object:
+        """Returns *item* as it would be created."""
+        namespace = item["metadata"].get("namespace", namespace)
+        return self.call("POST", path_of(item["kind"], namespace), item, query={"dryRun": "All"})
+
     def apply(self, item: Object, namespace: str | None = None) -> Object:
         """Applies *item* server-side, taking over fields of other managers."""
         namespace = item["metadata"].get("namespace", namespace)

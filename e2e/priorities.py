@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from e2e.eventually import eventually
-from e2e.kube import ApiError, Kube, path_of
+from e2e.kube import ApiError, Kube
 from e2e.pods import pod
 
 __all__ = ["add_priorities", "class_name", "of_priority", "remove_priorities"]
@@ -47,7 +47,7 @@ def class_name(name: str) -> str:
 
 def is_admitted(kube: Kube, item: Object) -> bool:
     try:
-        kube.call("POST", path_of("Pod", "default"), item, query={"dryRun": "All"})
+        kube.dry_run(item, "default")
     except ApiError as error:
         if error.status != 403:
             raise

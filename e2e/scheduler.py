@@ -26,7 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from e2e.cluster import SCHEDULER, LocalCluster
 from e2e.eventually import eventually
-from e2e.kube import ApiError, Kube, path_of, write_kubeconfig
+from e2e.kube import ApiError, Kube, write_kubeconfig
 from e2e.pods import pod
 from e2e.processes import Program, free_port
 from e2e.revision import THIS, Revision
@@ -121,7 +121,7 @@ def wait_for_policies(kube: Kube, timeout: float = 30) -> None:
 
     def enforced() -> bool:
         try:
-            kube.call("POST", path_of("Pod", "default"), last, query={"dryRun": "All"})
+            kube.dry_run(last, "default")
         except ApiError as error:
             return "ValidatingAdmissionPolicy 'hami-placement'" in error.message
         return False
@@ -158,7 +158,7 @@ def wait_for_webhook(kube: Kube, timeout: float = 30) -> None:
 
 def is_admitted(kube: Kube, name: str) -> bool:
     """Reports whether the webhook changes a new pod, which is not kept. Raises: ApiError."""
-    made = kube.call("POST", path_of("Pod", "default"), pod(name, gpu=1), query={"dryRun": "All"})
+    made = kube.dry_run(pod(name, gpu=1), "default")
     return bool(made["spec"]["schedulerName"] == SCHEDULER)
 
 

@@ -16,7 +16,7 @@ import yaml
 from e2e.cluster import MANIFESTS
 from e2e.eventually import eventually
 from e2e.gpu_operator import RUNTIME_CLASS
-from e2e.kube import ApiError, Kube, path_of
+from e2e.kube import ApiError, Kube
 from e2e.pods import RESOURCES, container, pod
 from e2e.sandbox import Sandbox, named
 from e2e.scheduler import Certificates, Scheduler, webhook_configuration
@@ -80,7 +80,7 @@ def admitted(kube: Kube, namespace: str, item: Object) -> Object | None:
     """Returns the specification of a pod that is admitted and not kept, with its annotations; ``None`` if it is
     refused."""
     try:
-        made = kube.call("POST", path_of("Pod", namespace), item, query={"dryRun": "All"})
+        made = kube.dry_run(item, namespace)
     except ApiError as error:
         assert error.status in (400, 403, 422, 500), error
         return None

@@ -9,6 +9,7 @@ import pytest
 
 from e2e import vendor_nodes
 from e2e.eventually import eventually
+from e2e.kube import ApiError
 from e2e.nodes import LOCK_FREE, gpu, mig_gpu
 from e2e.pods import pod
 from e2e.priorities import of_priority
@@ -252,6 +253,14 @@ def test_none_of_five_hundred_pods_gets_what_is_freed(two_nodes):
 def test_only_pods_of_its_namespace_make_room_in_a_quota(two_nodes):
     sandbox, gated = two_nodes, of("high", "p")
     gated["spec"]["schedulingGates"] = [{"name": "hami-e2e/gate"}]
+
+    def knows_quota():
+        try:
+            sandbox.kube.dry_run(of("low", "probe"), sandbox.namespace)
+        except ApiError as error:
+            return "exceeding resource quota" in error.message  # Kubernetes says «exceeded quota»
+        return False
+
     with Sandbox.opened(sandbox.kube) as other:
         other.kube.create(elsewhere(of("low", "neighbor"), sandbox), other.namespace)
         other.bound()
@@ -260,6 +269,7 @@ def test_only_pods_of_its_namespace_make_room_in_a_quota(two_nodes):
         sandbox.create(gated)  # the webhook refuses pods for which the quota has no room
         sandbox.kube.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"}, "spec": {
             "hard": {"limits.nvidia.com/gpumem": str(CARD)}}}, sandbox.namespace)
+        eventually(knows_quota, "the scheduler knows the quota")
         sandbox.kube.merge_patch("Pod", "p", {"spec": {"schedulingGates": None}}, sandbox.namespace)
         node_of(sandbox, "p")
         assert names(sandbox) == {"p"} and names(other) == {"neighbor"}

@@ -76,7 +76,7 @@ def wait_enforced(kube: Kube) -> None:
 def is_refused(client: Kube, item: Object) -> bool:
     """Reports whether a policy refuses *item*, which is not created."""
     try:
-        client.call("POST", path_of(item["kind"], "default"), item, query={"dryRun": "All"})
+        client.dry_run(item, "default")
     except ApiError as error:
         return "ValidatingAdmissionPolicy" in error.message
     return False

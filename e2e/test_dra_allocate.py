@@ -19,9 +19,7 @@ import urllib3
 import yaml
 
 from e2e import audit, binaries
-from e2e.claims import (
-    ALLOCATE, FIRST, TIMEOUT_S, claiming, dry_run, installed, missing, serving, share, spec_of, template,
-)
+from e2e.claims import ALLOCATE, FIRST, TIMEOUT_S, claiming, installed, missing, serving, share, spec_of, template
 from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError, path_of
@@ -223,7 +221,7 @@ def test_a_pod_with_the_label_comes_to_one_webhook(cluster: LocalCluster, sandbo
     """Also one that says it has its claim already: the check is the same."""
     def called(namespace: str, item: Object) -> tuple[Object, Counter[str]]:
         before = webhook_calls(cluster)
-        made = dry_run(cluster.kube, namespace, item)
+        made = cluster.kube.dry_run(item, namespace)
         return made, webhook_calls(cluster) - before
 
     made, calls = called(sandbox.namespace, pod("p", gpu=1, gpumem=3000))

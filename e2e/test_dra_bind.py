@@ -85,7 +85,7 @@ def forged_is_refused(kube: Kube) -> bool:
     claim = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": NAME}, "spec": {
         "devices": {"requests": [{"name": "main", "exactly": {"deviceClassName": "gpu.hami.io"}}]}}}
     try:
-        kube.call("POST", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims", claim, query={"dryRun": "All"})
+        kube.dry_run(claim, "default")
     except ApiError as error:
         return "only the scheduler creates claims" in error.message
     return False

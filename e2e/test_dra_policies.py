@@ -73,9 +73,8 @@ def owner(sandbox: Sandbox) -> Object:
 def tenant(sandbox: Sandbox, owner: Object) -> Iterator[Kube]:
     client = account(sandbox, "tenant", "edit")
     wait_permitted(sandbox, client, "create", "resourceclaims", "resource.k8s.io")
-    eventually(lambda: is_refused(lambda: client.call(
-        "POST", path_of("ResourceClaim", sandbox.namespace), claim(owner, "other"), query={"dryRun": "All"})),
-        "the policy of tolerations applies")
+    eventually(lambda: is_refused(lambda: client.dry_run(claim(owner, "other"), sandbox.namespace)),
+               "the policy of tolerations applies")
     yield client
     client.close()
 

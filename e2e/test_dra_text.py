@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from e2e.claims import FIRST, TIMEOUT_S, TRANSLATE, call_webhooks, dry_run, installed, missing, serving, wait_called
+from e2e.claims import FIRST, TIMEOUT_S, TRANSLATE, call_webhooks, installed, missing, serving, wait_called
 from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError
@@ -173,7 +173,7 @@ def test_a_label_of_the_pod_is_enough_and_takes_precedence(plain: Sandbox, prefe
     plain.create(pod("p", gpu=1, gpumem=3000, labels={DOOR: "dra"}))
     assert plain.bound(1, timeout=TIMEOUT_S) == {"p": "claims"}
     assert "expected dra, dra-preferred, plugin" in refusal(plain, pod("q", gpu=1, labels={DOOR: "DRA"}))
-    made = dry_run(preferred.kube, preferred.namespace, pod("r", gpu=1, labels={DOOR: "plugin"}))
+    made = preferred.kube.dry_run(pod("r", gpu=1, labels={DOOR: "plugin"}), preferred.namespace)
     assert made["spec"]["schedulerName"] == "hami-scheduler" and "resourceClaims" not in made["spec"]
     assert "requires a claim" in refusal(preferred, pod("s", gpu=1, annotations=TOPOLOGY, labels={DOOR: "dra"}))
 
@@ -210,7 +210,7 @@ def test_no_quota_is_evaded(required: Sandbox, hard: Object) -> None:
 
     def is_known() -> bool:
         with contextlib.suppress(ApiError):
-            dry_run(required.kube, required.namespace, pod("probe", gpu=1, gpumem=1000))
+            required.kube.dry_run(pod("probe", gpu=1, gpumem=1000), required.namespace)
             return False
         return True
 
@@ -252,7 +252,7 @@ def test_a_deleted_template_comes_back(required: Sandbox) -> None:
 
 def test_a_template_that_is_late_is_waited_for(required: Sandbox, scheduler: Scheduler) -> None:
     publish(required)
-    translated = dry_run(required.kube, required.namespace, pod("p", gpu=1, gpumem=1000))
+    translated = required.kube.dry_run(pod("p", gpu=1, gpumem=1000), required.namespace)
     metadata = {key: translated["metadata"][key] for key in ("name", "annotations")}
     scheduler.stop()
     required.create({**translated, "metadata": metadata})  # as who copies a pod does: no webhook is called
@@ -308,7 +308,7 @@ def test_while_no_webhook_answers_pods_that_require_a_claim_are_not_created(requ
     scheduler.stop()
     assert "failed calling webhook" in refusal(required, pod("p", gpu=1, gpumem=1000))
     required.create(pod("q"))
-    assert "resourceClaims" not in dry_run(preferred.kube, preferred.namespace, pod("r", gpu=1))["spec"]
+    assert "resourceClaims" not in preferred.kube.dry_run(pod("r", gpu=1), preferred.namespace)["spec"]
 
 
 def test_nobody_gets_more_from_an_annotation_than_from_the_webhook(plain: Sandbox) -> None:
@@ -334,7 +334,7 @@ def test_the_account_of_the_scheduler_writes_only_templates_of_its_own(cluster: 
 
         def refused(item: Object) -> str:
             try:
-                dry_run(extender, sandbox.namespace, item)
+                extender.dry_run(item, sandbox.namespace)
             except ApiError as error:
                 return str(error.message)
             return ""

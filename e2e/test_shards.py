@@ -12,7 +12,6 @@ from e2e.agent import NodeAgent
 from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
 from e2e.helm_chart import Helm
-from e2e.kube import path_of
 from e2e.nodes import gpu, gpus
 from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import pod
@@ -115,8 +114,7 @@ def wait_admitted(sandbox, scheduler):
     """Waits until the webhook gives pods of the namespace to *scheduler*: the API server knows its labels a bit later,
     as it does the webhook."""
     def name():
-        return sandbox.kube.call("POST", path_of("Pod", sandbox.namespace), pod("probe", gpu=1),
-                                 query={"dryRun": "All"})["spec"]["schedulerName"]
+        return sandbox.kube.dry_run(pod("probe", gpu=1), sandbox.namespace)["spec"]["schedulerName"]
 
     eventually(lambda: name() == scheduler, f"{sandbox.namespace} belongs to {scheduler}", timeout=60)
 

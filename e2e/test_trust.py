@@ -931,7 +931,7 @@ def all_pods(sandbox: Sandbox, scheduler: Scheduler, certificates: Certificates)
     patched(sandbox.kube, "hami-webhook", *yaml.safe_load(patch["patch"]))
 
     def hides() -> bool:
-        made = sandbox.kube.call("POST", path_of("Pod", sandbox.namespace), pod("probe"), query={"dryRun": "All"})
+        made = sandbox.kube.dry_run(pod("probe"), sandbox.namespace)
         return HIDDEN in made["spec"]["containers"][0].get("env", ())
     eventually(hides, "the API server calls the webhook for all pods")
     yield
