@@ -27,6 +27,8 @@ VENDOR = "NVIDIA"
 """The vendor whose devices claims give."""
 MAX_RESULTS = 32
 """Requests of a claim, devices of an allocation, and containers with amounts."""
+MAX_EXPRESSION = 10_240
+"""Bytes of a selector that the API server accepts."""
 TOO_MANY = f"a claim has at most {MAX_RESULTS} GPUs"
 
 Amounts = Mapping[str, Mapping[str, str]]

@@ -15,10 +15,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from hami.codec.claim_amounts import MAX_RESULTS, VENDOR
+from hami.codec.claim_amounts import MAX_EXPRESSION, MAX_RESULTS, VENDOR
 from hami.codec.claims import MAX_SIZES, WHOLE, Inexpressible, render_claim_spec
 from hami.codec.documents import convert, decode, places_in
-from hami.codec.expressions import MAX_EXPRESSION
 from hami.codec.keys import CLAIM_REQUEST, CLAIM_TEMPLATE
 from hami.codec.objects import Metadata
 from hami.errors import MalformedInput

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from hami.codec.claim_amounts import MAX_RESULTS
-from hami.codec.documents import convert, places_in
+from hami.codec.claim_amounts import MAX_EXPRESSION, MAX_RESULTS
+from hami.codec.documents import convert, decode, places_in
 from hami.codec.objects import Metadata
 from hami.codec.slices import DRIVER, MIG_CLASS
 from hami.errors import MalformedInput
@@ -154,12 +154,12 @@ def resource_claim(container: str, device_class: str, count: int) -> DeviceClaim
     return DeviceClaim((DeviceRequest(container, (sub,)),))
 
 
-def parse_class_resource(document: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The time of creation, the name, and the resource of the DeviceClass *document*; empty if it stands for none.
+def parse_class_resource(raw: msgspec.Raw) -> tuple[str, str, str]:
+    """The time of creation, the name, and the resource of a DeviceClass as JSON; empty if it stands for none.
 
     Raises: MalformedInput.
     """
-    wire = convert(document, _Class, places_in("deviceclass"))
+    wire = decode("deviceclass", _CLASS, raw)
     return wire.metadata.creation_timestamp or "", wire.metadata.name or "", wire.spec.extended_resource_name or ""
 
 
@@ -183,7 +183,7 @@ def parse_class_selectors(document: Mapping[str, Any], place: str) -> tuple[str,
 
 
 class _Cel(msgspec.Struct):
-    expression: Annotated[str, Meta(max_length=10_240)] = ""
+    expression: Annotated[str, Meta(max_length=MAX_EXPRESSION)] = ""
 
 
 class _SelectorEntry(msgspec.Struct):
@@ -241,6 +241,9 @@ class _ClassSpec(msgspec.Struct, rename="camel"):
 class _Class(msgspec.Struct):
     metadata: Metadata = msgspec.field(default_factory=Metadata)
     spec: _ClassSpec = msgspec.field(default_factory=_ClassSpec)
+
+
+_CLASS = msgspec.json.Decoder(_Class)
 
 
 class _ClaimEntry(msgspec.Struct, rename="camel"):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from hami.codec.claim_amounts import MAX_EXPRESSION
 from hami.codec.slices import DRIVER, SHARE, published_text
 from hami.errors import MalformedInput
 from hami.model import Device
@@ -22,8 +23,6 @@ from hami.quantity import MIB, parse_quantity
 Condition = Callable[[Device], bool]
 """Reports whether a device meets a selector."""
 
-MAX_EXPRESSION = 10_240
-"""Bytes of an expression that the API server accepts."""
 _STANDARD = "resource.kubernetes.io"
 _LONGEST_NUMBER = 18  # digits
 _MAX_DEPTH = 16  # of parentheses and negations

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from hami.codec.device_requests import parse_class_resource
 from hami.codec.documents import decode
 from hami.kube.pages import ObjectMeta
 from hami.runtime.settings import ALLOCATE
@@ -71,15 +72,6 @@ class Installation:
     warning_policies: tuple[str, ...] = ()
     device_classes: Mapping[str, str] = field(default_factory=dict)
     excess_bindings: tuple[ExcessBinding, ...] = ()
-
-
-class _DeviceClassSpec(msgspec.Struct, rename="camel"):
-    extended_resource_name: str | None = None
-
-
-class _DeviceClass(msgspec.Struct):
-    metadata: ObjectMeta = ObjectMeta()
-    spec: _DeviceClassSpec = msgspec.field(default_factory=_DeviceClassSpec)
 
 
 class _Container(msgspec.Struct):
@@ -166,7 +158,6 @@ class _RoleBinding(msgspec.Struct, rename="camel"):
 
 _ROLE_BINDING = msgspec.json.Decoder(_RoleBinding)
 _WORKLOAD = msgspec.json.Decoder(_Workload)
-_DEVICE_CLASS = msgspec.json.Decoder(_DeviceClass)
 _POLICY_BINDING = msgspec.json.Decoder(_PolicyBinding)
 
 
@@ -230,9 +221,8 @@ def parse_device_class(raw: msgspec.Raw) -> tuple[str, str] | None:
 
     Raises: MalformedInput.
     """
-    device_class = decode("device class", _DEVICE_CLASS, raw)
-    resource = device_class.spec.extended_resource_name
-    return (device_class.metadata.name, resource) if resource else None
+    _, name, resource = parse_class_resource(raw)
+    return (name, resource) if resource else None
 
 
 def _is_flag(word: str) -> bool:

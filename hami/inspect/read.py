@@ -187,8 +187,7 @@ class Reader:
 
         def take(raw: msgspec.Raw) -> None:
             with contextlib.suppress(MalformedInput):
-                document: dict[str, Any] = decode("deviceclass", _OBJECT, raw)
-                classes.append(parse_class_resource(document))
+                classes.append(parse_class_resource(raw))
 
         try:
             self._each("deviceclasses", f"{API}/deviceclasses", {}, take)
