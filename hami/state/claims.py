@@ -77,8 +77,9 @@ class ClaimCache:
                 self._slices[uid] = published
                 self._parts.setdefault(published.node, {})[uid] = published
             for node in dict.fromkeys(part.node for part in (earlier, published) if part is not None):
-                instances = latest_instances(self._parts[node].values())
-                cards = (*latest_devices(self._parts[node].values()), *divided_cards(instances))
+                parts = latest_slices(self._parts[node].values())
+                instances = [instance for part in parts for instance in part.instances]
+                cards = (*latest_devices(parts), *divided_cards(instances))
                 self._instances[pool_name(node)] = {(pool_name(node), each.name): each for each in instances}
                 self._offer(node, tuple(device for device in cards if not device.by_claims))
 
@@ -143,17 +144,15 @@ class ClaimCache:
 
 def latest_devices(slices: Iterable[PublishedSlice]) -> tuple[Device, ...]:
     """Returns the devices in *slices* of one node, without those of earlier generations."""
-    parts = tuple(slices)
-    latest = max((part.generation for part in parts), default=0)
-    devices = {device.uuid: device for part in parts if part.generation == latest for device in part.devices}
+    devices = {device.uuid: device for part in latest_slices(slices) for device in part.devices}
     return tuple(sorted(devices.values(), key=lambda device: (device.index, device.uuid)))
 
 
-def latest_instances(slices: Iterable[PublishedSlice]) -> tuple[PublishedInstance, ...]:
-    """Returns the MIG instances in *slices* of one node, without those of earlier generations."""
+def latest_slices(slices: Iterable[PublishedSlice]) -> list[PublishedSlice]:
+    """Returns those of *slices* of one node that have the latest generation."""
     parts = tuple(slices)
     latest = max((part.generation for part in parts), default=0)
-    return tuple(instance for part in parts if part.generation == latest for instance in part.instances)
+    return [part for part in parts if part.generation == latest]
 
 
 def _with_instance(charge: Charge, profile: MigProfile) -> Charge:
