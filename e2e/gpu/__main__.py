@@ -49,9 +49,9 @@ class Step:
 STEPS = {step.name: step for step in (
     Step("a1", 20, holds.record), Step("a2", 20, holds.resolution), Step("a3", 30, holds.capture_matrix),
     Step("a4", 120, holds.suite), Step("a5", 60, holds.granularity), Step("a6", 150, holds.truth),
-    Step("a7", 45, holds.kills), Step("a8", 75, holds.neighbor),
-    Step("b1", 60, compute.costs), Step("b2", 60, compute.events), Step("b3", 110, compute.lazy),
-    Step("b4", 150, compute.accuracy), Step("b5", 60, compute.tenants), Step("b6", 30, compute.autotune),
+    Step("a7", 45, holds.kills), Step("a8", 75, holds.neighbor), Step("a9", 90, holds.others),
+    Step("b1", 60, compute.costs), Step("b2", 90, compute.events), Step("b3", 110, compute.lazy),
+    Step("b4", 150, compute.accuracy), Step("b5", 60, compute.tenants), Step("b6", 30, compute.autotune), Step("b7", 60, partial(compute.tenants, monitored=True)),
     Step("c1", 30, interplay.captures), Step("c2", 20, interplay.deep_binding), Step("c3", 20, interplay.no_nvml),
     Step("c4", 30, interplay.own_pids), Step("c5", 90, interplay.tools), Step("c6", 120, interplay.starts),
     Step("c7", 120, interplay.churn),
@@ -68,25 +68,28 @@ def in_process(step: Step, is_fake: bool, folder: Path) -> dict[str, Any]:
     path.unlink(missing_ok=True)
     words = [sys.executable, "-m", "e2e.gpu", "--step", step.name, "--out", str(folder)] + ["--fake"] * is_fake
     begun = time.monotonic()
+    failed = {}
     try:
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=step.seconds, check=False)
-        found = json.loads(path.read_text()) if path.exists() else {
-            "error": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
+        if done.returncode:
+            failed = {"error": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1],
+                      "stderr": done.stderr[-4000:]}
     except subprocess.TimeoutExpired:
-        found = {"error": f"not done in {step.seconds} s"}
+        failed = {"error": f"not done in {step.seconds} s"}
+    found = json.loads(path.read_text()) if path.exists() else {}
     path.unlink(missing_ok=True)
-    return {"step": step.name, "title": step.title, "took_s": round(time.monotonic() - begun, 1), **found}
+    took = round(time.monotonic() - begun, 1)
+    return {"step": step.name, "title": step.title, "took_s": took, **found, **failed}
 
 
 def here(step: Step, is_fake: bool, folder: Path) -> int:
-    """Runs a step in this process, and writes what it has found."""
+    """Runs a step in this process, and writes what it has found. Raises whatever the step raises."""
+    results = folder / f"{step.name}.json"
     try:
-        found = step.run(Card(is_fake=is_fake))
+        card = Card(results, is_fake=is_fake)
+        card.keep(step.run(card))
     except Skipped as error:
-        found = {"skipped": str(error)}
-    except Exception as error:  # whatever it is, the next step runs
-        found = {"error": f"{type(error).__name__}: {error}"}
-    (folder / f"{step.name}.json").write_text(json.dumps(found))
+        results.write_text(json.dumps({"skipped": str(error)}))
     return 0
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import enum
+import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -68,16 +70,22 @@ class Container(Rig):
 
 
 class Card:
-    """One card without other users."""
+    """One card without other users. *results*: the file for what a step has found."""
 
-    def __init__(self, *, is_fake: bool) -> None:
+    def __init__(self, results: Path, *, is_fake: bool) -> None:
         self.builds = Packed()
         self.is_fake = is_fake
+        self._results = results
         self._folder = tempfile.TemporaryDirectory(prefix="hami-gpu-")
         self.state = Path(self._folder.name) / "machine"
         if is_fake:  # of this process, which asks the driver itself, too
             os.environ["FAKE_CUDA_STATE"] = str(self.state)
         self.uuid = uuid_of(0) if is_fake else _first_uuid()
+
+    def keep(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Writes what a step has found so far: that is left of it if it is cut off. Returns it."""
+        self._results.write_text(json.dumps(found))
+        return found
 
     def driver(self) -> ctypes.CDLL:
         """The driver's library, in this process."""
@@ -110,8 +118,7 @@ class Card:
         """Raises: Skipped if programs that import a module cannot run here."""
         if self.is_fake:
             raise Skipped(f"needs a card: {name} computes")
-        done = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, check=False)
-        if done.returncode:
+        if importlib.util.find_spec(name) is None:
             raise Skipped(f"{name} is not installed")
 
 
@@ -126,7 +133,7 @@ def _first_uuid() -> str:
     """Raises: Skipped if there is no card."""
     code = ("import ctypes; cu = ctypes.CDLL('libcuda.so.1'); u = (ctypes.c_ubyte * 16)()\n"
             "r = cu.cuInit(0) or cu.cuDeviceGetUuid(u, 0)\n"
-            "raise SystemExit(f'the driver answers {r}') if r else print(bytes(u).hex())")
+            "if r:\n    raise SystemExit(f'the driver answers {r}')\nprint(bytes(u).hex())")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         raise Skipped(f"no card: {(done.stderr.strip().splitlines() or ['the driver ends the process'])[-1]}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import time
 from typing import Any
 
 from e2e.gpu import programs
 from e2e.gpu.card import Card, Skipped, Way, rate
-from tests.libvgpu.shares import Tenant, measured_shares
 
 __all__ = ["accuracy", "autotune", "costs", "events", "lazy", "tenants"]
 
@@ -17,7 +17,7 @@ _CHARGED = 256 + 16
 
 
 def costs(card: Card) -> Result:
-    """Nanoseconds of calls, the least of rounds that alternate; milliseconds of a first context."""
+    """Nanoseconds of calls, the least of rounds that alternate. A driver queues a thousand launches."""
     rows = []
     for what in ("launch", "info", "alloc"):
         ways = card.ways()
@@ -27,7 +27,7 @@ def costs(card: Card) -> Result:
             container = context.__enter__()
             open_.append(context)
             clients.append(container.client(FAKE_CUDA_FAST="1").start())
-        rounds = [[float(client.do(f"measure {what} 2000 0")) for client in clients] for _ in range(10)]
+        rounds = [[float(client.do(f"measure {what} 500 0")) for client in clients] for _ in range(20)]
         rows.append([what, *(min(column) for column in zip(*rounds, strict=True))])
         for context in open_:
             context.__exit__(None, None, None)
@@ -60,6 +60,7 @@ def events(card: Card) -> Result:
             count = client.do(f"load {load} {card.seconds(3) * 1000:.0f}")
             charged = (_charged(container) - before) / 1000
         rows.append([micro, took, charged / (count * took)])
+        card.keep({"rows": rows})
     return {"rows": rows, "columns": ["us", "us bare", "charged / true"],
             "good": all(abs(row[2] - 1) <= 0.1 for row in rows if row[0] >= 50)}
 
@@ -83,6 +84,7 @@ def lazy(card: Card, way: Way = Way.LIMITED) -> Result:
             with card.container(ran, cores=cores, memory=16 << 30) as container:
                 code = f"import os; os.environ['CUDA_MODULE_LOADING'] = {loading!r}\n{programs.LAZY}"
                 rows.append([f"transformer, {loading}", cores, float(container.run_python(code))])
+            card.keep({"rows": rows})
     bare = {row[0]: row[2] for row in rows if row[1] == 100}
     return {"rows": rows, "columns": ["program", "limit", "seconds"],
             "good": all(row[2] <= 1.2 * bare[row[0]] / row[1] * 100 for row in rows if len(row) > 2)}
@@ -103,22 +105,28 @@ def accuracy(card: Card, limits: tuple[int, ...] = (10, 30, 70), way: Way = Way.
                 client = container.client().start()
                 rate(client, load, card.seconds(3))
                 rows.append([load, limit, 100 * rate(client, load, card.seconds(6)) / full])
+            card.keep({"rows": rows})
     return {"rows": rows, "columns": ["load", "limit", "percent"],
             "good": all(abs(row[2] - row[1]) <= 3 for row in rows if row[0] != "decode")}
 
 
-def tenants(card: Card, way: Way = Way.LIMITED) -> Result:
-    """Two containers without a monitor, by what each of them gets done of what it would get done alone."""
+def tenants(card: Card, way: Way = Way.LIMITED, monitored: bool = False) -> Result:
+    """Two containers, by what each of them gets done of what it would get done alone."""
     card.needs(way)
-    rows = []
+    rows, samples = [], []
     took = _bare_microseconds(card, "busy_2000")
     for shares in ((30, 70), (50, 50)):
-        with card.container(way, cores=shares[0]) as one, card.container(way, cores=shares[1]) as other:
+        with card.container(way, cores=shares[0]) as one, card.container(way, cores=shares[1]) as other, \
+                contextlib.ExitStack() as told:
             clients = [container.client().start() for container in (one, other)]
             for client in clients:
                 client.do("launch plain idle 1")
+            if monitored:
+                samples.append(told.enter_context(programs.sampled(card, [one.region, other.region])))
+            for client in clients:
                 client.send(f"load busy_2000 {card.seconds(12) * 1000:.0f}")
             if card.is_fake:
+                from tests.libvgpu.shares import Tenant, measured_shares  # needs what HAMi needs
                 time.sleep(card.seconds(3))
                 found = measured_shares([Tenant(one.region, one.machine), Tenant(other.region, other.machine)],
                                         card.seconds(8))
@@ -127,7 +135,7 @@ def tenants(card: Card, way: Way = Way.LIMITED) -> Result:
                 counts = [client.answer() for client in clients]
                 found = [count[0] * took / 12e4 for count in counts]
             rows.append([f"{shares[0]}/{shares[1]}", *found])
-    return {"rows": rows, "columns": ["limits", "one", "other"],
+    return {"rows": rows, "columns": ["limits", "one", "other"], "samples": samples,
             "good": all(abs(got - int(due)) <= 3 for label, *both in rows
                         for got, due in zip(both, label.split("/"), strict=True))}
 

@@ -19,7 +19,8 @@ from e2e.gpu import programs
 from e2e.gpu.card import LIMIT, Card, Skipped, Way
 from tests.libvgpu.rig import MIB, ROOT, SOURCE
 
-__all__ = ["capture_matrix", "granularity", "kills", "neighbor", "record", "resolution", "suite", "truth"]
+__all__ = ["capture_matrix", "granularity", "kills", "neighbor", "others", "record", "resolution", "suite",
+           "truth"]
 
 Result = dict[str, Any]
 
@@ -199,24 +200,41 @@ def granularity(card: Card) -> Result:
     return {"rows": rows, "columns": ["kind", "bytes", "taken", "charged"], "worst": worst}
 
 
+def _compared(rows: list[list[Any]]) -> Result:
+    off = [abs(row[1] - row[2]) / row[2] for row in rows if len(row) > 2 and row[2]]
+    return {"rows": rows, "columns": ["after", "counted", "NVML"], "worst": max(off, default=0.0),
+            "good": max(off, default=0.0) <= 0.05 and all(len(row) > 2 for row in rows)}
+
+
+def _of_programs(card: Card, rows: list[list[Any]], codes: dict[str, tuple[str, str]]) -> Result:
+    """*codes*: by name, the module that a program needs, and its text."""
+    for name, (module, code) in codes.items():
+        try:
+            card.needs_module(module)
+            with card.container() as container:
+                rows.append([name, *programs.counted_and_seen(container, code)])
+        except Skipped as error:
+            rows.append([name, None, None, str(error)])
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            rows.append([name, str(error)])
+        card.keep(_compared(rows))
+    return _compared(rows)
+
+
 def truth(card: Card) -> Result:
-    """What is counted, what NVML says of the process, and what the card loses, after each of many things."""
+    """What is counted, and what NVML says of the process, after each of many things."""
     rows: list[list[Any]] = []
     with card.container() as container:
         client = container.client(FAKE_CUDA_CTX_MIB="300").start()
         for what, command in (("context", "info"), ("module", "module 1"), ("1 GiB", f"alloc plain 0 {1 << 30}")):
             client.do(command)
-            rows.append([what, container.region.total(), programs.nvml_of(card, client.process.pid)])
-    for name, code in programs.TORCH.items():
-        try:
-            card.needs_module("torch")
-            with card.container() as container:
-                rows.append([name, *programs.counted_and_seen(container, code)])
-        except (Skipped, RuntimeError, subprocess.TimeoutExpired) as error:
-            rows.append([name, str(error)])
-    off = [abs(row[1] - row[2]) / row[2] for row in rows if len(row) > 2 and row[2]]
-    return {"rows": rows, "columns": ["after", "counted", "NVML"], "worst": max(off, default=0.0),
-            "good": max(off, default=0.0) <= 0.05}
+            rows.append([what, container.region.total(), programs.Nvml(card).used(client.process.pid)])
+    return _of_programs(card, rows, {name: ("torch", code) for name, code in programs.TORCH.items()})
+
+
+def others(card: Card) -> Result:
+    """The same of JAX, CuPy and numba, of NCCL, of processes that share memory, and of forks."""
+    return _of_programs(card, [], programs.OTHERS)
 
 
 def kills(card: Card) -> Result:

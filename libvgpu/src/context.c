@@ -2,6 +2,7 @@
 
 #include "account.h"
 #include "devices.h"
+#include "driver_nvml.h"
 #include "launch.h"
 #include "log.h"
 #include "objects.h"
@@ -24,6 +25,24 @@ static bool take_turn(atomic_bool *taken)
     return true;
 }
 
+/* In a container, some drivers list the processes of the host: one of them may have the number of this one, which has nothing. */
+static void begin_measure(struct vgpu_making *making, int ordinal)
+{
+    making->counted = vgpu_counted(making->index);
+    making->told = !vgpu_nvml_used(vgpu_uuid_at(making->index), &making->used) || making->counted;
+    vgpu_measure_begin(&making->measure, ordinal, false);
+    if (making->measure.index < 0)
+        LOG_ONCE(LOG_WARNING, "the memory of contexts is not counted: neither the limits nor NVML tell it");
+}
+
+static uint64_t taken(const struct vgpu_making *making)
+{
+    uint64_t used;
+    if (!making->told || making->measure.index < 0 || !vgpu_nvml_used(vgpu_uuid_at(making->index), &used))
+        return vgpu_measure_taken(&making->measure, UINT64_MAX);
+    return vgpu_less(vgpu_less(used, making->used), vgpu_less(vgpu_counted(making->index), making->counted));
+}
+
 int vgpu_context_begin(struct vgpu_making *making, void *place, int ordinal)
 {
     *making = (struct vgpu_making){.index = -1, .measure = {.index = -1}};
@@ -43,11 +62,8 @@ int vgpu_context_begin(struct vgpu_making *making, void *place, int ordinal)
     making->index = index;
     making->charged = known;
     making->measured = !known && take_turn(&vgpu_process.measures);
-    if (making->measured) {
-        vgpu_measure_begin(&making->measure, ordinal);
-        if (making->measure.index < 0)
-            LOG_ONCE(LOG_WARNING, "the memory of contexts is not counted: neither the limits nor NVML tell it");
-    }
+    if (making->measured)
+        begin_measure(making, ordinal);
     return CUDA_OK;
 }
 
@@ -79,20 +95,20 @@ int vgpu_context_end(struct vgpu_making *making, void *place, int result, bool *
     *undo = false;
     if (making->index < 0)
         return result;
-    uint64_t taken = result == CUDA_OK ? vgpu_measure_taken(&making->measure, UINT64_MAX) : 0;
+    uint64_t more = result == CUDA_OK && making->measured ? taken(making) : 0;
     if (making->measured)
         atomic_store(&vgpu_process.measures, false);
-    taken = taken <= MOST ? taken : 0;
-    if (result == CUDA_OK && taken) {
-        result = vgpu_charge(making->index, taken, PART_CONTEXT);
+    more = more <= MOST ? more : 0;
+    if (result == CUDA_OK && more) {
+        result = vgpu_charge(making->index, more, PART_CONTEXT);
         *undo = result != CUDA_OK;
         if (*undo)
             LOG_ONCE(LOG_WARNING, "a context takes %llu bytes, which do not fit in the memory limit",
-                     (unsigned long long)taken);
+                     (unsigned long long)more);
     }
     void *context = result == CUDA_OK ? *(void **)place : NULL;
     if (context)
-        keep(context, making->index, making->charged + taken);
+        keep(context, making->index, making->charged + more);
     else
         vgpu_uncharge(making->index, making->charged, PART_CONTEXT);
     return result;

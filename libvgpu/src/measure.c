@@ -18,13 +18,12 @@ static bool free_bytes(const struct vgpu_measure *measure, uint64_t *bytes)
     return result == CUDA_OK;
 }
 
-void vgpu_measure_begin(struct vgpu_measure *measure, int ordinal)
+void vgpu_measure_begin(struct vgpu_measure *measure, int ordinal, bool has_context)
 {
-    uint32_t current;
     measure->index = vgpu_attach() ? vgpu_index_of(ordinal) : -1;
     if (measure->index < 0)
         return;
-    measure->by_nvml = REAL(cuCtxGetDevice)(&current) != 0 || (int)current != ordinal;
+    measure->by_nvml = !has_context;
     measure->counted = vgpu_usage(measure->index);
     if (!free_bytes(measure, &measure->free))
         measure->index = -1;

@@ -69,7 +69,7 @@ static void begin(struct vgpu_loading *loading, uint64_t bytes)
     uint32_t ordinal;
     loading->most = vgpu_multiply(bytes, TIMES_IMAGE);
     if (bytes && REAL(cuCtxGetDevice)(&ordinal) == CUDA_OK)
-        vgpu_measure_begin(&loading->measure, (int)ordinal);
+        vgpu_measure_begin(&loading->measure, (int)ordinal, true);
 }
 
 void vgpu_module_begin(struct vgpu_loading *loading, const void *image)

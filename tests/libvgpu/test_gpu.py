@@ -116,7 +116,7 @@ def test_overhead_of_a_call(start, what, most):
     """Nanoseconds, the least of ten rounds that alternate; more than on the fake driver, which spoils no caches."""
     clients = [start(None), start()]
     bare, ours = (min(column) for column in zip(
-        *([client.do(f"measure {what} 2000 0") for client in clients] for _ in range(10)), strict=True))
+        *([client.do(f"measure {what} 500 0") for client in clients] for _ in range(10)), strict=True))
     print(f"{what}: {bare:.0f} ns without the limiter, {ours:.0f} ns with it")
     assert ours - bare <= most
 

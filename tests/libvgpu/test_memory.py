@@ -152,6 +152,16 @@ def test_context_is_charged_as_measured_once_and_returned(rig):
     assert rig.region.total() == 0
 
 
+@pytest.mark.sanitized
+def test_context_counts_that_was_current_before_it_was_taken(rig):
+    """So does the CUDA runtime, as seen on an H200 (driver 580)."""
+    rig.limit()
+    client = rig.client(FAKE_CUDA_CTX_MIB="300").start()
+    assert client.do("release 0") == 0
+    assert client.do("ctx 0") == 0
+    assert client.do("info")[1] == LIMIT - 300 * MIB
+
+
 @pytest.mark.parametrize("version", [2, 4])
 def test_further_contexts_count_and_take_their_memory_with_them(rig, version):
     rig.limit()
@@ -212,6 +222,21 @@ def test_context_of_a_known_size_is_charged_that_whatever_a_neighbor_does(rig):
             client = rig.client(FAKE_CUDA_CTX_MIB="400", FAKE_CUDA_CTX_US="200000").start()
             assert client.do("info")[1] == LIMIT - 400 * MIB
             assert (client.do("release 0"), rig.region.total()) == (0, 0)
+
+
+def test_context_is_measured_beside_a_neighbor_where_nvml_tells_of_the_process(rig):
+    rig.limit()
+    with busy_neighbor(rig):
+        for _ in range(3):
+            client = rig.client(FAKE_CUDA_CTX_MIB="400", FAKE_CUDA_CTX_US="200000").start()
+            assert client.do("info")[1] == LIMIT - 400 * MIB
+            assert (client.do("release 0"), rig.region.total()) == (0, 0)
+
+
+def test_context_is_measured_where_nvml_lists_processes_of_the_host(rig):
+    rig.limit()
+    client = rig.client(FAKE_CUDA_CTX_MIB="400", FAKE_NVML_HOST_PIDS="100000").start()
+    assert client.do("info")[1] == LIMIT - 400 * MIB
 
 
 def test_context_of_a_known_size_that_does_not_fit_is_not_made(rig):

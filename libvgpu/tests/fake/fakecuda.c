@@ -861,6 +861,8 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
     NEED_CONTEXT;
     NEED_NO_CAPTURE;
+    if (current() == &primaries[current()->device] && !current()->references)
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED; /* it may be current, but nobody has taken it */
     fake_lock();
     *total_bytes = (size_t)total();
     *free_bytes = *total_bytes - (size_t)fake_machine()->used[card(current()->device)];
