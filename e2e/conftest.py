@@ -270,8 +270,11 @@ def audited(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Adds logs and events to the report of a failed test."""
     report = yield
-    if report.failed and (scheduler := item.config.stash.get(REPLICA, None)):
-        report.sections.append(("hami scheduler", scheduler.program.tail()))
+    given = list(getattr(item, "funcargs", {}).values()) if report.failed else []
+    own = [value for value in given if isinstance(value, Scheduler)] + [item.config.stash.get(REPLICA, None)]
+    if report.failed and own[0]:  # that of the session, unless the test has one
+        report.sections.append(("hami scheduler", own[0].program.tail()))
+        report.sections.append(("control plane", said(own[0].cluster.logs)))
     if report.failed and (cluster := item.config.stash.get(KIND, None)):
         report.sections.append(("kind", said(cluster.logs)))
     if report.failed and (sandbox := getattr(item, "funcargs", {}).get("sandbox")):
