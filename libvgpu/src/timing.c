@@ -6,8 +6,11 @@
 
 #include <string.h>
 
-enum { PLACES = 128, PLACES_OF_CONTEXT = 8, QUERIES = 4 };
+enum { PLACES = 128, PLACES_OF_CONTEXT = 8, QUERIES = 4, GAP_TRIES = 8 };
 enum { FREE, CLAIMED, RUNNING };
+enum { UNKNOWN, ASKED, KNOWN };
+
+static const uint64_t MOST_GAP = 10000; /* nanoseconds; more is the time slice of a neighbor */
 
 /* A place belongs to the thread that has claimed it; no lock is held while the driver is called, which may take long. */
 struct sample {
@@ -15,7 +18,7 @@ struct sample {
     _Atomic uint64_t context; /* whose events these are; 0: none made yet */
     atomic_bool gone;         /* the context has been destroyed meanwhile */
     void *first, *second;
-    struct vgpu_estimate *estimate;
+    struct vgpu_estimate *estimate; /* NULL: nothing is between the events */
     struct vgpu_bucket *bucket;
     uint64_t begun; /* when the first event was recorded */
     uint64_t host;  /* for how long the GPU had nothing to do since, since the launch took so long */
@@ -23,6 +26,10 @@ struct sample {
 
 static struct sample sample[PLACES];
 static _Atomic int open_samples;
+
+/* Nanoseconds that two events tell with nothing between them: the card needs them for the events, and the kernel not. */
+static _Atomic uint64_t gap;
+static _Atomic int gap_state;
 
 static bool claim(struct sample *one, int state)
 {
@@ -32,6 +39,8 @@ static bool claim(struct sample *one, int state)
 /* The caller has claimed it. */
 static void clear(struct sample *one)
 {
+    if (!one->estimate)
+        atomic_compare_exchange_strong(&gap_state, &(int){ASKED}, UNKNOWN);
     atomic_store(&one->gone, false);
     atomic_store(&one->context, 0);
     atomic_store(&one->state, FREE);
@@ -88,10 +97,37 @@ static struct sample *claim_place(uint64_t context)
     return NULL;
 }
 
+static void ask_for_gap(uint64_t context, void *stream, bool per_thread)
+{
+    if (LIKELY(atomic_load_explicit(&gap_state, memory_order_relaxed) != UNKNOWN)
+        || !atomic_compare_exchange_strong(&gap_state, &(int){UNKNOWN}, ASKED))
+        return;
+    struct sample *one = claim_place(context);
+    bool good = one && record(one->first, stream, per_thread) == 0 && record(one->second, stream, per_thread) == 0;
+    if (good) {
+        one->estimate = NULL;
+        atomic_fetch_add(&open_samples, 1);
+    } else {
+        atomic_store(&gap_state, UNKNOWN);
+    }
+    if (one)
+        release(one, good ? RUNNING : FREE);
+}
+
+static void note_gap(uint64_t elapsed)
+{
+    static _Atomic int tries;
+    bool good = elapsed <= MOST_GAP;
+    if (good)
+        atomic_store(&gap, elapsed);
+    atomic_store(&gap_state, good || atomic_fetch_add(&tries, 1) == GAP_TRIES ? KNOWN : UNKNOWN);
+}
+
 int vgpu_timing_begin(struct vgpu_estimate *estimate, struct vgpu_bucket *bucket, uint64_t context, void *stream,
                       bool per_thread)
 {
     uint32_t mode = vgpu_relax();
+    ask_for_gap(context, stream, per_thread);
     struct sample *one = claim_place(context);
     bool good = one && record(one->first, stream, per_thread) == 0;
     vgpu_restore(mode);
@@ -126,8 +162,13 @@ static bool settle(struct sample *one)
         return false;
     }
     float milliseconds;
-    if (result == CUDA_OK && REAL(cuEventElapsedTime)(&milliseconds, one->first, one->second) == 0) {
-        uint64_t elapsed = vgpu_less(milliseconds > 0 ? (uint64_t)((double)milliseconds * 1e6) : 0, one->host);
+    uint64_t elapsed = UINT64_MAX;
+    if (result == CUDA_OK && REAL(cuEventElapsedTime)(&milliseconds, one->first, one->second) == 0)
+        elapsed = milliseconds > 0 ? (uint64_t)((double)milliseconds * 1e6) : 0;
+    if (UNLIKELY(!one->estimate)) {
+        note_gap(elapsed);
+    } else if (elapsed != UINT64_MAX) {
+        elapsed = vgpu_less(elapsed, vgpu_add(one->host, atomic_load(&gap)));
         vgpu_bucket_settle(one->bucket, vgpu_estimate_measured(one->estimate, elapsed ? elapsed : 1));
     }
     atomic_fetch_sub(&open_samples, 1);
@@ -172,5 +213,6 @@ void vgpu_timing_forget(uint64_t context)
 void vgpu_timing_forked(void)
 {
     memset(sample, 0, sizeof sample);
+    atomic_compare_exchange_strong(&gap_state, &(int){ASKED}, UNKNOWN);
     atomic_store(&open_samples, 0);
 }

@@ -72,8 +72,9 @@ def primary_context():
     assert charged() == CONTEXT
     for name in ("cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxReset",
                  "cuDevicePrimaryCtxReset_v2"):
-        change(-CONTEXT, name, 0)
-        make(CONTEXT, "cuDevicePrimaryCtxRetain", 0)
+        call(name, 0)  # nothing is told of memory until it is taken again
+        call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        assert charged() == CONTEXT, name
 
 
 def contexts():

@@ -62,6 +62,12 @@ def test_short_kernels_that_begin_late_count_as_they_are(rig):
     gets_thirty_percent(rig, "decode", [rig.client(FAKE_CUDA_LATENCY_US="4").start()], 4)
 
 
+def test_what_the_card_needs_for_events_is_not_charged(rig):
+    """Two events tell 1.3 us with nothing between them, on an H200."""
+    rig.limit(LIMIT | {"cores": 30})
+    gets_thirty_percent(rig, "busy_5", [rig.client(FAKE_CUDA_EVENT_NS="1300").start()], 4)
+
+
 def test_second_gpu_is_limited_after_many_measurements_on_the_first(rig):
     rig.limit(LIMIT | {"cores": 30}, LIMIT | {"cores": 30})
     client = rig.client(FAKE_CUDA_DEVICES="2").start()
