@@ -10,7 +10,7 @@ from typing import Any
 from e2e.gpu import programs
 from e2e.gpu.card import Card, Skipped, Way, rate
 
-__all__ = ["accuracy", "autotune", "costs", "events", "lazy", "tenants"]
+__all__ = ["accuracy", "autotune", "brackets", "costs", "events", "lazy", "tenants"]
 
 Result = dict[str, Any]
 _CHARGED = 256 + 16
@@ -138,6 +138,17 @@ def tenants(card: Card, way: Way = Way.LIMITED, monitored: bool = False) -> Resu
     return {"rows": rows, "columns": ["limits", "one", "other"], "samples": samples,
             "good": all(abs(got - int(due)) <= 3 for label, *both in rows
                         for got, due in zip(both, label.split("/"), strict=True))}
+
+
+def brackets(card: Card) -> Result:
+    """Microseconds between two events around kernels: what the events themselves add."""
+    rows = []
+    with card.container(Way.BARE) as container:
+        client = container.client().start()
+        client.do("module")
+        for micro in (2, 5, 10, 50, 500):
+            rows.append([micro, *(client.do(f"bracket busy_{micro} {kernels}") for kernels in (0, 1, 16))])
+    return {"rows": rows, "columns": ["us", "no kernel", "one", "16"]}
 
 
 def autotune(card: Card) -> Result:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import threading
@@ -35,8 +36,9 @@ def _told(*words: str) -> str:
 def record(card: Card) -> Result:
     """What the figures belong to."""
     version = Path("/proc/driver/nvidia/version")
+    told = "fake" if card.is_fake else _told("nvidia-smi", "-q")
     return {
-        "card": _told("nvidia-smi", "-q") if not card.is_fake else "fake", "uuid": card.uuid,
+        "card": "\n".join(line for line in told.splitlines() if not re.search("Serial|UUID|PDI|GUID", line)),
         "driver": version.read_text() if version.exists() else "not known", "uname": " ".join(platform.uname()),
         "libc": " ".join(platform.libc_ver()), "kernel_log_sandbox": "gvisor" in _told("dmesg").lower(),
         "processes": _told("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"),

@@ -147,7 +147,7 @@ class Nvml:
 
     def percent(self, since: int) -> tuple[dict[int, int], int]:
         """The latest utilization of each process that has worked since then; the time of the last, in microseconds."""
-        count, found = ctypes.c_uint(64), (_Sample * 64)()
+        count, found = ctypes.c_uint(512), (_Sample * 512)()  # a driver wants places for more processes than there are
         if self._nvml.nvmlDeviceGetProcessUtilization(self._device, found, ctypes.byref(count),
                                                       ctypes.c_ulonglong(since)):
             return {}, since
@@ -157,7 +157,8 @@ class Nvml:
 
 @contextlib.contextmanager
 def sampled(card: Card, regions: Sequence[Region]) -> Iterator[list[dict[int, int]]]:
-    """Writes utilization into the regions as the node monitor does, until the block ends. Yields what it has written."""
+    """Writes utilization into the regions as the node monitor does, until the block ends. Yields what it has written.
+    """
     nvml, done, written = Nvml(card), threading.Event(), []
 
     def run() -> None:

@@ -293,6 +293,33 @@ static void autotune(CUfunction which, unsigned rounds)
     printf("%.1f %.1f\n", (double)least * 1000, (double)most * 1000);
 }
 
+/* Microseconds between two events around so many kernels while the GPU has other work before them; the least of 50. */
+static double bracket(CUfunction which, unsigned kernels)
+{
+    enum { ROUNDS = 50 };
+    CUevent first[ROUNDS], second[ROUNDS];
+    CUfunction before = function("busy_500");
+    float least = 1e9f, took;
+    for (int i = 0; i < ROUNDS; i++) {
+        p_cuEventCreate(&first[i], 0);
+        p_cuEventCreate(&second[i], 0);
+    }
+    for (int i = 0; i < 4; i++)
+        p_cuLaunchKernel(before, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+    for (int i = 0; i < ROUNDS; i++) {
+        p_cuEventRecord(first[i], stream);
+        for (unsigned k = 0; k < kernels; k++)
+            p_cuLaunchKernel(which, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+        p_cuEventRecord(second[i], stream);
+    }
+    p_cuStreamSynchronize(stream);
+    for (int i = 0; i < ROUNDS; i++) {
+        p_cuEventElapsedTime(&took, first[i], second[i]);
+        least = took < least ? took : least;
+    }
+    return (double)least * 1000;
+}
+
 static volatile bool launching;
 
 static void *launch_for_a_while(void *which)
@@ -961,6 +988,8 @@ static void command(char *line, char **argv)
         many(text, (unsigned)a, (unsigned)b);
     } else if (!strcmp(verb, "autotune") && sscanf(line, "%*s %63s %llu", text, &a) == 2) {
         autotune(function(text), (unsigned)a);
+    } else if (!strcmp(verb, "bracket") && sscanf(line, "%*s %63s %llu", text, &a) == 2) {
+        printf("%.2f\n", bracket(function(text), (unsigned)a));
     } else if (!strcmp(verb, "launchers") && sscanf(line, "%*s %llu %llu", &a, &b) == 2) {
         launch_all((unsigned)a, (unsigned)b);
         printf("0\n");
