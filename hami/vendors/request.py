@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -15,6 +16,8 @@ CACHE_SIZE = 8192  # different quantities of containers
 MAX_CONTAINERS = 128  # of a pod that requests devices
 
 Quantities = frozenset[tuple[str, str]]
+Amounts = tuple[Quantities, Quantities]
+"""Limits, and requests beside them."""
 _NO_QUANTITIES: Quantities = frozenset()
 _NO_SHARES: Mapping[str, int] = MappingProxyType({})
 
@@ -31,8 +34,8 @@ def most_shares(vendors: Catalog, containers: Sequence[Container]) -> Mapping[st
     of its own. Only these numbers follow from the specification alone: memory and cores of a share depend on the device
     and on the configuration at the time of the decision, and a share never takes more than its one device.
     """
-    requests = [request for container in containers for request in device_requests(vendors, container)]
-    return _most_shares(vendors, tuple(requests)) if requests else _NO_SHARES
+    amounts = [own for container in containers if (own := _managed(vendors, container)) is not None]
+    return _most_shares(vendors, tuple(amounts)) if amounts else _NO_SHARES
 
 
 def device_requests(vendors: Catalog, container: Container) -> tuple[Request, ...]:
@@ -41,31 +44,35 @@ def device_requests(vendors: Catalog, container: Container) -> tuple[Request, ..
     They depend on its quantities of managed resources alone and most pods of a cluster have the same few, so results
     are cached.
     """
-    beside = container.requests.keys() - container.limits.keys()  # a limit comes before a request
-    limits = _managed(vendors, container.limits)
-    requests = _managed(vendors, {name: container.requests[name] for name in beside}) if beside else _NO_QUANTITIES
-    return _requests(vendors, limits, requests) if limits or requests else ()
+    amounts = _managed(vendors, container)
+    return () if amounts is None else _requests(vendors, amounts)
 
 
-def _managed(vendors: Catalog, amounts: Mapping[str, str]) -> Quantities:
-    if vendors.resources.isdisjoint(amounts):
-        return _NO_QUANTITIES
-    return frozenset([item for item in amounts.items() if item[0] in vendors.resources])
+def _managed(vendors: Catalog, container: Container) -> Amounts | None:
+    """Returns the quantities of managed resources; ``None`` if there are none."""
+    managed, limits, requests = vendors.resources, container.limits, container.requests
+    if managed.isdisjoint(limits) and managed.isdisjoint(requests):
+        return None
+    beside = _NO_QUANTITIES
+    if not requests.keys() <= limits.keys():  # a limit comes before a request, and most requests have one
+        beside = frozenset([item for item in requests.items() if item[0] in managed and item[0] not in limits])
+    return frozenset([item for item in limits.items() if item[0] in managed]), beside
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
-def _most_shares(vendors: Catalog, requests: tuple[Request, ...]) -> Mapping[str, int]:
-    limits: dict[str, int] = {}
-    for request in requests:
+def _most_shares(vendors: Catalog, amounts: tuple[Amounts, ...]) -> Mapping[str, int]:
+    shares_of: dict[str, int] = {}
+    for request in itertools.chain.from_iterable([_requests(vendors, own) for own in amounts]):
         shares = request.count
         if request.cores > shares and vendors[request.vendor].resources.core_unit is CoreUnit.MASK:
             shares = request.cores
-        limits[request.vendor] = limits.get(request.vendor, 0) + shares
-    return MappingProxyType(limits)
+        shares_of[request.vendor] = shares_of.get(request.vendor, 0) + shares
+    return MappingProxyType(shares_of) if shares_of else _NO_SHARES
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
-def _requests(vendors: Catalog, limits: Quantities, requests: Quantities) -> tuple[Request, ...]:
+def _requests(vendors: Catalog, amounts: Amounts) -> tuple[Request, ...]:
+    limits, requests = amounts
     container = Container(name="", limits=dict(limits), requests=dict(requests))
     requested = vendors.requested_by(container.limits, container.requests)
     return tuple(request for vendor in requested if (request := device_request(vendor, container)) is not None)
