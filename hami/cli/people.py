@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hami.inspect.claims import PodClaims
     from hami.inspect.cluster import InspectedCluster
     from hami.inspect.manifests import PodSource
+    from hami.inspect.read_claims import Documents
     from hami.scheduler.admit import Admitted, Denied
     from hami.state.view import View
 
@@ -144,10 +145,11 @@ def simulate_command(*, client: Client, style: Style, files: tuple[Any, ...], sc
     from hami.inspect.simulate import Scenario, SimulatedPreemption, change_record, render_simulation, simulate
 
     scenario = Scenario(namespace=client.single_namespace("new pods have one namespace"), **changes)
-    sources = read_files(files, client, scenario.namespace)
+    sources, documents = read_files(files)
     record, moved = change_record(client.read(), scenario)
     cluster = InspectedCluster(record)
     cluster.check_has_devices()
+    sources = with_claims(sources, documents, client, cluster, scenario.namespace)
     preemption = SimulatedPreemption(
         budgets=client.budgets(), classes=client.priority_classes()) if with_preemption else None
     report = simulate(cluster, sources, moved, scenario, make_admit(scheduler_name), preemption)
@@ -165,12 +167,14 @@ def capacity_command(*, client: Client, style: Style, files: tuple[Any, ...], sc
     from hami.inspect.simulate import Scenario, count_capacity, render_capacity
 
     scenario = Scenario(namespace=client.single_namespace("new pods have one namespace"))
-    sources = read_files(files, client, scenario.namespace)
+    sources, documents = read_files(files)
     if len(sources) != 1:
         raise HamiError(f"expected one pod or workload, found {', '.join(source.title for source in sources)}")
-    nodes = count_capacity(client.cluster(), sources[0], scenario, make_admit(scheduler_name))
+    cluster = client.cluster()
+    source, = with_claims(sources, documents, client, cluster, scenario.namespace)
+    nodes = count_capacity(cluster, source, scenario, make_admit(scheduler_name))
     return Answer(document={"pods": sum(node.pods for node in nodes), "nodes": nodes},
-                  text=lambda: render_capacity(sources[0], nodes, style))
+                  text=lambda: render_capacity(source, nodes, style))
 
 
 @people_command("audit")
@@ -267,15 +271,12 @@ def replay_command(*, style: Style, file: str) -> Answer:
                   status=0 if all(decision.is_same for decision in decisions) else 1)
 
 
-def read_files(files: tuple[Any, ...], client: Client, namespace: str) -> list[PodSource]:
-    """Returns what makes pods in *files*, with the claims that these pods name: of the files, or else of *client*.
-    Says which other objects, and which labels, are left out.
-
-    *namespace*: of manifests that name none. Raises: HamiError.
-    """
+def read_files(files: tuple[Any, ...]) -> tuple[list[PodSource], Documents]:
+    """Returns what makes pods in *files*, and their claims, templates and classes. Says which other objects, and which
+    labels, are left out. Raises: HamiError."""
     from hami.codec.keys import CLAIM_DOORS, DOOR
     from hami.inspect.manifests import read_manifests
-    from hami.inspect.read_claims import claim_documents, claims_of_manifest
+    from hami.inspect.read_claims import claim_documents
 
     sources: list[PodSource] = []
     documents: dict[tuple[str, str, str], Mapping[str, Any]] = {}
@@ -290,14 +291,18 @@ def read_files(files: tuple[Any, ...], client: Client, namespace: str) -> list[P
     labels = {source.title: source.pod["metadata"].get("labels") for source in sources}
     if claiming := [title for title, own in labels.items() if isinstance(own, dict) and own.get(DOOR) in CLAIM_DOORS]:
         show_note(f"the label {DOOR} is not simulated, so it is ignored: {', '.join(claiming)}")
-    reader = client.reader() if not client.snapshot and any(map(names_claims, sources)) else None
+    return sources, documents
+
+
+def with_claims(sources: list[PodSource], documents: Documents, client: Client, cluster: InspectedCluster,
+                namespace: str) -> list[PodSource]:
+    """Returns *sources* with the claims of their pods: of *documents*, or else of *client*. *namespace*: of those that
+    name none. Raises: HamiError."""
+    from hami.inspect.read_claims import claims_of_manifest, may_have_claims
+
+    reader = None if client.snapshot else client.reader()
     return [replace(source, claims=claims_of_manifest(reader, documents, source.pod, source.namespace or namespace))
-            for source in sources]
-
-
-def names_claims(source: PodSource) -> bool:
-    """Reports whether the pods of *source* name claims."""
-    return bool((source.pod["spec"] or {}).get("resourceClaims"))
+            if may_have_claims(source.pod, cluster.vendors.resources) else source for source in sources]
 
 
 def read_file(file: Any) -> str:

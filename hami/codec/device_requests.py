@@ -4,7 +4,7 @@ claims that a pod names, and the selectors of DeviceClasses (resource.k8s.io/v1)
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Annotated, Any
@@ -152,6 +152,14 @@ def resource_claim(container: str, device_class: str, count: int) -> DeviceClaim
     """Returns the claim that kube-scheduler makes for *count* of a resource for which *device_class* stands."""
     sub = DeviceSubRequest(device_class=device_class, count=count)
     return DeviceClaim((DeviceRequest(container, (sub,)),))
+
+
+def classes_by_resource(classes: Iterable[tuple[str, str, str]]) -> dict[str, str]:
+    """Returns the names of *classes*, each as :func:`parse_class_resource` tells it, by the resources that stand for
+    them. Of several for one resource, kube-scheduler takes the latest."""
+    parsed = sorted(classes)
+    return {**{f"{IMPLICIT_RESOURCE}{name}": name for _, name, _ in parsed},
+            **{resource: name for _, name, resource in parsed if resource}}
 
 
 def parse_class_resource(raw: msgspec.Raw) -> tuple[str, str, str]:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from hami.codec.claims import AllocatedClaim, parse_claim
-from hami.codec.device_requests import IMPLICIT_RESOURCE, parse_class_resource
+from hami.codec.device_requests import classes_by_resource, parse_class_resource
 from hami.codec.documents import decode
 from hami.codec.keys import CORDON, CORES_LIMIT, DOOR, LOCK_FREE, NODE_LOCK, NODE_RESIZES, RESIZE, is_scheduler_owned
 from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
@@ -182,7 +182,7 @@ class Reader:
 
     def classes_by_resource(self) -> dict[str, str]:
         """Returns the names of the DeviceClasses that stand for resources, by resource; none, with a note, if they may
-        not be listed. Of several, kube-scheduler takes the latest."""
+        not be listed."""
         classes: list[tuple[str, str, str]] = []
 
         def take(raw: msgspec.Raw) -> None:
@@ -195,8 +195,7 @@ class Reader:
             return {}
         except MissingRight as error:
             self.note(f"{error}; resources that stand for claims are not known")
-        named = {f"{IMPLICIT_RESOURCE}{name}": name for _, name, _ in classes}
-        return named | {resource: name for _, name, resource in sorted(classes) if resource}
+        return classes_by_resource(classes)
 
     def gang_size(self, pod: Pod) -> int | None:
         """Returns how many pods of the gang of *pod* are placed together; ``None`` if nothing says so, or, with a note,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,8 @@ import msgspec
 
 from hami.codec.claims import parse_claim
 from hami.codec.device_requests import (
-    ClaimSource, DeviceClaim, claim_sources, extended_resources, parse_class_selectors, parse_device_claim,
-    resource_claim,
+    ClaimSource, DeviceClaim, claim_sources, classes_by_resource, extended_resources, parse_class_resource,
+    parse_class_selectors, parse_device_claim, resource_claim,
 )
 from hami.codec.slices import DRIVER
 from hami.errors import MalformedInput
@@ -48,8 +48,8 @@ def claims_of_pod(reader: Reader, ref: PodRef) -> PodClaims | None:
 
 def claims_of_manifest(reader: Reader | None, documents: Documents, pod: Mapping[str, Any],
                        namespace: str) -> PodClaims | None:
-    """Returns the claims of *pod*, a manifest for *namespace*; ``None`` if it names none. Resources that stand for
-    claims are not looked at.
+    """Returns the claims of *pod*, a manifest for *namespace*, also those that resources stand for; ``None`` if there
+    are none.
 
     *documents*: are read first, whether or not they name a namespace. *reader*: of the cluster, if there is one.
     Raises: HamiError.
@@ -60,7 +60,20 @@ def claims_of_manifest(reader: Reader | None, documents: Documents, pod: Mapping
                 return document
         return reader.get_object(resource, namespace, name) if reader is not None else None
 
-    return resolve_claims(pod, namespace, get, dict[str, str])
+    def classes() -> dict[str, str]:
+        own = [parse_class_resource(msgspec.Raw(msgspec.json.encode(document)))
+               for (resource, _, _), document in documents.items() if resource == CLASSES]
+        return {**(reader.classes_by_resource() if reader is not None else {}), **classes_by_resource(own)}
+
+    return resolve_claims(pod, namespace, get, classes)
+
+
+def may_have_claims(pod: Mapping[str, Any], managed: Container[str]) -> bool:
+    """Reports whether *pod*, as JSON, names claims, or resources other than *managed* ones, which may stand for claims.
+
+    Raises: MalformedInput.
+    """
+    return bool(claim_sources(pod)) or any(resource not in managed for _, resource, _ in extended_resources(pod))
 
 
 def claim_documents(text: str, source: str) -> ClaimDocuments:

@@ -297,6 +297,31 @@ def test_simulate_without_a_pod_that_holds_a_claim(tmp_path):
     assert "deployment/web: 1 of 1 fit" in run("simulate", tmp_path, template(), deployment(1), of=of, args=args).stdout
 
 
+def asking(resource, replicas):
+    made = deployment(replicas)
+    made["spec"]["template"]["spec"] = naming(resource)["spec"]
+    return made
+
+
+@pytest.mark.parametrize("in_file", [True, False], ids=["a class of the file", "a class of the cluster"])
+def test_simulate_and_count_pods_with_a_resource_that_stands_for_claims(tmp_path, in_file):
+    of, own = api(), standing_for("example.com/gpu")
+    of.others["deviceclasses"] = [] if in_file else [own]
+    documents = [own | {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass"}] * in_file
+    result = run("simulate", tmp_path, *documents, asking("example.com/gpu", 3), of=of)
+    assert result.exit_code == 1 and result.stdout.startswith("deployment/web: 2 of 3 fit\n"), result.output
+    counted = run("capacity", tmp_path, *documents, asking("example.com/gpu", 1), of=of, args=["-o", "json"])
+    assert json.loads(counted.stdout)["pods"] == 2
+
+
+def test_a_resource_of_the_device_plugin_reads_no_classes(tmp_path):
+    of = api(nodes=[fake_node("n1", (card(),))])
+    of.errors[f"{CLAIMS}/deviceclasses"] = refused()
+    result = run("simulate", tmp_path, naming("nvidia.com/gpu"), of=of)
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    assert "you may not list" in run("simulate", tmp_path, naming("example.com/gpu"), of=of).stderr
+
+
 @pytest.mark.parametrize("documents, said", [
     ([deployment(1)], "ResourceClaimTemplate slice does not exist"),
     ([template(selectors=["device.x"]), deployment(1)], "selector device.x is not evaluated here"),
