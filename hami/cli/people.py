@@ -142,11 +142,17 @@ def simulate_command(*, client: Client, style: Style, files: tuple[Any, ...], sc
     the cluster and are placed one after the other, in the order of the files. Exit status 1 if not all fit.
     """
     from hami.inspect.cluster import InspectedCluster
-    from hami.inspect.simulate import Scenario, SimulatedPreemption, change_record, render_simulation, simulate
+    from hami.inspect.simulate import (
+        Scenario, SimulatedPreemption, change_record, claim_holders, render_simulation, simulate,
+    )
 
     scenario = Scenario(namespace=client.single_namespace("new pods have one namespace"), **changes)
     sources, documents = read_files(files)
-    record, moved = change_record(client.read(), scenario)
+    taken = client.read()
+    record, drained = change_record(taken, scenario)
+    holders = claim_holders(taken)
+    moved = [(pod, client.claims_of(pod.ref) if (pod.ref.namespace, pod.ref.name) in holders else None)
+             for pod in drained]
     cluster = InspectedCluster(record)
     cluster.check_has_devices()
     sources = with_claims(sources, documents, client, cluster, scenario.namespace)

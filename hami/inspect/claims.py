@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hami.codec.claim_amounts import MAX_RESULTS, VENDOR
 from hami.codec.claims import AllocatedClaim
@@ -54,6 +54,11 @@ class PodClaims:
     def waiting(self) -> list[DeviceClaim]:
         """The requests of the claims that are not allocated yet."""
         return [claim.requested for claim in self.claims if claim.allocated is None]
+
+    def made_again(self) -> PodClaims:
+        """Returns the claims of a pod that replaces this one: those of templates are not allocated yet."""
+        return replace(self, claims=tuple(
+            replace(claim, allocated=None) if claim.has_template else claim for claim in self.claims))
 
     @property
     def is_read(self) -> bool:

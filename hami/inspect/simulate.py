@@ -75,6 +75,10 @@ class SimulatedPreemption:
     classes: Mapping[str, PriorityClass] = field(default_factory=dict)
 
 
+MovedPod = tuple[Pod, "PodClaims | None"]
+"""A pod of a drained node, and the claims that it names."""
+
+
 class PlacedPod(msgspec.Struct, rename="camel", frozen=True):
     """A pod that would be placed. *cards*: by index. *preempts*: the pods that are evicted for it."""
 
@@ -142,7 +146,12 @@ def change_record(record: ClusterRecord, scenario: Scenario) -> tuple[ClusterRec
     return _cordoned(changed, scenario.cordoned), [unbound(pod) for pod in moved]
 
 
-def simulate(cluster: InspectedCluster, sources: Sequence[PodSource], moved: Sequence[Pod], scenario: Scenario,
+def claim_holders(record: ClusterRecord) -> set[tuple[str, str]]:
+    """Returns the namespaces and names of the pods that claims are reserved for."""
+    return {(ref.namespace, ref.name) for claim in record.claims for ref in claim.pods}
+
+
+def simulate(cluster: InspectedCluster, sources: Sequence[PodSource], moved: Sequence[MovedPod], scenario: Scenario,
              admit: Admit, preemption: SimulatedPreemption | None = None) -> SimulationReport:
     """Returns what would become of the pods *moved* and those of *sources*, in this order. Without *preemption* none
     evicts others.
@@ -152,8 +161,12 @@ def simulate(cluster: InspectedCluster, sources: Sequence[PodSource], moved: Seq
     placer = _Placer(cluster, preemption)
     if preemption is not None:
         sources = [replace(source, pod=with_priority(source.pod, preemption.classes)) for source in sources]
-    outcomes = [placer.place(f"pod/{pod.ref.name}", 1, [pod]) for pod in moved
-                if requests_devices(cluster.vendors, pod.containers)]
+    outcomes: list[Outcome] = []
+    for pod, claims in moved:
+        if claims is not None and decide(cluster, pod, claims):
+            outcomes.append(placer.place_claims(f"pod/{pod.ref.name}", 1, [pod], claims.made_again()))
+        elif requests_devices(cluster.vendors, pod.containers):
+            outcomes.append(placer.place(f"pod/{pod.ref.name}", 1, [pod]))
     for number, source in enumerate(sources):
         wanted = source.count if scenario.replicas is None else scenario.replicas
         if (claims := source.claims) is not None:

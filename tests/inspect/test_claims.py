@@ -297,6 +297,33 @@ def test_simulate_without_a_pod_that_holds_a_claim(tmp_path):
     assert "deployment/web: 1 of 1 fit" in run("simulate", tmp_path, template(), deployment(1), of=of, args=args).stdout
 
 
+def bound(name, claim, template=True):
+    """Bound to d1, with a claim that is allocated there."""
+    holder = pod(name, resource_claim=None if template else claim["metadata"]["name"])
+    holder["metadata"] |= {"namespace": "default", "uid": f"uid-default-{name}"}
+    holder["spec"]["nodeName"] = "d1"
+    if template:
+        holder["status"]["resourceClaimStatuses"] = [{"name": "gpu", "resourceClaimName": claim["metadata"]["name"]}]
+    return holder
+
+
+@pytest.mark.parametrize("memory, said", [
+    ("30000Mi", "pod/a: 1 of 1 fit"), ("20000Mi", "pod/a: 1 of 1 fit"), ("40000Mi", "pod/a: 0 of 1 fit")])
+def test_pods_of_a_drained_node_get_their_claims_again(tmp_path, memory, said):
+    mine = claimed("a", "d1", memory) | {"spec": template(memory=memory)["spec"]["spec"]}
+    of = api(claims=[mine, claimed("b", "d2", "10000Mi")], pods=[bound("a", mine)])
+    result = run("simulate", tmp_path, template(), deployment(0), of=of, args=["--drain", "d1"])
+    assert said in result.stdout, result.output
+
+
+def test_a_claim_without_a_template_stays_where_it_is_allocated(tmp_path):
+    mine = claimed("a", "d1", "1000Mi") | {"spec": template(memory="1000Mi")["spec"]["spec"]}
+    of = api(claims=[mine], pods=[bound("a", mine, template=False)])
+    result = run("simulate", tmp_path, template(), deployment(0), of=of, args=["--drain", "d1"])
+    title = f"ResourceClaim {mine['metadata']['name']}"
+    assert f"pod/a: 0 of 1 fit\n  the next does not: {title} is allocated already" in result.stdout, result.output
+
+
 def asking(resource, replicas):
     made = deployment(replicas)
     made["spec"]["template"]["spec"] = naming(resource)["spec"]
