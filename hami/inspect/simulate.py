@@ -75,7 +75,7 @@ class SimulatedPreemption:
     classes: Mapping[str, PriorityClass] = field(default_factory=dict)
 
 
-MovedPod = tuple[Pod, "PodClaims | None"]
+MovedPod = tuple[Pod, PodClaims | None]
 """A pod of a drained node, and the claims that it names."""
 
 
