@@ -604,11 +604,11 @@ def test_a_pod_that_names_a_resource_only_gets_a_card(cluster: LocalCluster, san
     (shortage,) = [part for part in hami(cluster.kubeconfig, "explain", "pod", left, *options).document["nodes"]
                    if part["node"] == node]
     assert shortage["reasons"] == "1/2 CardCordoned, 1/2 CardInsufficientMemory"
-    changes = "--drain", node, "--add-node", f"like={node}"
-    simulated = hami(cluster.kubeconfig, "simulate", "-f", "-", *changes, *options, typed=json.dumps(
-        pod("c", containers=[container(**{RESOURCE: 1})])))
-    assert [(outcome["workload"], outcome["placed"]) for outcome in simulated.document["outcomes"]] == [
-        (f"pod/{placed}", 1), ("pod/c", 0)]
+    typed = json.dumps(pod("c", containers=[container(**{RESOURCE: 1})]))
+    for added, fit in (([], 0), (["--add-node", f"like={node}:1"], 1)):
+        simulated = hami(cluster.kubeconfig, "simulate", "-f", "-", "--drain", node, *added, *options, typed=typed)
+        assert [(outcome["workload"], outcome["placed"]) for outcome in simulated.document["outcomes"]] == [
+            (f"pod/{placed}", fit), ("pod/c", fit)]
 
 
 # -- documentation
