@@ -28,6 +28,9 @@ class OwnerReference(msgspec.Struct, rename="camel", gc=False):
     controller: bool | None = False
 
 
+_NO_OWNER = OwnerReference()
+
+
 class Metadata(msgspec.Struct, rename="camel"):
     """The metadata of any object."""
 
@@ -44,7 +47,9 @@ class Metadata(msgspec.Struct, rename="camel"):
     @property
     def controller(self) -> OwnerReference:
         """The owner that controls the object; an empty one if there is none."""
-        return next((owner for owner in self.owner_references or () if owner.controller), OwnerReference())
+        if not self.owner_references:
+            return _NO_OWNER
+        return next((owner for owner in self.owner_references if owner.controller), _NO_OWNER)
 
 
 class _NodeInfo(msgspec.Struct, rename="camel"):

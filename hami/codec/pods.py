@@ -212,7 +212,7 @@ def _pod(wire: _Pod) -> Pod:
         node_name=sys.intern(spec.node_name or ""),
         scheduler_name=sys.intern(spec.scheduler_name or ""),
         phase=sys.intern(status.phase or ""),
-        init_done=_init_done(inits, status.init_container_statuses or ()),
+        init_done=bool(inits) and _init_done(inits, status.init_container_statuses or ()),
         admitted=bool(status.start_time),
         deleting=meta.deletion_timestamp is not None,
         created=meta.creation_timestamp or "",
@@ -226,8 +226,9 @@ def _pod(wire: _Pod) -> Pod:
                          affinity is not None and is_cross_namespace(affinity)),
         preferences=() if affinity is None else node_preferences(affinity),
         soft_constraints=((affinity is not None and prefers_pods(affinity))
-                          or any(constraint.when_unsatisfiable == "ScheduleAnyway"
-                                 for constraint in spec.topology_spread_constraints or ())),
+                          or (bool(spec.topology_spread_constraints) and any(
+                              constraint.when_unsatisfiable == "ScheduleAnyway"
+                              for constraint in spec.topology_spread_constraints or ()))),
         preempts=spec.preemption_policy != "Never",
         preempted=(disruption := _preemption(status)) is not None,
         preemptor=_preemptor(disruption),

@@ -62,6 +62,8 @@ def peak_charges(kinds: Sequence[ContainerKind], containers: Sequence[Sequence[S
     held = [(kind, shares) for kind, shares in zip(kinds, containers)
             if shares and not (init_done and kind is ContainerKind.INIT)]
     together = [share for _, shares in held for share in shares]
+    if len(together) == 1 and not (share := together[0]).partitions and not share.co_tenants:  # as most pods
+        return (Charge(share.uuid, 1, share.memory_mib, share.cores),)
     # all run at the same time, unless init containers are among them
     peaks = _by_device(together) if all([kind is not ContainerKind.INIT for kind, _ in held]) else _peaks(held)
     charges = tuple([Charge(uuid, *peaks[uuid]) for uuid in sorted(peaks)])

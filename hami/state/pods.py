@@ -349,7 +349,7 @@ class PodCache:
             self._reservations.observe(pod)
 
     def _traits_of(self, pod: Pod) -> PodTraits:
-        labels = tuple(sorted((key, value) for key, value in pod.labels.items() if key != ASSIGNED_NODE))
+        labels = tuple(sorted([item for item in pod.labels.items() if item[0] != ASSIGNED_NODE]))
         return self._traits(pod.controller, pod.is_node_agent or pod.labels.get(PREEMPTIBLE) == "false", pod.grace_s,
                             labels)
 

@@ -352,5 +352,8 @@ class Catalog:
 
 def _owners(vendors: Mapping[str, Vendor], names: Iterable[str]) -> tuple[Vendor, ...]:
     """Returns those of *vendors* that any of *names* belongs to, sorted by key."""
-    by_key = {vendor.key: vendor for name in names if (vendor := vendors.get(name)) is not None}
+    found = vendors.keys() & names
+    if len(found) == 1:  # as nearly always
+        return (vendors[found.pop()],)
+    by_key = {vendor.key: vendor for vendor in map(vendors.__getitem__, found)}
     return tuple([by_key[key] for key in sorted(by_key)])
