@@ -248,8 +248,7 @@ class KindCluster(ExternalCluster):
     def _kustomization(self, tag: str = RELEASE, overlay: str = "kind") -> Path:
         """Returns *overlay* with images of *tag* and the cluster's version of kube-scheduler, not on fake nodes.
 
-        Only ``kind`` includes the device plugin, with the component ``region-mount``: the others would look for real
-        GPUs.
+        Only ``kind`` includes the device plugin: the others would look for real GPUs.
         """
         folder = self.folder / f"{overlay}-{tag}"
         folder.mkdir(exist_ok=True)
@@ -260,8 +259,6 @@ class KindCluster(ExternalCluster):
                   {"$patch": "delete", "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "any"}})
         (folder / "kustomization.yaml").write_text(yaml.safe_dump({
             "resources": [os.path.relpath(MANIFESTS.parent / "overlays" / overlay, folder.resolve())],
-            "components": [os.path.relpath(MANIFESTS.parent / "components" / "region-mount", folder.resolve())] if (
-                overlay == "kind") else [],
             "images": [{"name": name, "newTag": tag} for name in IMAGES] + [
                 {"name": "registry.k8s.io/kube-scheduler", "newTag": self.version}],
             "patches": [{"target": {"kind": "DaemonSet"}, "patch": yaml.safe_dump(plugin)},
@@ -310,23 +307,6 @@ class Worker(JoinedNode):
         eventually(lambda: self._registrations(plugin) > before,
                    lambda: f"the device plugin has registered again\n{self.logs()}",
                    timeout=ROLLOUT_SECONDS, interval=0.5)
-
-    def file_system(self, path: str) -> str:
-        """Returns type and size of the file system that is mounted at *path*: ``tmpfs 512M``."""
-        return " ".join(run("docker", "exec", self.name, "findmnt", "-no", "FSTYPE,SIZE", path).split())
-
-    def reboot(self) -> None:
-        """Starts the node anew: what was in memory is gone. Waits until the device plugin has started again."""
-        (before,) = self._plugin_starts()
-        run("docker", "restart", self.name)
-        eventually(lambda: self._plugin_starts() not in ([], [before]),
-                   lambda: f"the device plugin has started again\n{self.logs()}", timeout=ROLLOUT_SECONDS, interval=0.5)
-        self.wait_ready()
-
-    def _plugin_starts(self) -> list[str]:
-        return [status["state"]["running"]["startedAt"] for pod in self._cluster.pods_of("hami-device-plugin")
-                if pod["spec"]["nodeName"] == self.name for status in pod["status"]["containerStatuses"]
-                if status["name"] == "device-plugin" and "running" in status["state"]]
 
     def _registrations(self, plugin: str) -> int:
         try:
