@@ -215,17 +215,9 @@ def busy_neighbor(rig):
     neighbor.kill()
 
 
-def test_context_of_a_known_size_is_charged_that_whatever_a_neighbor_does(rig):
-    rig.limit({"memory": LIMIT, "context": 400 * MIB})
-    with busy_neighbor(rig):
-        for _ in range(3):
-            client = rig.client(FAKE_CUDA_CTX_MIB="400", FAKE_CUDA_CTX_US="200000").start()
-            assert client.do("info")[1] == LIMIT - 400 * MIB
-            assert (client.do("release 0"), rig.region.total()) == (0, 0)
-
-
-def test_context_is_measured_beside_a_neighbor_where_nvml_tells_of_the_process(rig):
-    rig.limit()
+@pytest.mark.parametrize("known", [{"context": 400 * MIB}, {}], ids=["by the limits", "by NVML, of the process"])
+def test_context_of_a_known_size_is_charged_that_whatever_a_neighbor_does(rig, known):
+    rig.limit({"memory": LIMIT, **known})
     with busy_neighbor(rig):
         for _ in range(3):
             client = rig.client(FAKE_CUDA_CTX_MIB="400", FAKE_CUDA_CTX_US="200000").start()
