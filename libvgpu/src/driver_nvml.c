@@ -2,8 +2,11 @@
 
 #include "resolve.h"
 
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+enum { NVML_INSUFFICIENT_SIZE = 7, NVML_NO_MEMORY = 20, PROCESSES_AT_ONCE = 256 };
 
 /* NVML is loaded only by a process that uses CUDA, and stays open: it counts its users. */
 static bool is_there(void)
@@ -30,31 +33,53 @@ bool vgpu_nvml_uuid(int number, char *text, uint32_t size)
         && REAL(nvmlDeviceGetUUID)(device, text, size) == 0;
 }
 
+int vgpu_nvml_list(vgpu_list real, void *device, uint32_t size, struct vgpu_listing *all)
+{
+    int code = NVML_INSUFFICIENT_SIZE;
+    uint32_t room = PROCESSES_AT_ONCE;
+    for (int i = 0; i < 4 && code == NVML_INSUFFICIENT_SIZE; i++) { /* processes may start meanwhile */
+        all->bytes = (uint64_t)room * size;
+        all->entries = mmap(NULL, all->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (all->entries == MAP_FAILED)
+            return NVML_NO_MEMORY;
+        all->count = room;
+        code = real(device, &all->count, all->entries);
+        if (code == 0)
+            return code;
+        munmap(all->entries, all->bytes);
+        room = (all->count > room ? all->count : room) + PROCESSES_AT_ONCE;
+    }
+    return code;
+}
+
+uint32_t vgpu_process_at(const struct vgpu_listing *all, uint32_t i, uint32_t size)
+{
+    uint32_t pid;
+    memcpy(&pid, all->entries + (uint64_t)i * size, sizeof pid);
+    return pid;
+}
+
 bool vgpu_nvml_used(const char *uuid, uint64_t *bytes)
 {
-    enum { MOST_PROCESSES = 1024 };
     struct process {
         uint32_t pid;
         uint64_t used;
         uint32_t instance, compute_instance;
-    };
+    } own;
+    struct vgpu_listing all;
     void *device;
-    uint32_t count = MOST_PROCESSES, own = (uint32_t)getpid();
     *bytes = 0;
     if (!*uuid || !is_there() || !HAS(nvmlDeviceGetComputeRunningProcesses_v3)
-        || REAL(nvmlDeviceGetHandleByUUID)((void *)(uintptr_t)uuid, &device) != 0)
-        return false;
-    struct process *listed = mmap(NULL, MOST_PROCESSES * sizeof *listed, PROT_READ | PROT_WRITE,
-                                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (listed == MAP_FAILED)
+        || REAL(nvmlDeviceGetHandleByUUID)((void *)(uintptr_t)uuid, &device) != 0
+        || vgpu_nvml_list(REAL(nvmlDeviceGetComputeRunningProcesses_v3), device, sizeof own, &all) != 0)
         return false;
     bool found = false;
-    if (REAL(nvmlDeviceGetComputeRunningProcesses_v3)(device, &count, listed) != 0)
-        count = 0;
-    for (uint32_t i = 0; i < count && i < MOST_PROCESSES && !found; i++)
-        if ((found = listed[i].pid == own && listed[i].used != UINT64_MAX))
-            *bytes = listed[i].used;
-    munmap(listed, MOST_PROCESSES * sizeof *listed);
+    for (uint32_t i = 0; i < all.count && !found; i++) {
+        memcpy(&own, all.entries + (uint64_t)i * sizeof own, sizeof own);
+        found = own.pid == (uint32_t)getpid() && own.used != UINT64_MAX;
+    }
+    munmap(all.entries, all.bytes);
+    *bytes = found ? own.used : 0;
     return found;
 }
 

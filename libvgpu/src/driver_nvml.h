@@ -7,6 +7,19 @@
 int vgpu_nvml_count(void); /* 0 if NVML is not there */
 bool vgpu_nvml_uuid(int number, char *text, uint32_t size);
 
+/* One of NVML's lists of processes, in memory of the kernel's that the caller unmaps. An entry has `size` bytes, and begins with
+ * the process number. */
+typedef int (*vgpu_list)(void *device, void *count, void *entries);
+struct vgpu_listing {
+    char *entries;
+    uint64_t bytes;
+    uint32_t count;
+};
+
+/* The whole list; 0, or the error of NVML. */
+int vgpu_nvml_list(vgpu_list real, void *device, uint32_t size, struct vgpu_listing *all);
+uint32_t vgpu_process_at(const struct vgpu_listing *all, uint32_t i, uint32_t size);
+
 /* Bytes of this process on a device. False, and 0 bytes, if NVML does not list it. */
 bool vgpu_nvml_used(const char *uuid, uint64_t *bytes);
 

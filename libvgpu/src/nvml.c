@@ -2,6 +2,7 @@
 
 #include "account.h"
 #include "devices.h"
+#include "driver_nvml.h"
 #include "process.h"
 #include "resolve.h"
 
@@ -9,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { NVML_INSUFFICIENT_SIZE = 7, NVML_NO_MEMORY = 20, PROCESSES_AT_ONCE = 256 };
+enum { NVML_INSUFFICIENT_SIZE = 7 };
 
 struct memory_v1 {
     uint64_t total, free, used;
@@ -63,46 +64,13 @@ int nvmlDeviceGetMemoryInfo_v2(void *device, void *result)
     return code;
 }
 
-/* The whole list, in memory of the kernel's that the caller unmaps. */
-struct listing {
-    char *entries;
-    uint64_t bytes;
-    uint32_t count;
-};
-
-static int list_all(vgpu_list real, void *device, uint32_t size, struct listing *all)
-{
-    int code = NVML_INSUFFICIENT_SIZE;
-    uint32_t room = PROCESSES_AT_ONCE;
-    for (int i = 0; i < 4 && code == NVML_INSUFFICIENT_SIZE; i++) { /* processes may start meanwhile */
-        all->bytes = (uint64_t)room * size;
-        all->entries = mmap(NULL, all->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (all->entries == MAP_FAILED)
-            return NVML_NO_MEMORY;
-        all->count = room;
-        code = real(device, &all->count, all->entries);
-        if (code == 0)
-            return code;
-        munmap(all->entries, all->bytes);
-        room = (all->count > room ? all->count : room) + PROCESSES_AT_ONCE;
-    }
-    return code;
-}
-
-static uint32_t process_at(const struct listing *all, uint32_t i, uint32_t size)
-{
-    uint32_t pid;
-    memcpy(&pid, all->entries + (uint64_t)i * size, sizeof pid);
-    return pid;
-}
-
 /* Whether NVML names processes by their numbers on the host: some drivers translate them into the numbers of the
  * caller's PID namespace, others do not. They differ where the monitor has written the number on the host. */
-static bool by_host_numbers(const struct listing *all, uint32_t size)
+static bool by_host_numbers(const struct vgpu_listing *all, uint32_t size)
 {
     static atomic_bool known;
     for (uint32_t i = 0; i < all->count && !atomic_load(&known); i++)
-        if (vgpu_region_number(vgpu_process.region, process_at(all, i, size), true))
+        if (vgpu_region_number(vgpu_process.region, vgpu_process_at(all, i, size), true))
             atomic_store(&known, true);
     return atomic_load(&known);
 }
@@ -114,13 +82,13 @@ static bool is_contained(void)
 }
 
 /* Leaves the entries of this container, with the numbers that they have in it. */
-static void keep_own(struct listing *all, uint32_t size)
+static void keep_own(struct vgpu_listing *all, uint32_t size)
 {
     const struct vgpu_process *process = &vgpu_process;
     bool host = process->region && by_host_numbers(all, size);
     uint32_t kept = 0;
     for (uint32_t i = 0; i < all->count; i++) {
-        uint32_t pid = process_at(all, i, size);
+        uint32_t pid = vgpu_process_at(all, i, size);
         uint32_t own = !host && pid == (uint32_t)getpid() ? pid : 0;
         if (!own && process->region)
             own = vgpu_region_number(process->region, pid, host);
@@ -135,11 +103,11 @@ static void keep_own(struct listing *all, uint32_t size)
 
 int vgpu_nvml_processes(vgpu_list real, void *device, void *count, void *entries, uint32_t size)
 {
-    struct listing all;
+    struct vgpu_listing all;
     uint32_t *room = count;
     if (!room || !is_contained())
         return real(device, count, entries);
-    int code = list_all(real, device, size, &all);
+    int code = vgpu_nvml_list(real, device, size, &all);
     if (code != 0)
         return code;
     keep_own(&all, size);

@@ -2,10 +2,9 @@
 #ifndef VGPU_NVML_H
 #define VGPU_NVML_H
 
-#include "types.h"
+#include "driver_nvml.h"
 
 /* One of NVML's lists of processes, which `real` gives, without those of other containers. An entry has `size` bytes. */
-typedef int (*vgpu_list)(void *device, void *count, void *entries);
 int vgpu_nvml_processes(vgpu_list real, void *device, void *count, void *entries, uint32_t size);
 
 #endif
