@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hami.inspect.claims import PodClaims
     from hami.inspect.cluster import InspectedCluster
     from hami.inspect.manifests import PodSource
+    from hami.inspect.read import Reader
     from hami.inspect.read_claims import Documents
     from hami.scheduler.admit import Admitted, Denied
     from hami.state.view import View
@@ -142,6 +143,7 @@ def simulate_command(*, client: Client, style: Style, files: tuple[Any, ...], sc
     the cluster and are placed one after the other, in the order of the files. Exit status 1 if not all fit.
     """
     from hami.inspect.cluster import InspectedCluster
+    from hami.inspect.read_claims import claims_of_pod
     from hami.inspect.simulate import (
         Scenario, SimulatedPreemption, change_record, claim_holders, render_simulation, simulate,
     )
@@ -150,12 +152,12 @@ def simulate_command(*, client: Client, style: Style, files: tuple[Any, ...], sc
     sources, documents = read_files(files)
     taken = client.read()
     record, drained = change_record(taken, scenario)
-    holders = claim_holders(taken)
-    moved = [(pod, client.claims_of(pod.ref) if (pod.ref.namespace, pod.ref.name) in holders else None)
+    reader, holders = None if client.snapshot else client.reader(), claim_holders(taken)
+    moved = [(pod, claims_of_pod(reader, pod.ref) if reader and (pod.ref.namespace, pod.ref.name) in holders else None)
              for pod in drained]
     cluster = InspectedCluster(record)
     cluster.check_has_devices()
-    sources = with_claims(sources, documents, client, cluster, scenario.namespace)
+    sources = with_claims(sources, documents, reader, cluster, scenario.namespace)
     preemption = SimulatedPreemption(
         budgets=client.budgets(), classes=client.priority_classes()) if with_preemption else None
     report = simulate(cluster, sources, moved, scenario, make_admit(scheduler_name), preemption)
@@ -177,7 +179,8 @@ def capacity_command(*, client: Client, style: Style, files: tuple[Any, ...], sc
     if len(sources) != 1:
         raise HamiError(f"expected one pod or workload, found {', '.join(source.title for source in sources)}")
     cluster = client.cluster()
-    source, = with_claims(sources, documents, client, cluster, scenario.namespace)
+    reader = None if client.snapshot else client.reader()
+    source, = with_claims(sources, documents, reader, cluster, scenario.namespace)
     nodes = count_capacity(cluster, source, scenario, make_admit(scheduler_name))
     return Answer(document={"pods": sum(node.pods for node in nodes), "nodes": nodes},
                   text=lambda: render_capacity(source, nodes, style))
@@ -300,13 +303,12 @@ def read_files(files: tuple[Any, ...]) -> tuple[list[PodSource], Documents]:
     return sources, documents
 
 
-def with_claims(sources: list[PodSource], documents: Documents, client: Client, cluster: InspectedCluster,
+def with_claims(sources: list[PodSource], documents: Documents, reader: Reader | None, cluster: InspectedCluster,
                 namespace: str) -> list[PodSource]:
-    """Returns *sources* with the claims of their pods: of *documents*, or else of *client*. *namespace*: of those that
+    """Returns *sources* with the claims of their pods: of *documents*, or else of *reader*. *namespace*: of those that
     name none. Raises: HamiError."""
     from hami.inspect.read_claims import claims_of_manifest, may_have_claims
 
-    reader = None if client.snapshot else client.reader()
     return [replace(source, claims=claims_of_manifest(reader, documents, source.pod, source.namespace or namespace))
             if may_have_claims(source.pod, cluster.vendors.resources) else source for source in sources]
 

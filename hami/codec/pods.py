@@ -226,9 +226,8 @@ def _pod(wire: _Pod) -> Pod:
                          affinity is not None and is_cross_namespace(affinity)),
         preferences=() if affinity is None else node_preferences(affinity),
         soft_constraints=((affinity is not None and prefers_pods(affinity))
-                          or (bool(spec.topology_spread_constraints) and any(
-                              constraint.when_unsatisfiable == "ScheduleAnyway"
-                              for constraint in spec.topology_spread_constraints or ()))),
+                          or any(constraint.when_unsatisfiable == "ScheduleAnyway"
+                                 for constraint in spec.topology_spread_constraints or ())),
         preempts=spec.preemption_policy != "Never",
         preempted=(disruption := _preemption(status)) is not None,
         preemptor=_preemptor(disruption),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -121,6 +121,7 @@ class Reader:
     request: Requester
     progress: Progress = lambda resource, count, total: None
     note: Callable[[str], None] = lambda text: None
+    _classes: dict[str, str] | None = field(default=None, init=False)
 
     def record(self, *, config_map: tuple[str, str] = ("kube-system", "hami-scheduler-device"),
                device_config: str | None = None, policies: Policies = Policies()) -> ClusterRecord:
@@ -182,7 +183,12 @@ class Reader:
 
     def classes_by_resource(self) -> dict[str, str]:
         """Returns the names of the DeviceClasses that stand for resources, by resource; none, with a note, if they may
-        not be listed."""
+        not be listed. They are listed once."""
+        if self._classes is None:
+            self._classes = classes_by_resource(self._device_classes())
+        return self._classes
+
+    def _device_classes(self) -> list[tuple[str, str, str]]:
         classes: list[tuple[str, str, str]] = []
 
         def take(raw: msgspec.Raw) -> None:
@@ -192,10 +198,10 @@ class Reader:
         try:
             self._each("deviceclasses", f"{API}/deviceclasses", {}, take)
         except NotFound:  # an API server without this resource
-            return {}
+            return []
         except MissingRight as error:
             self.note(f"{error}; resources that stand for claims are not known")
-        return classes_by_resource(classes)
+        return classes
 
     def gang_size(self, pod: Pod) -> int | None:
         """Returns how many pods of the gang of *pod* are placed together; ``None`` if nothing says so, or, with a note,

@@ -341,6 +341,15 @@ def test_simulate_and_count_pods_with_a_resource_that_stands_for_claims(tmp_path
     assert json.loads(counted.stdout)["pods"] == 2
 
 
+def test_classes_are_listed_once_for_all_pods(tmp_path):
+    of = api()
+    of.others["deviceclasses"], asked = [standing_for("example.com/gpu")], []
+    request = of.request
+    of.request = lambda method, path, **fields: asked.append(path) or request(method, path, **fields)
+    run("simulate", tmp_path, *[asking("example.com/gpu", 1)] * 3, of=of)
+    assert asked.count(f"{CLAIMS}/deviceclasses") == 1
+
+
 def test_a_resource_of_the_device_plugin_reads_no_classes(tmp_path):
     of = api(nodes=[fake_node("n1", (card(),))])
     of.errors[f"{CLAIMS}/deviceclasses"] = refused()
