@@ -205,7 +205,8 @@ def test_what_pods_really_use_is_shown(sandbox: Sandbox, local: LocalCluster, si
     sandbox.started()
     node = sandbox.node("n0")["metadata"]["name"]
     page = f"/nodes/{node}?format=json"
-    assert [part["use"] for part in segments(site, page)] == [None]
+    shown = eventually(lambda: segments(site, page), "the dashboard has seen that the pod is bound")
+    assert [part["use"] for part in shown] == [None]
     monitor = MonitorProcess(local.kubeconfig, node, tmp_path, monitor_port)
     monitor.write_region(sandbox.pod("a"), sandbox.uuid("n0"), mib=700, percent=33)
     with monitor.running(), announced(sandbox.kube, node):
