@@ -25,6 +25,7 @@ from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.keys import CLAIM_REQUEST, CLAIM_TEMPLATE
 from hami.codec.slices import render_slices
 from hami.model import Device
+from tests.devices.cards import A100_PROFILES
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)
@@ -166,6 +167,27 @@ def test_what_pods_get_by_claims(required: Sandbox) -> None:
     assert amounts(required, "whole") == {"main": [(81_920, 100, 100)]}
     assert amounts(required, "two") == {"main": [(1000, 0, 10)] * 2}
     assert amounts(required, "several") == {"sidecar": [(300, 0, 10)], "a": [(100, 0, 10)], "b": [(5000, 0, 10)]}
+
+
+def test_pods_for_mig_get_instances_by_claims(required: Sandbox) -> None:
+    """MiB, percent, the whole card, and a card that is selected; never a share of a card in another mode."""
+    def wanting(name: str, **fields: Any) -> Object:
+        return pod(name, annotations={"nvidia.com/vgpu-mode": "mig", **fields.pop("annotations", {})}, **fields)
+
+    def instances(name: str) -> list[str]:
+        (request,) = claim_of(required, name).requests
+        return [device.device.partition("-mig-")[2] for device in request.devices]
+
+    publish(required, count=2, mode="mig", mig_profiles=A100_PROFILES)
+    required.create(wanting("whole", gpu=1, annotations={"nvidia.com/use-gpuuuid": "GPU-1"}))
+    required.bound(1, timeout=TIMEOUT_S)
+    required.create(wanting("two", gpu=2, gpumem=8000))
+    required.bound(2, timeout=TIMEOUT_S)
+    required.create(wanting("percent", percent=40), wanting("refused", gpu=1))
+    required.bound(3, timeout=TIMEOUT_S)
+    assert [instances(name) for name in ("whole", "two", "percent")] == [
+        ["7g-80gb-0"], ["1g-10gb-6", "1g-10gb-5"], ["3g-40gb-0"]]
+    required.event("refused", "FailedScheduling", "cannot allocate all claims", timeout=TIMEOUT_S)
 
 
 def test_a_label_of_the_pod_is_enough_and_takes_precedence(plain: Sandbox, preferred: Sandbox) -> None:

@@ -19,7 +19,7 @@ from msgspec import Meta
 from hami.codec.claim_amounts import MAX_RESULTS, TOO_MANY, VENDOR
 from hami.codec.documents import convert, decode, places_in
 from hami.codec.register import Amount
-from hami.codec.slices import DRIVER, NUMA_NODE, SHARE, is_instance
+from hami.codec.slices import DRIVER, MIG_CLASS, NUMA_NODE, SHARE, is_instance
 from hami.errors import MalformedInput
 from hami.model import DevicePolicy, PodRef, Request, Selector
 from hami.quantity import INT32_MAX, MIB, parse_quantity, render_mib
@@ -127,6 +127,11 @@ def parse_claim(data: bytes | msgspec.Raw) -> AllocatedClaim:
         requests=tuple(_allocated(parts, settings) for parts in by_request.values()))
 
 
+def is_for_instances(selector: Selector) -> bool:
+    """Reports whether a pod with *selector* gets MIG instances, not shares of cards."""
+    return "mig" in (mode := selector.mode or "") and "hami-core" not in mode
+
+
 def render_claim_spec(requests: Mapping[str, Request], selector: Selector, policy: DevicePolicy,
                       card_sizes: Collection[int]) -> dict[str, Any] | Inexpressible:
     """The ``spec`` of a claim with a request for each container, or why there is none.
@@ -134,13 +139,19 @@ def render_claim_spec(requests: Mapping[str, Request], selector: Selector, polic
     *requests*: by container, whose name the request gets. *selector*, *policy*: of the pod. *card_sizes*: the different
     amounts of memory, in MiB, that cards of the cluster have, for requests in percent.
     What a claim says is a little less: kube-scheduler chooses among the cards that fit by its own order, and a request
-    without cores may use a card whose cores are all taken.
+    without cores may use a card whose cores are all taken. The size of MIG instances follows from memory alone, as it
+    does without claims.
     """
     if (reason := next(_objections(requests, selector, policy, card_sizes), None)) is not None:
         return Inexpressible(reason)
     selectors = tuple(_selectors(selector))
-    devices: dict[str, Any] = {"requests": [
-        {"name": name, **_alternatives(request, selectors, card_sizes)} for name, request in requests.items()]}
+
+    def rendered(request: Request) -> dict[str, Any]:
+        if is_for_instances(selector):
+            return {"exactly": _instances(request, selectors)}
+        return _alternatives(request, selectors, card_sizes)
+
+    devices: dict[str, Any] = {"requests": [{"name": name, **rendered(request)} for name, request in requests.items()]}
     if policy.numa_bind and (several := [name for name, request in requests.items() if request.count > 1]):
         devices["constraints"] = [{"requests": [name], "matchAttribute": NUMA_NODE} for name in several]
     return {"devices": devices}
@@ -313,7 +324,7 @@ def _objections(requests: Mapping[str, Request], selector: Selector, policy: Dev
         yield TOO_MANY
     if policy.topology_aware:
         yield "kube-scheduler cannot compare the links between GPUs (policy topology-aware)"
-    if policy.mutex and any(request.cores < WHOLE for request in requests.values()):
+    if policy.mutex and (is_for_instances(selector) or any(request.cores < WHOLE for request in requests.values())):
         yield "a claim cannot ask for an unused GPU that others may share later (policy mutex)"
     lists = (selector.use_types, selector.nouse_types, selector.use_uuids, selector.nouse_uuids)
     for items in filter(None, lists):
@@ -323,7 +334,8 @@ def _objections(requests: Mapping[str, Request], selector: Selector, policy: Dev
         yield f"types, UUIDs and modes in a claim have at most {LONGEST_ITEM} characters"
     if () in (selector.use_types, selector.use_uuids):
         yield "no GPU is selected by an empty list of types or UUIDs"
-    if any(_percent(request) is not None for request in requests.values()) and not 0 < len(card_sizes) <= MAX_SIZES:
+    is_percent = not is_for_instances(selector) and any(_percent(request) is not None for request in requests.values())
+    if is_percent and not 0 < len(card_sizes) <= MAX_SIZES:
         yield (f"a percentage of memory needs GPUs of at most {MAX_SIZES} different sizes, there are {len(card_sizes)}"
                if card_sizes else "a percentage of memory needs to know the sizes of GPUs, and there is no GPU yet")
 
@@ -350,22 +362,37 @@ def _exactly(request: Request, selectors: tuple[str, ...], memory_mib: int) -> d
         amounts["cores"] = str(request.device_cores)
     if request.cores >= WHOLE:
         amounts["share"] = str(SHARE)
-    return {"deviceClassName": DRIVER, "count": request.count,
+    return _of_class(DRIVER, request, selectors, amounts)
+
+
+def _instances(request: Request, selectors: tuple[str, ...]) -> dict[str, Any]:
+    """Returns a request for MIG instances. All memory is that of an instance of the whole card, though it has less."""
+    if request.memory_mib:
+        return _of_class(MIG_CLASS, request, selectors, {"memory": render_mib(request.memory_mib)})
+    own, whole = f"{_ATTRIBUTES}.memoryMiB", f"{_ATTRIBUTES}.parentMemoryMiB"
+    percent = _percent(request)
+    condition = f"{own} * 2 > {whole}" if percent is None else f"{own} >= {whole} * {percent} / {WHOLE}"
+    return _of_class(MIG_CLASS, request, (condition, *selectors), {})
+
+
+def _of_class(name: str, request: Request, selectors: tuple[str, ...], amounts: Mapping[str, str]) -> dict[str, Any]:
+    return {"deviceClassName": name, "count": request.count,
             **({"selectors": [{"cel": {"expression": expression}} for expression in selectors]} if selectors else {}),
             **({"capacity": {"requests": amounts}} if amounts else {})}
 
 
 def _selectors(selector: Selector) -> Iterator[str]:
-    """Yields the conditions on cards, in the language of selectors (CEL)."""
+    """Yields the conditions on cards, or on those of MIG instances, in the language of selectors (CEL)."""
+    uuid = f"{_ATTRIBUTES}.{'parentUUID' if is_for_instances(selector) else 'uuid'}"
     if selector.use_types is not None:
         yield _any_type(selector.use_types)
     if selector.nouse_types:
         yield f"!({_any_type(selector.nouse_types)})"
     if selector.use_uuids is not None:
-        yield f"{_ATTRIBUTES}.uuid in {_text(list(selector.use_uuids))}"
+        yield f"{uuid} in {_text(list(selector.use_uuids))}"
     if selector.nouse_uuids:
-        yield f"!({_ATTRIBUTES}.uuid in {_text(list(selector.nouse_uuids))})"
-    if selector.mode is not None:
+        yield f"!({uuid} in {_text(list(selector.nouse_uuids))})"
+    if selector.mode is not None and not is_for_instances(selector):
         yield f"{_text(selector.mode)}.contains({_ATTRIBUTES}.mode)"
 
 

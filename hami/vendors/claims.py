@@ -1,10 +1,11 @@
-"""Requests of pods that no claim can serve: for anything but shares of NVIDIA GPUs."""
+"""Requests of pods that no claim can serve: for anything but NVIDIA GPUs and their MIG instances."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from hami.codec.claim_amounts import MAX_RESULTS, TOO_MANY, VENDOR
+from hami.codec.claims import is_for_instances
 from hami.model import Pod, Request
 from hami.vendors.spec import Catalog
 
@@ -19,11 +20,16 @@ def unclaimable(pod: Pod, vendors: Catalog) -> Iterator[str]:
         amounts = {**container.requests, **container.limits}
         for name in sorted(amounts):
             if name in foreign or name.startswith(_MIG_RESOURCE):
-                yield f"container {container.name}: {name}={amounts[name]}: claims are for shares of {VENDOR} GPUs only"
-    key = vendors[VENDOR].annotations.selectors.mode
-    mode = pod.annotations.get(key, "")
-    if "mig" in mode and "hami-core" not in mode:
-        yield f"annotation {key}={mode[:_SHOWN]}: claims are for shares of GPUs, not for MIG instances"
+                yield f"container {container.name}: {name}={amounts[name]}: claims are for {VENDOR} GPUs only"
+
+
+def unallocatable(pod: Pod, vendors: Catalog) -> Iterator[str]:
+    """Yields why our scheduler can allocate no claim that gives *pod* what it requests, like :func:`unclaimable`."""
+    yield from unclaimable(pod, vendors)
+    selectors = vendors[VENDOR].annotations.selectors
+    if is_for_instances(selectors.select(pod.annotations)):
+        yield (f"annotation {selectors.mode}={pod.annotations[selectors.mode][:_SHOWN]}: HAMi's scheduler allocates no "
+               "claims for MIG instances")
 
 
 def too_many_devices(requests: Iterable[Request], vendors: Catalog) -> str:

@@ -57,7 +57,7 @@ WORDS = st.lists(st.sampled_from(["A100", "t4", 'q"uote', "back\\slash", "Größ
                  min_size=1, max_size=4).map(tuple)
 SELECTORS = st.builds(Selector, use_types=st.none() | WORDS, nouse_types=st.none() | WORDS,
                       use_uuids=st.none() | WORDS, nouse_uuids=st.none() | WORDS,
-                      mode=st.sampled_from([None, "hami-core", "mig", "hami-core,mig"]))
+                      mode=st.sampled_from([None, "hami-core", "hami-core,mig"]))  # with mig alone, of MIG instances
 
 
 @given(SELECTORS, st.sampled_from(["NVIDIA A100", 'a q"uote', "back\\slash T4", "NVIDIA T4"]),

@@ -21,6 +21,7 @@ SIZES = (46068, 81920)
 TYPE, NOUSE_TYPE = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
 UUID, NOUSE_UUID = "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid"
 POLICY, NODES = "hami.io/gpu-scheduler-policy", "hami.io/node-scheduler-policy"
+MIG = {"nvidia.com/vgpu-mode": "mig"}
 OF = 'device.attributes["gpu.hami.io"]'
 
 
@@ -69,6 +70,11 @@ def exactly(name="main", count=1, selectors=(), **capacity):
         **({"capacity": {"requests": capacity}} if capacity else {})}}
 
 
+def instances(count=1, selectors=(), **capacity):
+    return {"name": "main", "exactly": exactly("", count, selectors, **capacity)["exactly"] | {
+        "deviceClassName": "mig.hami.io"}}
+
+
 def of_size(size, memory, count=1, **capacity):
     found = exactly("", count, [f"{OF}.memoryMiB == {size}"], memory=memory, **capacity)["exactly"]
     return {"name": f"m{size}", **found}
@@ -89,6 +95,7 @@ GOLDEN = [  # the examples by which vendors are compared with HAMi: limits, anno
     param({"gpu": 1, "gpumem_percentage": 0}, {}, [exactly()], None, id="N5 zero percent is all memory"),
     param({"gpu": 2, "gpumem": 100, "gpucores": 10}, {"nvidia.com/numa-bind": "true"},
           [exactly(count=2, memory="100Mi", cores="10")], numa("main"), id="N9 one NUMA node"),
+    param({"gpu": 2, "gpumem": 8000}, MIG, [instances(count=2, memory="8000Mi")], None, id="N10 MIG"),
     param({"gpu": 1}, {}, [exactly(cores="100", share="100")], None, id="N11 a cordoned card has a taint"),
 ]
 
@@ -99,13 +106,35 @@ def test_golden_examples(amounts, annotations, requests, constraints):
         {"requests": requests} | ({"constraints": constraints} if constraints else {}))
 
 
+@pytest.mark.parametrize(("amounts", "annotations", "selectors"), [
+    param({"gpu": 1}, {}, [f"{OF}.memoryMiB * 2 > {OF}.parentMemoryMiB"], id="the whole GPU"),
+    param({"gpumem_percentage": 50, "gpucores": 30}, {},
+          [f"{OF}.memoryMiB >= {OF}.parentMemoryMiB * 50 / 100"], id="percent, of GPUs of any size"),
+    param({"gpumem_percentage": 100}, {UUID: "GPU-1", NOUSE_UUID: "GPU-2", TYPE: "A100"}, [
+        f"{OF}.memoryMiB * 2 > {OF}.parentMemoryMiB", f'{OF}.productName.lowerAscii().contains("a100")',
+        f'{OF}.parentUUID in ["GPU-1"]', f'!({OF}.parentUUID in ["GPU-2"])'], id="selected GPUs")])
+def test_memory_of_mig_instances(amounts, annotations, selectors):
+    for sizes in (SIZES, ()):  # they need not be known
+        assert devices(annotated(MIG | annotations, asking(**amounts)), sizes=sizes)["requests"] == [
+            instances(selectors=selectors)]
+
+
+def test_init_containers_use_the_instance_of_a_later_one():
+    wire = pod(asking(gpu=1, gpumem=10), inits=[init(gpu=1, gpumem=8000)], **MIG)
+    assert devices(wire)["requests"] == [instances(memory="8000Mi")] and claims_of(wire) == {
+        "init": "main", "main": "main"}
+
+
+def test_a_pod_that_takes_either_mode_gets_a_share():
+    assert devices(annotated({"nvidia.com/vgpu-mode": "mig,hami-core"}))["requests"] == [
+        exactly(selectors=[f'"mig,hami-core".contains({OF}.mode)'], memory="1000Mi")]
+
+
 @pytest.mark.parametrize(("amounts", "annotations", "reason"), [
     param({"gpu": 1, "gpumem": 100, "gpucores": 10}, {POLICY: "topology-aware"},
           f"annotation {POLICY}=topology-aware: kube-scheduler cannot compare", id="N7 topology"),
     param({"gpu": 2, "gpumem": 100, "gpucores": 10}, {POLICY: "topology-aware"},
-          f"annotation {POLICY}=topology-aware", id="N8 topology of two"),
-    param({"gpu": 2, "gpumem": 8000}, {"nvidia.com/vgpu-mode": "mig"},
-          "annotation nvidia.com/vgpu-mode=mig: claims are for shares", id="N10 MIG")])
+          f"annotation {POLICY}=topology-aware", id="N8 topology of two")])
 def test_golden_examples_that_no_claim_says(amounts, annotations, reason):
     answer = translated(annotated(annotations, asking(**amounts)))
     assert isinstance(answer, Inexpressible) and reason in answer.reason
@@ -203,7 +232,7 @@ MANY = ",".join(f"GPU-{number}" for number in range(65))
 @pytest.mark.parametrize(("wire", "reason"), [
     (annotated({POLICY: "spread"}), f"annotation {POLICY}=spread: kube-scheduler takes the first"),
     (annotated({POLICY: "numa,binpack"}), f"annotation {POLICY}=numa,binpack"),
-    (annotated({POLICY: "mutex"}), "mutex"),
+    (annotated({POLICY: "mutex"}), "mutex"), (annotated({POLICY: "mutex"} | MIG, asking(gpu=1)), "mutex"),
     (annotated({NODES: "spread"}), f"annotation {NODES}=spread: kube-scheduler chooses nodes"),
     (annotated({"hami.io/device-scoring-weights": "slot=1,core=1,memory=1"}),
      "annotation hami.io/device-scoring-weights=slot=1,core=1,memory=1"),
@@ -283,13 +312,14 @@ def test_one_text_for_equal_pods_and_others_for_different_ones():
 
 EXPRESSION = re.compile(  # what may stand outside of literals
     r'(device\.attributes\[""\]\.'
-    r'(productName\.lowerAscii\(\)\.contains\(""\)|uuid in \[""(, "")*\]|memoryMiB == [0-9]+)'
+    r'(productName\.lowerAscii\(\)\.contains\(""\)|(uuid|parentUUID) in \[""(, "")*\]|memoryMiB == [0-9]+)'
+    r'|device\.attributes\[""\]\.memoryMiB >= device\.attributes\[""\]\.parentMemoryMiB \* 50 / 100'
     r'|""\.contains\(device\.attributes\[""\]\.mode\)| \|\| |!\(|\))*')
 LITERAL = re.compile(r'"((?:[^"\\\n\r]|\\[bfnrt"\\]|\\u00[01][0-9a-f])*)"')  # of CEL: a part of its grammar
 TEXTS = st.text(st.one_of(st.sampled_from('"\\\n\r`\'|)]u'), st.characters(exclude_categories=["Cs"])), max_size=70)
 
 
-@given(types=TEXTS, uuids=TEXTS, mode=TEXTS, no=st.booleans())
+@given(types=TEXTS, uuids=TEXTS, mode=TEXTS | TEXTS.map("mig{}".format), no=st.booleans())
 def test_no_value_leaves_its_literal(types, uuids, mode, no):
     keys = (NOUSE_TYPE, NOUSE_UUID) if no else (TYPE, UUID)
     given_ = {keys[0]: types, keys[1]: uuids, "nvidia.com/vgpu-mode": mode}
@@ -298,7 +328,8 @@ def test_no_value_leaves_its_literal(types, uuids, mode, no):
         return
     words = {item.strip() for text in (types, uuids) for item in text.split(",")}
     known = {mode, "gpu.hami.io"} | words | {word.lower() for word in words}
-    for part in render_template(answer.text)["spec"]["spec"]["devices"]["requests"][0]["firstAvailable"]:
+    (request,) = render_template(answer.text)["spec"]["spec"]["devices"]["requests"]
+    for part in request.get("firstAvailable") or [request["exactly"]]:
         for selector in part.get("selectors", ()):
             expression = selector["cel"]["expression"]
             assert {json.loads(found[0]) for found in LITERAL.finditer(expression)} <= known
