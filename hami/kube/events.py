@@ -33,6 +33,9 @@ EventType = Literal["Normal", "Warning"]
 MESSAGE_LIMIT = 1024
 MERGE_S = 600.0
 """Seconds for which a repeated event increases the count of the event written before."""
+REPEAT_S = 60.0
+"""Seconds after which a repeated event is written again, with the count of those meanwhile: a pod that no node fits is
+tried every few seconds."""
 ATTEMPTS = 5
 """Attempts to write an event to a server that answers with errors; without an answer, attempts do not end."""
 _NAME_LIMIT = 253
@@ -64,14 +67,15 @@ class _EventKey:
 
 @dataclass(slots=True)
 class _MergedEvent:
-    """Equal events, merged. *count*: those that are not written yet, or, in a written one, all of them. *written_at*:
-    by the clock."""
+    """Equal events, merged. *count*: those that are not written yet, or, in a written one, all that it tells of.
+    *repeated*: those since then. *written_at*: by the clock."""
 
     key: _EventKey
     first: datetime
     last: datetime
     name: str = ""
     count: int = 1
+    repeated: int = 0
     attempts: int = 0
     written_at: float = 0.0
 
@@ -93,13 +97,13 @@ class EventRecorder(Task):
         """The number of events that were dropped. A merged event counts as often as it occurred."""
         self.written = 0
         """The number of events that were written, counted like `dropped`."""
-        self._changed = threading.Condition()  # guards `dropped` and the next three; not held across I/O
+        self._changed = threading.Condition()  # guards `dropped` and the next four; not held across I/O
         self._waiting: dict[EventType, OrderedDict[_EventKey, _MergedEvent]] = {
             "Warning": OrderedDict(), "Normal": OrderedDict()}
         self._is_writing = False
+        self._recent: OrderedDict[_EventKey, _MergedEvent] = OrderedDict()  # as last written
         self._all_tokens = TokenBucket(limits.rate, limits.burst, clock())  # from here on: the writing thread's
         self._normal_tokens = TokenBucket(limits.normal_rate, limits.normal_burst, clock())
-        self._recent: OrderedDict[_EventKey, _MergedEvent] = OrderedDict()  # as last written
         self._backoff = Backoff(EVENT_WAIT)
         self._resume_at = -math.inf
         self._reported = OncePerKey()
@@ -114,13 +118,18 @@ class EventRecorder(Task):
         key = _EventKey(subject, type, reason, message)
         now = self._now()
         with self._changed:
-            queue = self._waiting[type]
+            queue, written = self._waiting[type], self._recent.get(key)
             if (same := queue.get(key)) is not None:
                 same.last = now
                 same.count += 1
+            elif written is not None and self._clock() - written.written_at < REPEAT_S:
+                written.repeated += 1
             elif self._has_room_for(type):
                 idle = not self._is_anything_waiting()
-                queue[key] = _MergedEvent(key, first=now, last=now)
+                queue[key] = event = _MergedEvent(key, first=now, last=now)
+                if written is not None:
+                    event.count += written.repeated
+                    written.repeated = 0
                 if idle:  # otherwise the writer is awake; waking it for each event would cost more than the event
                     self.wake()
 
@@ -187,10 +196,11 @@ class EventRecorder(Task):
 
     def _remember(self, event: _MergedEvent, count: int) -> None:
         self.written += count
-        self._recent[event.key] = replace(event, written_at=self._clock())
-        self._recent.move_to_end(event.key)
-        if len(self._recent) > self._capacity:
-            self._recent.popitem(last=False)
+        with self._changed:
+            self._recent[event.key] = replace(event, written_at=self._clock())
+            self._recent.move_to_end(event.key)
+            if len(self._recent) > self._capacity:
+                self.dropped += self._recent.popitem(last=False)[1].repeated
 
     def _fail(self, event: _MergedEvent, error: ClusterError) -> None:
         """Retries the event later after a temporary error; drops it after others."""

@@ -94,6 +94,23 @@ def test_an_equal_event_within_ten_minutes_raises_the_count(bench):
     assert [call.method for call in bench.cluster.calls] == ["create_event", "patch_event", "patch_event"]
 
 
+def test_an_event_that_is_repeated_all_the_time_is_written_once_a_minute(bench):
+    for bench.now in (0.0, 1.0, 59.0, 60.0, 61.0, 119.0, 121.0):
+        bench.recorder.record(POD, "Warning", "R", "m")
+        bench.write_all()
+    [event] = bench.events
+    assert event["count"] == 7 and bench.recorder.written == 7 and bench.recorder.dropped == 0
+    assert [call.method for call in bench.cluster.calls] == ["create_event", "patch_event", "patch_event"]
+
+
+def test_repetitions_of_an_event_that_is_forgotten_are_dropped():
+    bench = Bench(capacity=1)
+    for message in ("m", "m", "m", "n"):
+        bench.recorder.record(POD, "Warning", "R", message)
+        bench.write_all()
+    assert (bench.recorder.written, bench.recorder.dropped) == (2, 2)
+
+
 @pytest.mark.parametrize(("later", "other"), [
     pytest.param(600.0, {}, id="later"),
     pytest.param(1.0, {"subject": PodRef("team", "train", "uid-2")}, id="a later pod of that name"),
@@ -114,6 +131,7 @@ def test_an_event_that_has_expired_is_written_anew(bench):
     bench.recorder.record(POD, "Normal", "R", "m")
     bench.write_all()
     bench.cluster.events.clear()
+    bench.now += 60
     bench.recorder.record(POD, "Normal", "R", "m")
     bench.write_all()
     assert bench.events[0]["count"] == 1 and bench.recorder.dropped == 0
