@@ -50,11 +50,11 @@ def test_filter_says_why_no_node_fits():
     assert found.names is None and found.chosen is None
     assert found.unresolvable == {"n1": "1/4 CardInsufficientCore, 1/4 CardInsufficientMemory, 1/4 CardNotHealth, "
                                         "1/4 CardTimeSlicingExhausted"}
-    assert [message for _, message in scheduler.events[:5]] == [
-        "1 nodes CardInsufficientCore(n1)", "1 nodes CardInsufficientMemory(n1)", "1 nodes CardNotHealth(n1)",
-        "1 nodes CardTimeSlicingExhausted(n1)", "no available node, 1 nodes do not meet"]
+    *reasons, whole = [message for _, message in scheduler.events]
+    assert reasons == ["1 nodes CardInsufficientCore(n1)", "1 nodes CardInsufficientMemory(n1)",
+                       "1 nodes CardNotHealth(n1)", "1 nodes CardTimeSlicingExhausted(n1)"]
+    assert whole.startswith("no available node, 1 nodes do not meet; requests 1 × NVIDIA with 3000 MiB, 30 cores. n1: ")
     assert set(scheduler.events.reasons()) == {"FilteringFailed"}
-    assert "requests 1 × NVIDIA with 3000 MiB, 30 cores" in scheduler.events[5][1]
     assert len(scheduler.metrics.reasons) == 4
 
 
@@ -71,7 +71,7 @@ def test_a_pod_with_a_claim_fits_no_device_that_the_kubelet_gives():
     found = scheduler.node_filter.filter(pod(gpus(1, memory=3000), claim="hami-0"), ["n1", "n2"])
     assert found.names is None and found.unresolvable == dict.fromkeys(("n1", "n2"), "2/2 CardOtherDoor")
     assert scheduler.events[0] == ("FilteringFailed", "2 nodes CardOtherDoor(n1,n2)")
-    assert "GPU-a0 46068/46068 MiB, 100/100 cores, 10/10 slots free (CardOtherDoor)" in scheduler.events[2][1]
+    assert "GPU-a0 46068/46068 MiB, 100/100 cores, 10/10 slots free (CardOtherDoor)" in scheduler.events[1][1]
 
 
 def test_a_pod_whose_claim_cannot_be_read_is_refused_and_no_other_one():
@@ -85,7 +85,8 @@ def test_a_pod_whose_claim_cannot_be_read_is_refused_and_no_other_one():
 def test_unknown_nodes_are_named():
     scheduler = replica()
     assert scheduler.node_filter.filter(pod(gpus()), ["n9"]).unresolvable == {"n9": "node unregistered"}
-    assert scheduler.events[0] == ("FilteringFailed", "no available node, 1 nodes do not meet")
+    assert scheduler.events == [("FilteringFailed", "no available node, 1 nodes do not meet; requests 1 × NVIDIA with "
+                                                    "100 % memory, 0 cores. no node offers such devices")]
 
 
 @pytest.mark.parametrize("names", [None, [], ["n1", "x"]])
