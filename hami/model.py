@@ -107,6 +107,11 @@ class Selector:
     nouse_uuids: tuple[str, ...] | None = None
     mode: str | None = None
 
+    @property
+    def is_for_instances(self) -> bool:
+        """Whether the pod gets MIG instances, not shares of cards."""
+        return "mig" in (mode := self.mode or "") and "hami-core" not in mode
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Partition:

@@ -127,11 +127,6 @@ def parse_claim(data: bytes | msgspec.Raw) -> AllocatedClaim:
         requests=tuple(_allocated(parts, settings) for parts in by_request.values()))
 
 
-def is_for_instances(selector: Selector) -> bool:
-    """Reports whether a pod with *selector* gets MIG instances, not shares of cards."""
-    return "mig" in (mode := selector.mode or "") and "hami-core" not in mode
-
-
 def render_claim_spec(requests: Mapping[str, Request], selector: Selector, policy: DevicePolicy,
                       card_sizes: Collection[int]) -> dict[str, Any] | Inexpressible:
     """The ``spec`` of a claim with a request for each container, or why there is none.
@@ -147,7 +142,7 @@ def render_claim_spec(requests: Mapping[str, Request], selector: Selector, polic
     selectors = tuple(_selectors(selector))
 
     def rendered(request: Request) -> dict[str, Any]:
-        if is_for_instances(selector):
+        if selector.is_for_instances:
             return {"exactly": _instances(request, selectors)}
         return _alternatives(request, selectors, card_sizes)
 
@@ -324,7 +319,7 @@ def _objections(requests: Mapping[str, Request], selector: Selector, policy: Dev
         yield TOO_MANY
     if policy.topology_aware:
         yield "kube-scheduler cannot compare the links between GPUs (policy topology-aware)"
-    if policy.mutex and (is_for_instances(selector) or any(request.cores < WHOLE for request in requests.values())):
+    if policy.mutex and (selector.is_for_instances or any(request.cores < WHOLE for request in requests.values())):
         yield "a claim cannot ask for an unused GPU that others may share later (policy mutex)"
     lists = (selector.use_types, selector.nouse_types, selector.use_uuids, selector.nouse_uuids)
     for items in filter(None, lists):
@@ -334,7 +329,7 @@ def _objections(requests: Mapping[str, Request], selector: Selector, policy: Dev
         yield f"types, UUIDs and modes in a claim have at most {LONGEST_ITEM} characters"
     if () in (selector.use_types, selector.use_uuids):
         yield "no GPU is selected by an empty list of types or UUIDs"
-    is_percent = not is_for_instances(selector) and any(_percent(request) is not None for request in requests.values())
+    is_percent = not selector.is_for_instances and any(_percent(request) is not None for request in requests.values())
     if is_percent and not 0 < len(card_sizes) <= MAX_SIZES:
         yield (f"a percentage of memory needs GPUs of at most {MAX_SIZES} different sizes, there are {len(card_sizes)}"
                if card_sizes else "a percentage of memory needs to know the sizes of GPUs, and there is no GPU yet")
@@ -383,7 +378,7 @@ def _of_class(name: str, request: Request, selectors: tuple[str, ...], amounts: 
 
 def _selectors(selector: Selector) -> Iterator[str]:
     """Yields the conditions on cards, or on those of MIG instances, in the language of selectors (CEL)."""
-    uuid = f"{_ATTRIBUTES}.{'parentUUID' if is_for_instances(selector) else 'uuid'}"
+    uuid = f"{_ATTRIBUTES}.{'parentUUID' if selector.is_for_instances else 'uuid'}"
     if selector.use_types is not None:
         yield _any_type(selector.use_types)
     if selector.nouse_types:
@@ -392,7 +387,7 @@ def _selectors(selector: Selector) -> Iterator[str]:
         yield f"{uuid} in {_text(list(selector.use_uuids))}"
     if selector.nouse_uuids:
         yield f"!({uuid} in {_text(list(selector.nouse_uuids))})"
-    if selector.mode is not None and not is_for_instances(selector):
+    if selector.mode is not None and not selector.is_for_instances:
         yield f"{_text(selector.mode)}.contains({_ATTRIBUTES}.mode)"
 
 

@@ -120,7 +120,8 @@ class NodeFilter:
             self._metrics.refused(reason)
         closest = self._cache.closest(refusal, CLOSEST_NODES)
         nodes = refusal.nodes + len(refusal.unknown)
-        for text in (*summarize(refusal), f"no available node, {nodes} nodes do not meet; {describe(refusal, closest)}"):
+        whole = f"no available node, {nodes} nodes do not meet; {describe(refusal, closest)}"
+        for text in (*summarize(refusal), whole):
             self._events.record(pod.ref, "Warning", "FilteringFailed", text)
         log.info("no node fits", extra={"pod": pod.ref, "nodes": nodes})
         failed = self._failed(refusal)

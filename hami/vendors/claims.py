@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from hami.codec.claim_amounts import MAX_RESULTS, TOO_MANY, VENDOR
-from hami.codec.claims import is_for_instances
 from hami.model import Pod, Request
 from hami.vendors.spec import Catalog
 
@@ -27,7 +26,7 @@ def unallocatable(pod: Pod, vendors: Catalog) -> Iterator[str]:
     """Yields why our scheduler can allocate no claim that gives *pod* what it requests, like :func:`unclaimable`."""
     yield from unclaimable(pod, vendors)
     selectors = vendors[VENDOR].annotations.selectors
-    if is_for_instances(selectors.select(pod.annotations)):
+    if selectors.select(pod.annotations).is_for_instances:
         yield (f"annotation {selectors.mode}={pod.annotations[selectors.mode][:_SHOWN]}: HAMi's scheduler allocates no "
                "claims for MIG instances")
 
