@@ -34,8 +34,8 @@ MESSAGE_LIMIT = 1024
 MERGE_S = 600.0
 """Seconds for which a repeated event increases the count of the event written before."""
 REPEAT_S = 60.0
-"""Seconds after which a repeated event is written again, with the count of those meanwhile: a pod that no node fits is
-tried every few seconds."""
+"""Seconds after which a repeated event is written again, or earlier when its count has doubled: a pod that no node fits
+is tried every few seconds."""
 ATTEMPTS = 5
 """Attempts to write an event to a server that answers with errors; without an answer, attempts do not end."""
 _NAME_LIMIT = 253
@@ -122,7 +122,8 @@ class EventRecorder(Task):
             if (same := queue.get(key)) is not None:
                 same.last = now
                 same.count += 1
-            elif written is not None and self._clock() - written.written_at < REPEAT_S:
+            elif (written is not None and self._clock() - written.written_at < REPEAT_S
+                  and written.repeated + 1 < written.count):
                 written.repeated += 1
             elif self._has_room_for(type):
                 idle = not self._is_anything_waiting()
