@@ -198,7 +198,9 @@ class EventRecorder(Task):
     def _remember(self, event: _MergedEvent, count: int) -> None:
         self.written += count
         with self._changed:
-            self._recent[event.key] = replace(event, written_at=self._clock())
+            earlier = self._recent.get(event.key)  # may have been repeated while this one was written
+            self._recent[event.key] = replace(event, written_at=self._clock(),
+                                              repeated=earlier.repeated if earlier is not None else 0)
             self._recent.move_to_end(event.key)
             if len(self._recent) > self._capacity:
                 self.dropped += self._recent.popitem(last=False)[1].repeated

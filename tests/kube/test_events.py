@@ -108,6 +108,29 @@ def test_an_event_that_is_repeated_all_the_time_is_written_ever_more_rarely(benc
     assert told == counts and bench.recorder.written == counts[-1] and bench.recorder.dropped == 0
 
 
+def test_repetitions_while_an_event_is_written_are_counted(bench):
+    def record():
+        bench.recorder.record(POD, "Warning", "R", "m")
+
+    for _ in range(8):
+        record()
+    bench.write_all()
+    create, bench.cluster.events = bench.cluster.create_event, {}  # it has expired
+
+    def create_slowly(*words):
+        record()
+        return create(*words)
+
+    bench.cluster.create_event = create_slowly
+    for _ in range(8):
+        record()
+    bench.write_all()
+    bench.now = 60.0
+    record()
+    bench.write_all()
+    assert bench.recorder.written == 18
+
+
 def test_repetitions_of_an_event_that_is_forgotten_are_dropped():
     bench = Bench(capacity=1)
     for message in ("m", "m", "m", "n"):
