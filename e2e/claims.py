@@ -157,9 +157,13 @@ def running(sandbox: Sandbox, *names: str) -> None:
 
 
 def emptied(sandbox: Sandbox, real: RealNode) -> None:
-    """Deletes all pods, and waits until the kubelet has unprepared their claims."""
+    """Deletes all pods, and waits until the kubelet has unprepared their claims, and none is allocated: kube-scheduler
+    may forget to try a pod again that came before."""
     sandbox.kube.delete_all("Pod", sandbox.namespace)
     eventually(lambda: not specifications(real), lambda: f"nothing is prepared: {specifications(real)}", timeout=60)
+    sandbox.kube.wait("ResourceClaim", lambda found: not any(
+        item.get("status", {}).get("allocation") for item in found.values()), sandbox.namespace, timeout=60,
+                      what="no claim is allocated")
 
 
 def specifications(real: RealNode) -> list[str]:
