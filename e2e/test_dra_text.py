@@ -170,7 +170,7 @@ def test_what_pods_get_by_claims(required: Sandbox) -> None:
 
 
 def test_pods_for_mig_get_instances_by_claims(required: Sandbox) -> None:
-    """MiB, percent, the whole card, and a card that is selected; never a share of a card in another mode."""
+    """MiB, percent, the whole card, and a card that is selected."""
     def wanting(name: str, **fields: Any) -> Object:
         return pod(name, annotations={"nvidia.com/vgpu-mode": "mig", **fields.pop("annotations", {})}, **fields)
 

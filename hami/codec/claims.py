@@ -152,6 +152,12 @@ def render_claim_spec(requests: Mapping[str, Request], selector: Selector, polic
     return {"devices": devices}
 
 
+def needs_card_sizes(requests: Iterable[Request], selector: Selector) -> bool:
+    """Reports whether the claim of a pod with *requests* has an alternative for each amount of memory that cards have.
+    It has for shares in percent; MIG instances tell the memory of their card."""
+    return not selector.is_for_instances and any(_percent(request) is not None for request in requests)
+
+
 class _Metadata(msgspec.Struct):
     namespace: _Subdomain
     name: _Subdomain
@@ -329,8 +335,7 @@ def _objections(requests: Mapping[str, Request], selector: Selector, policy: Dev
         yield f"types, UUIDs and modes in a claim have at most {LONGEST_ITEM} characters"
     if () in (selector.use_types, selector.use_uuids):
         yield "no GPU is selected by an empty list of types or UUIDs"
-    is_percent = not selector.is_for_instances and any(_percent(request) is not None for request in requests.values())
-    if is_percent and not 0 < len(card_sizes) <= MAX_SIZES:
+    if needs_card_sizes(requests.values(), selector) and not 0 < len(card_sizes) <= MAX_SIZES:
         yield (f"a percentage of memory needs GPUs of at most {MAX_SIZES} different sizes, there are {len(card_sizes)}"
                if card_sizes else "a percentage of memory needs to know the sizes of GPUs, and there is no GPU yet")
 

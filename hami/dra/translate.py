@@ -16,7 +16,7 @@ from hami.codec.claim_amounts import CLAIM, VENDOR, is_claim_name
 from hami.codec.claim_templates import (
     MAX_TEXT, ClaimRequest, claim_spec, is_template_name, render_claim_request, template_name,
 )
-from hami.codec.claims import MAX_SELECTED, WHOLE, Inexpressible
+from hami.codec.claims import MAX_SELECTED, WHOLE, Inexpressible, needs_card_sizes
 from hami.codec.documents import entries
 from hami.codec.keys import CLAIM_REQUEST, GPU_POLICY, KUBE_POLICY, NODE_POLICY, WEIGHTS
 from hami.codec.policies import parse_list
@@ -76,10 +76,9 @@ def translate(wire: Mapping[str, Any], vendors: Catalog, device_policy: str,
     if reason := too_many_devices(shared.requests.values(), vendors):
         return Inexpressible(reason)
     selector = request.vendor_request(VENDOR).selector
-    needs_sizes = not selector.is_for_instances and any(
-        part.memory_mib == 0 and (part.memory_percent or WHOLE) < WHOLE for part in shared.requests.values())
+    sizes = card_sizes if needs_card_sizes(shared.requests.values(), selector) else ()
     claim = ClaimRequest(requests=shared.requests, selector=selector, numa_bind=request.policy.numa_bind,
-                         card_sizes=frozenset(card_sizes if needs_sizes else ()))
+                         card_sizes=frozenset(sizes))
     if isinstance(spec := claim_spec(claim, request.policy), Inexpressible):
         return spec
     text = render_claim_request(claim)
