@@ -85,9 +85,9 @@ def share(memory_mib: int, cores: int = 0) -> Request:
     return Request(vendor="NVIDIA", count=1, memory_mib=memory_mib, cores=cores)
 
 
-def spec_of(**requests: Request) -> Object:
-    """Returns the specification of a claim with a request for each container."""
-    spec = render_claim_spec(requests, Selector(), DevicePolicy(()), ())
+def spec_of(selector: Selector = Selector(), /, **requests: Request) -> Object:
+    """Returns the specification of a claim with a request for each container, as of a pod with *selector*."""
+    spec = render_claim_spec(requests, selector, DevicePolicy(()), ())
     assert isinstance(spec, dict), spec
     return spec
 

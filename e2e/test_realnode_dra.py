@@ -29,7 +29,7 @@ from e2e.sandbox import Sandbox
 from e2e.shown import seen, shower, showing
 from hami.codec.keys import DOOR
 from hami.codec.slices import DRIVER, device_name, pool_name
-from hami.model import Request
+from hami.model import Selector
 from tests.libvgpu.rig import MIB, Builds, Unavailable
 
 pytestmark = [pytest.mark.kind, pytest.mark.since(1, 36)]
@@ -86,17 +86,17 @@ def claim_of(sandbox: Sandbox, name: str) -> Object:
     return sandbox.kube.get("ResourceClaim", status["resourceClaimName"], sandbox.namespace)
 
 
-def claiming(sandbox: Sandbox, item: Object, **requests: Request) -> Object:
-    """Creates the template of a claim with a request for each container, and returns the pod with it."""
+def claiming(sandbox: Sandbox, item: Object, spec: Object) -> Object:
+    """Creates the template of the claim *spec*, which has a request for each container; returns the pod with it."""
     name = item["metadata"]["name"]
-    sandbox.kube.create(claims.template(name, claims.spec_of(**requests)), sandbox.namespace)
+    sandbox.kube.create(claims.template(name, spec), sandbox.namespace)
     made = claims.claiming(item, name)
     return {**made, "spec": {**made["spec"], "schedulerName": "hami-scheduler"}}
 
 
 def create(sandbox: Sandbox, name: str, memory: int, cores: int = 0) -> None:
     """Creates a pod whose container shows what it got."""
-    sandbox.create(claiming(sandbox, shower(HOOK, name), main=share(memory, cores)))
+    sandbox.create(claiming(sandbox, shower(HOOK, name), claims.spec_of(main=share(memory, cores))))
 
 
 # ---- what pods get
@@ -105,7 +105,7 @@ def create(sandbox: Sandbox, name: str, memory: int, cores: int = 0) -> None:
 def test_containers_get_what_was_allocated_to_their_request(sandbox: Sandbox, real: RealNode,
                                                             driver: DevicePlugin) -> None:
     item = pod("several", containers=[showing(HOOK, "left"), showing(HOOK, "right")])
-    sandbox.create(claiming(sandbox, item, left=share(1000, 10), right=share(2000, 20)))
+    sandbox.create(claiming(sandbox, item, claims.spec_of(left=share(1000, 10), right=share(2000, 20))))
     create(sandbox, "single", 3000)
     running(sandbox, "several", "single")
     found = {name: seen(sandbox, real, pod_name, name)
@@ -151,7 +151,7 @@ def test_two_claims_on_one_card_are_stopped_at_their_own_limits(sandbox: Sandbox
     wanted = {"a": 1500, "b": 2502}
     for name, mib in wanted.items():
         sandbox.create(claiming(sandbox, client_pod(name, client(
-            "info", f"alloc plain 0 {mib * MIB}", "alloc plain 1 1")), main=share(mib)))
+            "info", f"alloc plain 0 {mib * MIB}", "alloc plain 1 1")), claims.spec_of(main=share(mib))))
     running(sandbox, *wanted)
     for name, mib in wanted.items():
         assert gpu.answers(sandbox.pod(name), 5) == [[0], [0], [0, mib * MIB, mib * MIB], [0], [2]]
@@ -272,9 +272,7 @@ def take(sandbox: Sandbox, name: str, profile: str) -> None:
     selector = f"device.attributes['{DRIVER}'].profile == '{profile}'"
     request = {"name": "main", "exactly": {
         "deviceClassName": "mig.hami.io", "selectors": [{"cel": {"expression": selector}}]}}
-    sandbox.kube.create(claims.template(name, {"devices": {"requests": [request]}}), sandbox.namespace)
-    made = claims.claiming(shower(HOOK, name), name)
-    sandbox.create({**made, "spec": {**made["spec"], "schedulerName": "hami-scheduler"}})
+    sandbox.create(claiming(sandbox, shower(HOOK, name), {"devices": {"requests": [request]}}))
 
 
 def instances(real: RealNode) -> dict[str, tuple[str, int]]:
@@ -299,7 +297,8 @@ def test_instances_are_made_for_claims_and_go_with_them(sandbox: Sandbox, real: 
         driver.kill()
         restarted(sandbox, "a", kill_container(sandbox, real, "a"))
         assert real.output(sandbox.pod("a")).count(env["a"]["NVIDIA_VISIBLE_DEVICES"]) >= 2
-        take(sandbox, "c", "3g.40gb")
+        of_a_text = claims.spec_of(Selector(mode="mig"), main=share(20_000))  # as of a pod that keeps its text
+        sandbox.create(claiming(sandbox, shower(HOOK, "c"), of_a_text))
         sandbox.delete("b")
         running(sandbox, "c")
         (found,) = [place for uuid, place in instances(real).items()
@@ -342,7 +341,7 @@ def test_a_claim_that_cannot_be_prepared_is_tried_again(sandbox: Sandbox, real: 
 
 
 def test_a_request_must_have_the_name_of_its_container(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
-    item = claiming(sandbox, shower(HOOK, "a"), gpu=share(1000))
+    item = claiming(sandbox, shower(HOOK, "a"), claims.spec_of(gpu=share(1000)))
     item["spec"]["containers"][0]["resources"]["claims"] = [{"name": "gpu"}]
     sandbox.create(item)
     assert "has no container gpu" in sandbox.event("a", "FailedPrepareDynamicResources", timeout=60)
@@ -356,7 +355,7 @@ def test_strict_mode_holds_for_claims_of_users(sandbox: Sandbox, real: RealNode,
     driver.stop()
     started(driver, config_file=f"{HOOK}/strict.yaml")
     for name, variable, value in (("lifts", "LD_PRELOAD", "/x.so"), ("hidden", "NVIDIA_VISIBLE_DEVICES", "none")):
-        item = claiming(sandbox, shower(HOOK, name), main=share(1000))
+        item = claiming(sandbox, shower(HOOK, name), claims.spec_of(main=share(1000)))
         item["spec"]["containers"][0].setdefault("env", []).append({"name": variable, "value": value})
         sandbox.create(item)
     assert "container main: env LD_PRELOAD=/x.so is not permitted in strict mode" in sandbox.event(
