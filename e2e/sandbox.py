@@ -19,6 +19,7 @@ from e2e.kube import ApiError, Kube
 from e2e.nodes import REGISTER, Gpu, fake_node, gpu, register_text, registered
 from e2e.vendor_nodes import Outfit, vendor_node
 from e2e.vendors import MLU_ASSIGNED, MLU_LOCK, MUTEX, PHASE, VENDORS
+from hami.codec.keys import ASSIGNED_NODE
 
 __all__ = ["Sandbox", "Share"]
 
@@ -201,6 +202,11 @@ class Sandbox:
     def started(self, wait_for: int | None = None, *, timeout: float = 30) -> dict[str, str]:
         """Like ``bound``, but the device plugins that confirm allocations must have done so."""
         return self._wait_pods(served, "bound, and served by the device plugins", wait_for, timeout)
+
+    def wait_labeled(self, name: str) -> None:
+        """Waits until the pod has the label with its node, which the leader adds before Kubernetes 1.35."""
+        self.kube.wait("Pod", lambda pods: ASSIGNED_NODE in pods[name]["metadata"].get("labels", ()), self.namespace,
+                       what=f"pod {name} has the label {ASSIGNED_NODE}")
 
     def _wait_pods(self, holds: Callable[[Object], bool], what: str, wait_for: int | None, timeout: float,
                    ) -> dict[str, str]:

@@ -159,7 +159,8 @@ def test_the_shipped_accounts_have_no_other_rights(local, replica, account, word
 
 @pytest.mark.parametrize("words", [
     "update persistentvolumes", "patch persistentvolumeclaims", "list persistentvolumes",
-    "update resourceclaims/status group=resource.k8s.io", "list csinodes group=storage.k8s.io", "list services",
+    pytest.param("update resourceclaims/status group=resource.k8s.io", marks=pytest.mark.since(1, 34)),
+    "list csinodes group=storage.k8s.io", "list services",
     "list namespaces", "watch poddisruptionbudgets group=policy",
     "update leases group=coordination.k8s.io name=hami-scheduler"])
 def test_only_kube_scheduler_may_do_what_only_it_does(local, replica, words):

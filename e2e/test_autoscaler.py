@@ -56,6 +56,7 @@ def test_fifty_nodes_that_do_not_exist_change_nothing(sandbox: Sandbox, schedule
     sandbox.create(running)
     assert sandbox.started() == {"running": "full"}
     eventually(lambda: sandbox.pod("running")["status"]["phase"] == "Running", "it runs")
+    sandbox.wait_labeled("running")
     made = templates(local, 50)
     real = [sandbox.node(name) for name in ("full", "free")]
     asked = pod("asked", gpu=1, gpumem=40_000)

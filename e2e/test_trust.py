@@ -99,6 +99,7 @@ def running(sandbox: Sandbox, two_nodes: None) -> str:
     on["spec"]["nodeSelector"] = {"kubernetes.io/hostname": of(sandbox, "n0")}
     sandbox.create(on)
     assert sandbox.started() == {"running": "n0"}
+    sandbox.wait_labeled("running")
     return "running"
 
 
