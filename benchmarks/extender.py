@@ -27,7 +27,7 @@ PODS_PER_NODE = 8
 CHURN = 1000
 SETTLING = 3.0
 """Seconds in which what the start has set in motion comes to rest."""
-PLACED = '"NodeNames":["'
+PLACED, REFUSED = '"NodeNames":["', '"NodeNames":null'
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def latency_rows(run: Run, setting: Setting, targets: Targets, replica: Replica,
         measured = Measured.taken(run, setting, replica, **job)
         yield latency_row(setting, targets, name, measured, floor)
     refused = fleet.filter_args(names).replace(fleet.MEMORY, "99999")
-    measured = Measured.taken(run, setting, replica, expect='"FailedNodes":{', body=refused, requests=100)
+    measured = Measured.taken(run, setting, replica, expect=REFUSED, body=refused, requests=100)
     yield latency_row(setting, NO_TARGETS, "no node fits (every node named in the answer)", measured, floor)
     measured = Measured.taken(run, setting, replica, body=body, clients=8, requests=2 * count)
     yield rate_row(setting, targets, measured)

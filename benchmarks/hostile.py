@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import fleet
-from benchmarks.extender import PLACED
+from benchmarks.extender import PLACED, REFUSED
 from benchmarks.processes import Run, memory
 from benchmarks.replica import Replica, stub_api
 from benchmarks.rows import Latency, Row, ratio, remarks
@@ -40,7 +40,6 @@ LIMIT = 256 * 1024
 """Bytes of annotations that the API server accepts for an object."""
 EVIL = fleet.node_name(0)
 BESIDE = "stub API server"
-REFUSED = '"NodeNames":null'
 
 
 def hostile_rows(run: Run) -> Iterator[Row]:
