@@ -465,6 +465,22 @@ def test_the_documented_kustomizations_exist():
     assert all((ROOT / folder / "kustomization.yaml").is_file() for folder in commands if folder != ".")
 
 
+def test_kubectl_of_kubernetes_1_31_builds_what_later_ones_build():
+    """Its kustomize takes a pattern in a replacement for a name, and leaves that of a policy in a binding as it is."""
+    kustomizations = [yaml.safe_load(file.read_text()) for file in (ROOT / "manifests").rglob("*.yaml")
+                      if file.name in ("kustomization.yaml", "replacements.yaml")]
+    replacements = [entry for part in kustomizations
+                    for entry in (part if isinstance(part, list) else part.get("replacements", ()))]
+    names = {part["name"] for entry in replacements for part in (
+        *([entry["source"]] if "source" in entry else ()), *(target["select"] for target in entry.get("targets", ())))
+        if "name" in part}
+    assert len(names) > 5 and not [name for name in names if re.fullmatch(r"[a-z0-9-]+", name) is None]
+    (suffixed,) = [part for part in kustomizations if "nameSuffix" in part]
+    (file,) = suffixed["configurations"]
+    (reference,) = yaml.safe_load((ROOT / "manifests/overlays/upgrade-from-hami" / file).read_text())["nameReference"]
+    assert (reference["kind"], reference["fieldSpecs"][0]["path"]) == ("ValidatingAdmissionPolicy", "spec/policyName")
+
+
 def test_the_webhook_sees_ephemeral_containers_whatever_labels_a_pod_has():
     webhooks = {one["name"]: one for one in yaml.safe_load((BASE / "webhook.yaml").read_text())["webhooks"]}
     pods, ephemeral = webhooks["vgpu.hami.io"], webhooks["ephemeralcontainers.hami.io"]
