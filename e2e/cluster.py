@@ -127,6 +127,9 @@ class LocalCluster:
             self.components[name] = Program.adopt(name, pid, home / "logs" / f"{name}.log")
         self.kube = Kube(self.kubeconfig)
         self.wait_ready()
+        # without it, the API server refuses pods; the controller manager makes it a second or more later
+        self.kube.wait("ServiceAccount", lambda accounts: "default" in accounts, "default",
+                       what="the account of pods in the namespace default")
 
     def _kwok_config(self) -> Object:
         ports = {f"{name}Port": free_port() for name in (
