@@ -30,6 +30,8 @@ HOOK = "/usr/local"
 CARDS, SLOTS = 2, 10
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 REAL, FAKE = {"type": "kind"}, {"type": "kwok"}
+LEASE_LOST = "Leaderelection lost"
+"""With this, a kube-scheduler ends that could not renew its Lease for some seconds, as when the machine is busy."""
 
 
 def show(name: str, **asked: int | str) -> Object:
@@ -124,9 +126,11 @@ def test_a_pod_runs_right_after_the_installation(on_kind: KindCluster) -> None:
         worker.wait_allocatable(RESOURCE, CARDS * SLOTS, timeout=60)
     webhook = on_kind.kube.get("MutatingWebhookConfiguration", "hami-webhook")
     assert all(entry["clientConfig"].get("caBundle") for entry in webhook["webhooks"])
-    restarted = [status["name"] for item in on_kind.pods_of(SCHEDULER) + on_kind.pods_of("hami-device-plugin")
-                 for status in item["status"]["containerStatuses"] if status["restartCount"]]
-    assert restarted == []
+    ended = [(item["metadata"]["name"], status["name"])
+             for item in on_kind.pods_of(SCHEDULER) + on_kind.pods_of("hami-device-plugin")
+             for status in item["status"]["containerStatuses"] if status["restartCount"]]
+    last_words = {name: on_kind.kubectl("logs", "--namespace", NAMESPACE, *name, "--previous") for name in ended}
+    assert [words for words in last_words.values() if LEASE_LOST not in words] == []
 
 
 def test_a_container_gets_its_slice(sandbox: Sandbox, worker: Worker) -> None:
