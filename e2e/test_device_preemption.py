@@ -15,6 +15,7 @@ from e2e.pods import pod
 from e2e.priorities import of_priority
 from e2e.sandbox import LABEL, Sandbox
 from e2e.scheduler import kill_leader, redirect_webhook, second_replica
+from hami.scheduler.planner import BUDGETS_S
 
 KEPT = "hami-e2e/kept"
 CARD = 80_000
@@ -75,6 +76,12 @@ def budget(name, namespace):
             "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": name}}}}
 
 
+def keep(sandbox):
+    """Allows no eviction of the pods labeled app=kept. For a while, a plan may use what one before it has read."""
+    sandbox.kube.apply(budget("kept", sandbox.namespace), sandbox.namespace)
+    time.sleep(BUDGETS_S)
+
+
 def elsewhere(item, sandbox):
     """Returns *item* for the nodes of *sandbox*."""
     return {**item, "spec": {**item["spec"], "nodeSelector": {LABEL: sandbox.namespace}}}
@@ -131,7 +138,7 @@ def test_a_pod_that_needs_two_cards_spares_the_higher_priority(full):
 def test_a_disruption_budget_is_kept_where_others_can_end(full):
     for name in ("d", "e"):
         full.kube.merge_patch("Pod", name, {"metadata": {"labels": {"app": "kept"}}}, full.namespace)
-    full.kube.apply(budget("kept", full.namespace), full.namespace)
+    keep(full)
     full.create(of("high", "p"))
     assert node_of(full, "p") == "n0"
     assert names(full) == {"c", "d", "e", "p"}
@@ -289,7 +296,7 @@ def test_a_card_that_dies_after_the_eviction_leads_to_another_plan(two_nodes):
 def test_strict_preemption_violates_no_disruption_budget(full, scheduler):
     for name in ("a", "d", "e"):
         full.kube.merge_patch("Pod", name, {"metadata": {"labels": {"app": "kept"}}}, full.namespace)
-    full.kube.apply(budget("kept", full.namespace), full.namespace)
+    keep(full)
     scheduler.run_with(preemption="strict")
     try:
         full.create(of("high", "p"))
