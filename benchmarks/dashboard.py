@@ -14,7 +14,7 @@ import urllib3
 
 from benchmarks import fleet
 from benchmarks.processes import Cpu, Run
-from benchmarks.replica import Replica, stub_api
+from benchmarks.replica import PLACED, Replica, stub_api
 from benchmarks.rows import Latency, Row
 from e2e.dashboard import dashboard
 from e2e.eventually import eventually
@@ -34,7 +34,6 @@ TURNS = 10
 machines of the host took least: they take some percent of the time or nothing, and longer than most answers at once."""
 PATHS = (*(f"/?page={number}" for number in range(1, 7)), "/?sort=free", "/?state=free", "/pending", "/namespaces")
 SETTLING = 3.0
-PLACED = '"NodeNames":["'
 
 
 def dashboard_rows(run: Run) -> Iterator[Row]:

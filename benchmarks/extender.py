@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import fleet
 from benchmarks.processes import Cpu, Memory, Run, disturbed, memory
-from benchmarks.replica import Replica, stub_api
+from benchmarks.replica import PLACED, REFUSED, Replica, stub_api
 from benchmarks.rows import Latency, Row, ratio, remarks
 from e2e.cluster import LocalCluster
 from e2e.kube import Kube, path_of
@@ -27,7 +27,6 @@ PODS_PER_NODE = 8
 CHURN = 1000
 SETTLING = 3.0
 """Seconds in which what the start has set in motion comes to rest."""
-PLACED, REFUSED = '"NodeNames":["', '"NodeNames":null'
 
 
 @dataclass(frozen=True, slots=True)

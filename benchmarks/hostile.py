@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import fleet
-from benchmarks.extender import PLACED, REFUSED
 from benchmarks.processes import Run, memory
-from benchmarks.replica import Replica, stub_api
+from benchmarks.replica import PLACED, REFUSED, Replica, stub_api
 from benchmarks.rows import Latency, Row, ratio, remarks
 from e2e.eventually import eventually
 from e2e.nodes import REGISTER, gpus, register_text, registered

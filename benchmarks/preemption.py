@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks import fleet
-from benchmarks.hostile import REFUSED, Filters, other_clients, repeated
+from benchmarks.hostile import Filters, other_clients, repeated
 from benchmarks.processes import Run
-from benchmarks.replica import Replica, stub_api
+from benchmarks.replica import REFUSED, Replica, stub_api
 from benchmarks.rows import Row, ratio, remarks
 from e2e.cluster import LocalCluster
 from e2e.eventually import eventually

@@ -22,9 +22,11 @@ from e2e.eventually import eventually
 from e2e.processes import Program, free_port
 from e2e.scheduler import Certificates
 
-__all__ = ["Replica", "stub_api"]
+__all__ = ["PLACED", "REFUSED", "Replica", "stub_api"]
 
 START_SECONDS = 120.0
+PLACED, REFUSED = '"NodeNames":["', '"NodeNames":null'
+"""Texts in an answer to ``/filter``: of a pod that has a node, and of one that no node fits."""
 
 
 class Replica:
@@ -71,7 +73,7 @@ class Replica:
 
     def first_placement(self, names: list[str]) -> None:
         """Requests placements until one succeeds, which is when the replica is ready."""
-        until_answered(lambda: self.post("/filter", fleet.filter_args(names)), b'"NodeNames":["', self.program)
+        until_answered(lambda: self.post("/filter", fleet.filter_args(names)), PLACED.encode(), self.program)
 
     def wait_healthy(self) -> None:
         until_answered(lambda: self.post("/healthz", ""), b"ok", self.program)
