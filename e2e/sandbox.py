@@ -204,7 +204,7 @@ class Sandbox:
         return self._wait_pods(served, "bound, and served by the device plugins", wait_for, timeout)
 
     def wait_labeled(self, name: str) -> None:
-        """Waits until the pod has the label with its node, which the leader adds before Kubernetes 1.35."""
+        """Waits until the pod has the label with its node, which the leader adds later before Kubernetes 1.35."""
         self.kube.wait("Pod", lambda pods: ASSIGNED_NODE in pods[name]["metadata"].get("labels", ()), self.namespace,
                        what=f"pod {name} has the label {ASSIGNED_NODE}")
 

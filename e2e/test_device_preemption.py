@@ -77,7 +77,7 @@ def budget(name, namespace):
 
 
 def keep(sandbox):
-    """Allows no eviction of the pods labeled app=kept. For a while, a plan may use what one before it has read."""
+    """Allows no eviction of the pods labeled app=kept, once no plan uses budgets that were read before."""
     sandbox.kube.apply(budget("kept", sandbox.namespace), sandbox.namespace)
     time.sleep(BUDGETS_S)
 

@@ -66,7 +66,7 @@ def test_memory_is_limited(container, how):
 
 @pytest.mark.parametrize("how", ["plain", "ptsz", "ex", "cooperative"])
 def test_launches_are_limited(container, how):
-    """240 ms of work at 20 percent, much more than an emulated processor takes: what it takes is no time to wait."""
+    """240 ms of work at 20 percent. The time that the emulated processor takes itself counts little beside that."""
     client = start(container, "procaddr")
     client.do("stream")
     before = container.path.with_suffix(".sm").read_bytes()
