@@ -110,33 +110,36 @@ def accuracy(card: Card, limits: tuple[int, ...] = (10, 30, 70), way: Way = Way.
             "good": all(abs(row[2] - row[1]) <= 3 for row in rows if row[0] != "decode")}
 
 
-def tenants(card: Card, way: Way = Way.LIMITED, monitored: bool = False) -> Result:
+def tenants(card: Card, way: Way = Way.LIMITED, loads: tuple[str, ...] = ("busy_2000",),
+            monitored: bool = False) -> Result:
     """Two containers, by what each of them gets done of what it would get done alone."""
     card.needs(way)
     rows, samples = [], []
-    took = _bare_microseconds(card, "busy_2000")
-    for shares in ((30, 70), (50, 50)):
-        with card.container(way, cores=shares[0]) as one, card.container(way, cores=shares[1]) as other, \
-                contextlib.ExitStack() as told:
-            clients = [container.client().start() for container in (one, other)]
-            for client in clients:
-                client.do("launch plain idle 1")
-            if monitored:
-                samples.append(told.enter_context(programs.sampled(card, [one.region, other.region])))
-            for client in clients:
-                client.send(f"load busy_2000 {card.seconds(12) * 1000:.0f}")
-            if card.is_fake:
-                from tests.libvgpu.shares import Tenant, measured_shares  # needs what HAMi needs
-                time.sleep(card.seconds(3))
-                found = measured_shares([Tenant(one.region, one.machine), Tenant(other.region, other.machine)],
-                                        card.seconds(8))
-                counts = [client.answer() for client in clients]
-            else:
-                counts = [client.answer() for client in clients]
-                found = [count[0] * took / 12e4 for count in counts]
-            rows.append([f"{shares[0]}/{shares[1]}", *found])
-    return {"rows": rows, "columns": ["limits", "one", "other"], "samples": samples,
-            "good": all(abs(got - int(due)) <= 3 for label, *both in rows
+    for load in loads:
+        took = _bare_microseconds(card, load)
+        for shares in ((30, 70), (50, 50)):
+            with card.container(way, cores=shares[0]) as one, card.container(way, cores=shares[1]) as other, \
+                    contextlib.ExitStack() as told:
+                clients = [container.client().start() for container in (one, other)]
+                for client in clients:
+                    client.do("launch plain idle 1")
+                if monitored:
+                    samples.append(told.enter_context(programs.sampled(card, [one.region, other.region])))
+                for client in clients:
+                    client.send(f"load {load} {card.seconds(12) * 1000:.0f}")
+                if card.is_fake:
+                    from tests.libvgpu.shares import Tenant, measured_shares  # needs what HAMi needs
+                    time.sleep(card.seconds(3))
+                    found = measured_shares([Tenant(one.region, one.machine), Tenant(other.region, other.machine)],
+                                            card.seconds(8))
+                    counts = [client.answer() for client in clients]
+                else:
+                    counts = [client.answer() for client in clients]
+                    found = [count[0] * took / 12e4 for count in counts]
+            rows.append([load, f"{shares[0]}/{shares[1]}", *found])
+            card.keep({"rows": rows, "samples": samples})
+    return {"rows": rows, "columns": ["load", "limits", "one", "other"], "samples": samples,
+            "good": all(abs(got - int(due)) <= 3 for _, label, *both in rows
                         for got, due in zip(both, label.split("/"), strict=True))}
 
 

@@ -9,6 +9,11 @@ enum {
     MEASURE_EVERY = 16,
     MEASURE_FIRST = 2,
     MOST_PERCENT = 100,
+    PART = 256,            /* of a percent point */
+    ROUNDS_MEAN = 32,
+    ROUNDS_VARIANCE = 16,
+    SURE = 4,              /* variances of a mean: two standard deviations */
+    SLOWEST = 12,          /* a correction is a twelfth of what is off */
 };
 
 static const int64_t MOST_DEBT = 10000000000;   /* 10 s: longer kernels, or a broken file, are forgiven the rest */
@@ -17,12 +22,19 @@ static const int64_t BURST_LEAST = 200000;
 static const uint64_t MOST_ELAPSED = 10000000000;
 static const uint64_t RESUMING = 1000000000;
 
-static uint64_t scaled(const struct vgpu_bucket *bucket, uint64_t cost)
+static uint64_t scale_of(const struct vgpu_bucket *bucket)
 {
     uint64_t scale = atomic_load_explicit(&bucket->scale, memory_order_relaxed);
-    if (LIKELY(scale == 0 || scale == UNIT))
+    if (LIKELY(scale == 0))
+        return UNIT;
+    return scale < SCALE_LEAST ? SCALE_LEAST : scale > SCALE_MOST ? SCALE_MOST : scale;
+}
+
+static uint64_t scaled(const struct vgpu_bucket *bucket, uint64_t cost)
+{
+    uint64_t scale = scale_of(bucket);
+    if (LIKELY(scale == UNIT))
         return cost;
-    scale = scale < SCALE_LEAST ? SCALE_LEAST : scale > SCALE_MOST ? SCALE_MOST : scale;
     return cost > MOST_ELAPSED ? MOST_ELAPSED : cost * scale / UNIT;
 }
 
@@ -150,6 +162,9 @@ void vgpu_bucket_rest(struct vgpu_bucket *bucket)
     atomic_store(&bucket->corrections, 0);
     atomic_store(&bucket->seen, 0);
     atomic_store(&bucket->expected, 0);
+    atomic_store(&bucket->mean_sampled, 0);
+    atomic_store(&bucket->mean_measured, 0);
+    atomic_store(&bucket->variance, 0);
     atomic_store(&bucket->sampled, 0);
 }
 
@@ -160,6 +175,37 @@ static bool is_resuming(struct vgpu_bucket *bucket, uint64_t when)
     if (atomic_compare_exchange_strong(&bucket->resumed, &resumed, when))
         return true;
     return when - resumed < RESUMING && when >= resumed;
+}
+
+/* What was kept, in parts. The file is the container's: a number that cannot be is bounded, so that none overflows. */
+static double kept(double parts)
+{
+    double most = 1e6;
+    parts /= PART;
+    return parts > most ? most : parts < -most ? -most : parts;
+}
+
+static double followed(double mean, double one, uint64_t rounds, uint64_t most)
+{
+    return mean + (one - mean) / (double)(rounds < most ? rounds : most);
+}
+
+/* Whether what events measure differs from what is sampled by more than chance. A driver takes five samples a second,
+ * and counts each for the process that the device works for at that moment: a few of them say little. In percent. */
+static bool is_wrong(struct vgpu_bucket *bucket, double sampled, double measured, uint64_t rounds)
+{
+    double mean = followed(kept((double)bucket->mean_sampled), sampled, rounds, ROUNDS_MEAN);
+    double other = followed(kept((double)bucket->mean_measured), measured, rounds, ROUNDS_MEAN);
+    atomic_store(&bucket->mean_sampled, (uint64_t)(mean * PART));
+    atomic_store(&bucket->mean_measured, (uint64_t)(other * PART));
+    double off = sampled - (other > 0 ? measured * mean / other : 0), change = off - kept((double)bucket->off);
+    double variance = kept((double)bucket->variance);
+    if (rounds > 1) /* half the square of what changes from one to the next: a slow change is not chance */
+        variance = followed(variance, change * change / 2, rounds - 1, ROUNDS_VARIANCE);
+    atomic_store(&bucket->off, (int64_t)(kept(off * PART) * PART));
+    atomic_store(&bucket->variance, (uint64_t)(kept(variance * PART) * PART));
+    double count = (double)(rounds < ROUNDS_MEAN ? rounds : ROUNDS_MEAN);
+    return rounds > 2 && (mean - other) * (mean - other) * count > SURE * variance + 1;
 }
 
 void vgpu_bucket_sample(struct vgpu_bucket *bucket, uint64_t when, uint64_t percent)
@@ -173,16 +219,21 @@ void vgpu_bucket_sample(struct vgpu_bucket *bucket, uint64_t when, uint64_t perc
     if (is_resuming(bucket, when) || before == 0 || when < before || passed > MOST_ELAPSED || more > 100 * passed)
         return;
     percent = percent > MOST_PERCENT ? MOST_PERCENT : percent;
+    double scale = (double)scale_of(bucket) / UNIT, rate = (double)more * MOST_PERCENT / (double)passed;
     uint64_t seen = smoothed(bucket->seen, percent * UNIT);
-    uint64_t expected = smoothed(bucket->expected, (uint64_t)((double)more * MOST_PERCENT * UNIT / (double)passed));
+    uint64_t expected = smoothed(bucket->expected, (uint64_t)(rate * UNIT));
     atomic_store(&bucket->seen, seen);
     atomic_store(&bucket->expected, expected);
     if (seen < UNIT / 2 || expected < UNIT / 2)
         return;
+    uint64_t rounds = atomic_fetch_add(&bucket->corrections, 1) + 1, weight = 2 + rounds / 4;
+    if (!is_wrong(bucket, (double)percent, rate / scale, rounds)) {
+        atomic_store(&bucket->scale, UNIT);
+        return;
+    }
     /* What events overcount: time slices of others, streams that overlap. A correction of a scale, soon a slow one. */
-    uint64_t scale = atomic_load(&bucket->scale), weight = 2 + atomic_fetch_add(&bucket->corrections, 1) / 4;
     double off = ((double)seen - (double)expected) / (double)expected; /* no ratio: what varies must not weigh more */
-    double next = (double)(scale ? scale : UNIT) * (1 + (off > 1 ? 1 : off) / (double)(weight < 8 ? weight : 8));
+    double next = scale * UNIT * (1 + (off > 1 ? 1 : off) / (double)(weight < SLOWEST ? weight : SLOWEST));
     next = next < SCALE_LEAST ? SCALE_LEAST : next > SCALE_MOST ? SCALE_MOST : next;
     atomic_store(&bucket->scale, (uint64_t)next);
 }

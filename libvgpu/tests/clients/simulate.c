@@ -3,8 +3,8 @@
  *
  * Usage: simulate WORKLOAD PROCESSES CONTAINERS SAMPLES SMS LIMIT [LIMIT ...]
  * WORKLOAD: one of the names below, or a number: the period of a pattern of launches of one kernel, 2 ms and else 0.1 ms.
- * SAMPLES: 1 if a monitor writes utilization. Prints, for each container: mean, mean error and worst excess of
- * one-second windows in percent points, seconds until it settled.
+ * SAMPLES: which a monitor writes, a number of enum monitor. Prints, for each container: mean, mean error and worst excess
+ * of one-second windows in percent points, seconds until it settled.
  */
 #include "control.h"
 
@@ -16,7 +16,11 @@
 enum workload { FLOOD, SYNC, DECODE, MIXED, ON_OFF, MEDIUM, PERIOD };
 static const char *const workloads[] = {"flood", "sync", "decode", "mixed", "onoff", "medium"};
 
-enum { MOST = 8, QUEUE = 1024, KEYS = 8 };
+enum { MOST = 8, QUEUE = 1024, KEYS = 8, ROUND = 5 };
+
+/* NONE writes no samples. EXACT writes what each container had of the GPU. NVML does as on an H200: five times a second,
+ * all that the GPU has done is the work of the process that it works for at that moment. */
+enum monitor { NONE, EXACT, NVML };
 
 static const uint64_t SECOND = 1000000000, SLICE = 2000000, LAUNCH = 5000, END = 60;
 
@@ -40,7 +44,9 @@ static struct vgpu_bucket buckets[MOST];
 static uint64_t now, random_state = 88172645463325252u;
 static int limits[MOST], count, containers, period;
 static enum workload workload;
-static double busy_second[MOST], busy_sample[MOST];
+static double busy_second[MOST], busy_sample[MOST], seen[MOST];
+static uint64_t sampled;
+static int intervals;
 
 static double uniform(void)
 {
@@ -119,6 +125,27 @@ static void launch(struct process *process)
     }
 }
 
+/* As a driver that samples the GPU, and a monitor that asks it. `at`: the process for which the GPU works. */
+static void sample(enum monitor monitor, int at)
+{
+    double sum = 0;
+    for (int i = 0; i < containers; i++) {
+        seen[i] += monitor == EXACT ? busy_sample[i] : 0;
+        sum += busy_sample[i];
+        busy_sample[i] = 0;
+    }
+    if (monitor == NVML) {
+        seen[processes[at].container] += sum;
+        if (++intervals % ROUND)
+            return;
+    }
+    for (int i = 0; monitor != NONE && i < containers; i++) {
+        vgpu_bucket_sample(&buckets[i], now, (uint64_t)(seen[i] * 100 / (double)(now - sampled) + 0.5));
+        seen[i] = 0;
+    }
+    sampled = now;
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 7)
@@ -128,7 +155,7 @@ int main(int argc, char **argv)
         workload++;
     count = atoi(argv[2]);
     containers = atoi(argv[3]);
-    bool samples = atoi(argv[4]) != 0;
+    enum monitor monitor = (enum monitor)atoi(argv[4]);
     for (int i = 0; i < containers; i++)
         limits[i] = atoi(argv[6 + i]);
     random_state += (uint64_t)atoi(argv[5]) * 0x9e3779b97f4a7c15u;
@@ -186,12 +213,8 @@ int main(int argc, char **argv)
             slice_end = now + SLICE;
         }
         if (now >= next_sample) {
-            for (int i = 0; i < containers; i++) {
-                if (samples)
-                    vgpu_bucket_sample(&buckets[i], now, (uint64_t)(busy_sample[i] * 600 / (double)SECOND + 0.5));
-                busy_sample[i] = 0;
-            }
-            next_sample += SECOND / 6;
+            sample(monitor, last);
+            next_sample += monitor == NVML ? (uint64_t)((0.19 + 0.02 * uniform()) * (double)SECOND) : SECOND / 6;
         }
         if (now >= next_second) {
             int second = (int)((now - begun) / SECOND);
