@@ -51,15 +51,14 @@ STEPS = {step.name: step for step in (
     Step("a4", 120, holds.suite), Step("a5", 60, holds.granularity), Step("a6", 150, holds.truth),
     Step("a7", 45, holds.kills), Step("a8", 75, holds.neighbor), Step("a9", 90, holds.others),
     Step("b1", 60, compute.costs), Step("b2", 90, compute.events), Step("b3", 110, compute.lazy),
-    Step("b4", 150, compute.accuracy), Step("b5", 60, compute.tenants), Step("b6", 30, compute.autotune),
-    Step("b7", 120, partial(compute.tenants, loads=("busy_50", "busy_2000", "busy_20000"), monitored=True)),
-    Step("b8", 30, compute.brackets),
+    Step("b4", 150, compute.accuracy), Step("b5", 120, compute.tenants), Step("b6", 30, compute.autotune),
+    Step("b7", 120, partial(compute.tenants, monitored=True)), Step("b8", 30, compute.brackets),
     Step("c1", 30, interplay.captures), Step("c2", 20, interplay.deep_binding), Step("c3", 20, interplay.no_nvml),
     Step("c4", 30, interplay.own_pids), Step("c5", 90, interplay.tools), Step("c6", 120, interplay.starts),
     Step("c7", 120, interplay.churn),
     Step("d1", 110, partial(compute.lazy, way=Way.HAMI_CORE)),
     Step("d2", 150, partial(compute.accuracy, limits=(30,), way=Way.HAMI_CORE)),
-    Step("d3", 60, partial(compute.tenants, way=Way.HAMI_CORE)),
+    Step("d3", 120, partial(compute.tenants, way=Way.HAMI_CORE)),
 )}
 """Slot d is HAMi-core, for comparison: after ``--pack --hami-core`` with a library of theirs."""
 

@@ -110,12 +110,11 @@ def accuracy(card: Card, limits: tuple[int, ...] = (10, 30, 70), way: Way = Way.
             "good": all(abs(row[2] - row[1]) <= 3 for row in rows if row[0] != "decode")}
 
 
-def tenants(card: Card, way: Way = Way.LIMITED, loads: tuple[str, ...] = ("busy_2000",),
-            monitored: bool = False) -> Result:
+def tenants(card: Card, way: Way = Way.LIMITED, monitored: bool = False) -> Result:
     """Two containers, by what each of them gets done of what it would get done alone."""
     card.needs(way)
     rows, samples = [], []
-    for load in loads:
+    for load in ("busy_50", "busy_2000", "busy_20000"):
         took = _bare_microseconds(card, load)
         for shares in ((30, 70), (50, 50)):
             with card.container(way, cores=shares[0]) as one, card.container(way, cores=shares[1]) as other, \
