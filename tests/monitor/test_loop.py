@@ -216,11 +216,11 @@ def test_nobody_waits_for_work_that_the_driver_does_not_see(stage):
     for name, priority in (("high", 0), ("low", 1)):
         stage.region(name, priority=priority, processes=[Slot()])
     seen = []
-    for _ in range(12):
+    for _ in range(int(DENIED_S) + 5):
         stage.launch("high")
         stage.run()
         seen.append(stage.recent("low"))
-    assert seen == [BLOCKED] * int(DENIED_S) + [0] * (12 - int(DENIED_S))
+    assert seen == [BLOCKED] * int(DENIED_S) + [0] * 5
     stage.work("high", 4007, GIB, 60)
     stage.run()
     assert stage.recent("low") == BLOCKED
