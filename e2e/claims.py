@@ -142,18 +142,22 @@ def wait_called(kube: Kube) -> None:
 
 def running(sandbox: Sandbox, *names: str) -> None:
     """Waits until pods run. Until then, their annotations change: the kubelet then tries again at once what has failed,
-    else only after a minute. An API server that is late forbids it to read the claim of a new pod.
+    else only after a minute. An API server that is late forbids it to read the claim of a new pod. The class changes,
+    too: kube-scheduler then tries pods again that it may have forgotten, else only after five minutes.
     """
     for attempt in range(ATTEMPTS):
+        patch = {"metadata": {"annotations": {"hami-e2e/attempt": str(attempt)}}}
         for name in names:
-            sandbox.kube.merge_patch("Pod", name, {"metadata": {"annotations": {"hami-e2e/attempt": str(attempt)}}},
-                                     sandbox.namespace)
+            sandbox.kube.merge_patch("Pod", name, patch, sandbox.namespace)
+        if attempt:
+            sandbox.kube.merge_patch("DeviceClass", DRIVER, patch)
         try:
             sandbox.running(*names, timeout=10)
             return
-        except WaitTimeout:
+        except WaitTimeout as error:
             if attempt == ATTEMPTS - 1:
                 raise
+            print(error)
 
 
 def emptied(sandbox: Sandbox, real: RealNode) -> None:

@@ -305,8 +305,17 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def summary(items: Iterable[Object]) -> str:
-    """Returns name, phase and node of up to forty objects."""
+    """Returns name, phase and node of up to forty objects, and why pods are not placed."""
     return ", ".join(
         f"{item['metadata']['name']}"
-        f"[{item.get('status', {}).get('phase', '?')}@{item.get('spec', {}).get('nodeName', '-')}]"
+        f"[{item.get('status', {}).get('phase', '?')}@{item.get('spec', {}).get('nodeName', '-')}{_reason(item)}]"
         for item in list(items)[:40])
+
+
+def _reason(item: Object) -> str:
+    """Returns why a pod is not placed; empty for any other object."""
+    if item.get("spec", {}).get("nodeName"):
+        return ""
+    conditions = item.get("status", {}).get("conditions") or []
+    return next((f": {condition.get('message', '')}" for condition in conditions
+                 if condition.get("type") == "PodScheduled"), "")
