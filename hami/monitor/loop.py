@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hami.codec.pods import NodePod
@@ -22,8 +22,8 @@ from hami.monitor.region_files import RegionFiles, RegionReading
 from hami.monitor.regions import Region, Write, control_writes, uncounted_writes, usage_writes
 from hami.monitor.source import UsageSource
 from hami.monitor.usage import (
-    EXCESS_ROUNDS, ContainerReport, Excess, HostView, denies_use, excess_of, host_pids, host_utilization, host_view,
-    known_use, least_excess, region_device, report_container, slot_utilization,
+    EXCESS_ROUNDS, ContainerReport, Excess, HostView, Source, denies_use, excess_of, host_pids, host_utilization,
+    host_view, known_use, least_excess, region_device, report_container, slot_utilization,
 )
 from hami.node.limits import parse_limits
 from hami.node.live_limits import SETTLED_NS, LimitsText
@@ -36,6 +36,8 @@ ERRORS = ("allocation", "driver", "region", "write")
 """Parts of a round that can fail without ending it."""
 TAMPERED = ("block", "limit", "priority", "switch", "disk")
 """Faults that tenants can cause in their regions; the last one ends the containers of the pod."""
+LONGEST_ROUND_S = 10.0
+"""Seconds for which the use that one round sees counts at most: the driver may have hung in between."""
 _NANOSECONDS = 1_000_000_000
 
 
@@ -44,7 +46,8 @@ class NodeReport:
     """The node after a round. *at*: monotonic seconds. *cards*: ``None`` without a driver. *containers*: ``None``
     until the pods are known.
 
-    *tampered*: how often a container has changed what it may not, by container and a word of TAMPERED.
+    *tampered*: how often a container has changed what it may not, by container and a word of TAMPERED. *compute*:
+    seconds of a device that it has had since the monitor knows it, by container and index.
     """
 
     node: str
@@ -52,6 +55,7 @@ class NodeReport:
     cards: Sequence[CardUsage] | None = None
     containers: Sequence[ContainerReport] | None = None
     tampered: Mapping[tuple[Key, str], int] = field(default_factory=dict)
+    compute: Mapping[tuple[Key, int], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,8 @@ class MonitorLoop:
         self._memories: dict[Key, _Memory] = {}
         self._written: dict[Key, tuple[RegionReading, Region]] = {}  # when it was last written
         self._tampered: Counter[tuple[Key, str]] = Counter()
+        self._compute: defaultdict[tuple[Key, int], float] = defaultdict(float)
+        self._round_at = math.inf
         self._reported = OncePerKey()
         self._lock = threading.Lock()  # guards _errors
         self._errors: Counter[str] = Counter(dict.fromkeys(ERRORS, 0))
@@ -129,8 +135,9 @@ class MonitorLoop:
                 self._write_use(report, settled[container.key])
             if reading.is_held and self._writes:
                 self._end(container, pods)
+        self._add_compute(reports, clock)
         return NodeReport(node=self._node, at=clock, cards=cards, containers=tuple(reports),
-                          tampered=dict(self._tampered))
+                          tampered=dict(self._tampered), compute=dict(self._compute))
 
     def release(self) -> None:
         """Frees containers that wait, and lets compute limits count: what the device plugin begins with. Call it last:
@@ -152,6 +159,17 @@ class MonitorLoop:
         self._memories = {key: memory for key, memory in self._memories.items() if key in keys}
         self._written = {key: written for key, written in self._written.items() if key in keys}
         self._tampered = Counter({(key, fault): count for (key, fault), count in self._tampered.items() if key in keys})
+        for gone in [entry for entry in self._compute if entry[0] not in keys]:
+            del self._compute[gone]
+
+    def _add_compute(self, reports: Iterable[ContainerReport], clock: float) -> None:
+        """Adds what each container has had of its devices since the round before, by the driver's latest samples."""
+        passed = max(0.0, min(clock - self._round_at, LONGEST_ROUND_S))
+        self._round_at = clock
+        for report in reports:
+            for usage in report.devices:
+                if usage.utilization_source is not Source.NONE:
+                    self._compute[report.container.key, usage.device.index] += passed * usage.utilization / 100
 
     def _read(self, container: MonitoredContainer, clock: float) -> RegionReading:
         """Reads the region of a container, and shows a limiter of ours in it that a monitor is at work."""

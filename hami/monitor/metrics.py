@@ -97,19 +97,27 @@ def _counters(report: NodeReport) -> Iterator[Metric]:
     throttled = CounterMetricFamily(
         "hami_container_throttled_seconds", "Time that launches of a container have waited for its compute limit",
         labels=(*_CONTAINER_LABELS, "device_uuid", "vdevice_index", "zone"))
+    compute = CounterMetricFamily(
+        "hami_container_compute_seconds", "Time for which a container has had the compute of a device",
+        labels=(*_CONTAINER_LABELS, "device_uuid", "vdevice_index", "zone"))
     tampered = CounterMetricFamily(
         "hami_vgpu_tampered", "Changes of a container to what only the monitor or the device plugin may write",
         labels=(*_CONTAINER_LABELS, "what", "zone"))
     for entry in report.containers or ():
         labels = (entry.container.name, entry.container.pod.namespace, entry.container.pod.name)
         for usage in entry.devices:
+            of_device = (*labels, usage.device.card, str(usage.device.index), ZONE)
             if usage.throttled is not None:
-                throttled.add_metric((*labels, usage.device.card, str(usage.device.index), ZONE), usage.throttled)
+                throttled.add_metric(of_device, usage.throttled)
+            seconds = report.compute.get((entry.container.key, usage.device.index))
+            if seconds is not None:
+                compute.add_metric(of_device, seconds)
         for fault in TAMPERED:
             count = report.tampered.get((entry.container.key, fault), 0)
             if count or entry.reading.region is not None:
                 tampered.add_metric((*labels, fault, ZONE), count)
     yield throttled
+    yield compute
     yield tampered
 
 

@@ -14,6 +14,7 @@ from hami.codec.keys import MIG_ALLOCATIONS
 from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.model import Partition
 from hami.monitor.feedback import BLOCKED, DENIED_S
+from hami.monitor.loop import LONGEST_ROUND_S
 from hami.monitor.usage import Source
 from hami.node.limits import ContainerLimits, DeviceLimit, render_limits
 from tests.devices.fake_nvml import A100, GIB, MIB, Gpu, Process
@@ -99,6 +100,19 @@ def test_the_driver_is_believed(stage):
     found = stage.usage()
     assert (found["a"].used, found["a"].memory_source, found["a"].utilization) == (4 * GIB, Source.HOST, 65)
     assert (found["b"].used, found["b"].utilization) == (0, 0)
+
+
+def test_compute_of_containers_adds_up(stage):
+    stage.pods = [node_pod("a", CARD), node_pod("b", OTHER)]
+    stage.work("a", 4007, GIB, 40)
+    stage.run()
+    stage.work("a", 4008, GIB, 25)
+    stage.run()
+    stage.clock += 60  # the driver has hung: nobody knows what happened meanwhile
+    compute = {key[0]: seconds for (key, _), seconds in stage.run().compute.items()}
+    assert compute == {uid_of("a"): pytest.approx(0.65 * (1 + LONGEST_ROUND_S)), uid_of("b"): 0}
+    stage.pods.pop()
+    assert len(stage.run().compute) == 1
 
 
 def test_a_container_that_started_again_and_an_init_container_are_found(stage):

@@ -61,6 +61,12 @@ def test_names_and_labels_are_those_of_hami_s_monitor(stage):
             assert [labels for labels, _ in found[name]] == [DEVICE]
 
 
+def test_compute_counts_seconds_of_the_device(stage):
+    stage.run()
+    _, found = page(stage, stage.run())
+    assert found["hami_container_compute_seconds_total"] == [(DEVICE, 0.33)]
+
+
 def test_values(stage):
     _, found = page(stage, stage.run())
     values = {name: samples[0][1] for name, samples in found.items()}
