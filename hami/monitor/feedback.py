@@ -32,7 +32,8 @@ TURN_S = 3.0
 """Seconds of a turn."""
 DENIED_S = 30.0
 """Seconds without use, by the driver's account, after which what the region says of work does not count. The driver
-takes five samples a second, each of one process: one with 5 percent of a card is in none of 150 once in two thousand times.
+takes five samples a second, each of one process: of 150, one with 5 percent of a card is in none once in two thousand
+times.
 """
 ACTIVE, IDLE, BLOCKED = 2, 0, -1
 """Values of ``recent_kernel``: a launch writes the first, the monitor counts it down, or writes the last."""
