@@ -295,4 +295,4 @@ def works_without_scripts_and_with_the_keyboard(started: Any, site: Site) -> Non
         visit.page.wait_for_url("**/?*model=L40S*")
         assert visit.page.locator("tbody tr").count() == 1
         visit.page.get_by_role("link", name="Pending").click()
-        assert visit.page.get_by_role("heading", name="Pending pods").is_visible()
+        visit.page.get_by_role("heading", name="Pending pods").wait_for()
