@@ -23,6 +23,8 @@ from e2e.eventually import eventually
 __all__ = ["Program", "free_port"]
 
 SERVER_PORTS = (20_000, 30_000)
+KILLED_S = 40.0
+"""Seconds until a killed process has ended: it ends no write that a busy disk has begun."""
 MAX_CLAIMS = 256
 _claims: deque[int] = deque()  # sockets with abstract names, of which each can be bound once on this machine
 
@@ -172,13 +174,13 @@ class Program:
         self.wanted = False
         if self._child is None or not self.running():
             self.signal(signal.SIGKILL)
-            self.wait_end(10)
+            self.wait_end(KILLED_S)
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)  # the leader of its own session
-        self.wait_end(10)
+        self.wait_end(KILLED_S)
         group = self._child.pid
-        eventually(lambda: not group_members(group), f"the children of {self.name} have ended", timeout=10,
+        eventually(lambda: not group_members(group), f"the children of {self.name} have ended", timeout=KILLED_S,
                    interval=0.01)
 
     def stop(self, timeout: float = 15) -> float:
