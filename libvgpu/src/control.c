@@ -159,7 +159,7 @@ void vgpu_bucket_rest(struct vgpu_bucket *bucket)
     if (LIKELY(atomic_load_explicit(&bucket->resumed, memory_order_relaxed) == UINT64_MAX))
         return;
     atomic_store(&bucket->resumed, UINT64_MAX);
-    atomic_store(&bucket->corrections, 0);
+    atomic_store(&bucket->rounds, 0);
     atomic_store(&bucket->seen, 0);
     atomic_store(&bucket->expected, 0);
     atomic_store(&bucket->mean_sampled, 0);
@@ -177,33 +177,33 @@ static bool is_resuming(struct vgpu_bucket *bucket, uint64_t when)
     return when - resumed < RESUMING && when >= resumed;
 }
 
-/* What was kept, in parts. The file is the container's: a number that cannot be is bounded, so that none overflows. */
-static double kept(double parts)
+/* A number of the file in percent. Programs of the container can write there, so it is bounded: nothing overflows. */
+static double bounded(double parts)
 {
     double most = 1e6;
     parts /= PART;
     return parts > most ? most : parts < -most ? -most : parts;
 }
 
-static double followed(double mean, double one, uint64_t rounds, uint64_t most)
+static double running_mean(double mean, double one, uint64_t rounds, uint64_t most)
 {
     return mean + (one - mean) / (double)(rounds < most ? rounds : most);
 }
 
-/* Whether what events measure differs from what is sampled by more than chance. A driver takes five samples a second,
- * and counts each for the process that the device works for at that moment: a few of them say little. In percent. */
-static bool is_wrong(struct vgpu_bucket *bucket, double sampled, double measured, uint64_t rounds)
+/* Whether samples differ from what events measure by more than chance. A driver takes five samples a second, and counts
+ * each for the process that the device works for at that moment, so a few of them say little. Both in percent. */
+static bool contradicts(struct vgpu_bucket *bucket, double sampled, double measured, uint64_t rounds)
 {
-    double mean = followed(kept((double)bucket->mean_sampled), sampled, rounds, ROUNDS_MEAN);
-    double other = followed(kept((double)bucket->mean_measured), measured, rounds, ROUNDS_MEAN);
+    double mean = running_mean(bounded((double)bucket->mean_sampled), sampled, rounds, ROUNDS_MEAN);
+    double other = running_mean(bounded((double)bucket->mean_measured), measured, rounds, ROUNDS_MEAN);
     atomic_store(&bucket->mean_sampled, (uint64_t)(mean * PART));
     atomic_store(&bucket->mean_measured, (uint64_t)(other * PART));
-    double off = sampled - (other > 0 ? measured * mean / other : 0), change = off - kept((double)bucket->off);
-    double variance = kept((double)bucket->variance);
-    if (rounds > 1) /* half the square of what changes from one to the next: a slow change is not chance */
-        variance = followed(variance, change * change / 2, rounds - 1, ROUNDS_VARIANCE);
-    atomic_store(&bucket->off, (int64_t)(kept(off * PART) * PART));
-    atomic_store(&bucket->variance, (uint64_t)(kept(variance * PART) * PART));
+    double off = sampled - (other > 0 ? measured * mean / other : 0), change = off - bounded((double)bucket->off);
+    double variance = bounded((double)bucket->variance);
+    if (rounds > 1) /* from differences of neighbors: a slow change is not chance */
+        variance = running_mean(variance, change * change / 2, rounds - 1, ROUNDS_VARIANCE);
+    atomic_store(&bucket->off, (int64_t)(bounded(off * PART) * PART));
+    atomic_store(&bucket->variance, (uint64_t)(bounded(variance * PART) * PART));
     double count = (double)(rounds < ROUNDS_MEAN ? rounds : ROUNDS_MEAN);
     return rounds > 2 && (mean - other) * (mean - other) * count > SURE * variance + 1;
 }
@@ -226,8 +226,8 @@ void vgpu_bucket_sample(struct vgpu_bucket *bucket, uint64_t when, uint64_t perc
     atomic_store(&bucket->expected, expected);
     if (seen < UNIT / 2 || expected < UNIT / 2)
         return;
-    uint64_t rounds = atomic_fetch_add(&bucket->corrections, 1) + 1, weight = 2 + rounds / 4;
-    if (!is_wrong(bucket, (double)percent, rate / scale, rounds)) {
+    uint64_t rounds = atomic_fetch_add(&bucket->rounds, 1) + 1, weight = 2 + rounds / 4;
+    if (!contradicts(bucket, (double)percent, rate / scale, rounds)) {
         atomic_store(&bucket->scale, UNIT);
         return;
     }

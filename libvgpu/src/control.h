@@ -22,7 +22,7 @@ struct vgpu_bucket {
     _Atomic uint64_t scale;           /* 65536 is 1; 0 is 1 */
     _Atomic uint64_t seen, expected;  /* smoothed utilization, sampled and charged; 65536 is 1 percent */
     _Atomic uint64_t resumed;         /* time of the first sample since launches are charged again; UINT64_MAX: they are not */
-    _Atomic uint64_t corrections;     /* samples since then that count */
+    _Atomic uint64_t rounds;          /* samples since then that count */
     _Atomic uint64_t mean_sampled, mean_measured; /* percent of the device in many samples; 256 is 1 */
     _Atomic int64_t off;              /* percent in the last sample that these two do not explain; 256 is 1 */
     _Atomic uint64_t variance;        /* of that */

@@ -103,3 +103,10 @@ def test_sanitizers_find_nothing_in_the_law(builds, workload):
                   ("4", "1", "0", "46", "10")):
         done = subprocess.run([program, workload, *words], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("variant", ["plain", "asan"])
+def test_what_a_container_writes_into_its_bucket_overflows_nothing(builds, variant):
+    program = builds.program("broken_bucket", "control.c", variant=variant)
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
