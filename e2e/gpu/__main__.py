@@ -53,6 +53,7 @@ STEPS = {step.name: step for step in (
     Step("b1", 60, compute.costs), Step("b2", 90, compute.events), Step("b3", 110, compute.lazy),
     Step("b4", 150, compute.accuracy), Step("b5", 120, compute.tenants), Step("b6", 30, compute.autotune),
     Step("b7", 120, partial(compute.tenants, monitored=True)), Step("b8", 30, compute.brackets),
+    Step("b9", 30, compute.samples),
     Step("c1", 30, interplay.captures), Step("c2", 20, interplay.deep_binding), Step("c3", 20, interplay.no_nvml),
     Step("c4", 30, interplay.own_pids), Step("c5", 90, interplay.tools), Step("c6", 120, interplay.starts),
     Step("c7", 120, interplay.churn),

@@ -10,7 +10,7 @@ from typing import Any
 from e2e.gpu import programs
 from e2e.gpu.card import Card, Skipped, Way, rate
 
-__all__ = ["accuracy", "autotune", "brackets", "costs", "events", "lazy", "tenants"]
+__all__ = ["accuracy", "autotune", "brackets", "costs", "events", "lazy", "samples", "tenants"]
 
 Result = dict[str, Any]
 _CHARGED = 256 + 16
@@ -140,6 +140,27 @@ def tenants(card: Card, way: Way = Way.LIMITED, monitored: bool = False) -> Resu
     return {"rows": rows, "columns": ["load", "limits", "one", "other"], "samples": samples,
             "good": all(abs(got - int(due)) <= 3 for _, label, *both in rows
                         for got, due in zip(both, label.split("/"), strict=True))}
+
+
+def samples(card: Card) -> Result:
+    """NVML's samples of two processes that share the card, each when it is new: milliseconds, and percent of each."""
+    rows: list[list[Any]] = []
+    nvml = programs.Nvml(card)
+    with card.container(cores=50) as one, card.container(cores=50) as other:
+        clients = [container.client().start() for container in (one, other)]
+        for client in clients:
+            client.send(f"load busy_2000 {card.seconds(6) * 1000:.0f}")
+        begun, last = time.time(), 0
+        while time.time() - begun < card.seconds(5):
+            time.sleep(0.02)
+            percent, when = nvml.percent(int((time.time() - 0.3) * 1e6))
+            if percent and when != last:
+                rows.append([round((when / 1e6 - begun) * 1000), *(percent.get(client.process.pid, 0)
+                                                                   for client in clients)])
+                last = when
+        for client in clients:
+            client.answer()
+    return {"rows": rows, "columns": ["ms", "one", "other"]}
 
 
 def brackets(card: Card) -> Result:

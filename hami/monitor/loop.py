@@ -47,7 +47,7 @@ class NodeReport:
     until the pods are known.
 
     *tampered*: how often a container has changed what it may not, by container and a word of TAMPERED. *compute*:
-    seconds of a device that it has had since the monitor knows it, by container and index.
+    seconds for which a container has used a device, by container and index of the device.
     """
 
     node: str
@@ -159,11 +159,11 @@ class MonitorLoop:
         self._memories = {key: memory for key, memory in self._memories.items() if key in keys}
         self._written = {key: written for key, written in self._written.items() if key in keys}
         self._tampered = Counter({(key, fault): count for (key, fault), count in self._tampered.items() if key in keys})
-        for gone in [entry for entry in self._compute if entry[0] not in keys]:
-            del self._compute[gone]
+        self._compute = defaultdict(float, {
+            (key, index): seconds for (key, index), seconds in self._compute.items() if key in keys})
 
     def _add_compute(self, reports: Iterable[ContainerReport], clock: float) -> None:
-        """Adds what each container has had of its devices since the round before, by the driver's latest samples."""
+        """Adds up the use of each device by each container since the last round, at its latest utilization."""
         passed = max(0.0, min(clock - self._round_at, LONGEST_ROUND_S))
         self._round_at = clock
         for report in reports:

@@ -20,6 +20,7 @@ from hami.web.exposition import ZONE, Family, Gauge, escape_label, gauge_familie
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _CONTAINER_LABELS = ("container", "namespace", "pod")
+_DEVICE_LABELS = (*_CONTAINER_LABELS, "device_uuid", "vdevice_index", "zone")
 
 
 class _CardRow(NamedTuple):
@@ -96,10 +97,10 @@ class MonitorMetrics(Collector):
 def _counters(report: NodeReport) -> Iterator[Metric]:
     throttled = CounterMetricFamily(
         "hami_container_throttled_seconds", "Time that launches of a container have waited for its compute limit",
-        labels=(*_CONTAINER_LABELS, "device_uuid", "vdevice_index", "zone"))
+        labels=_DEVICE_LABELS)
     compute = CounterMetricFamily(
-        "hami_container_compute_seconds", "Time for which a container has had the compute of a device",
-        labels=(*_CONTAINER_LABELS, "device_uuid", "vdevice_index", "zone"))
+        "hami_container_compute_seconds", "Time for which a container has used the compute of a device",
+        labels=_DEVICE_LABELS)
     tampered = CounterMetricFamily(
         "hami_vgpu_tampered", "Changes of a container to what only the monitor or the device plugin may write",
         labels=(*_CONTAINER_LABELS, "what", "zone"))
