@@ -17,7 +17,17 @@ from typing import Any
 
 from benchmarks import fleet, realnode
 from benchmarks.placing import (
-    CLIENT_LIFTED, NAMESPACE, Asks, Case, Outcome, Stage, disturbance, each, figures, mean, trouble,
+    CLIENT_LIFTED,
+    NAMESPACE,
+    Asks,
+    Case,
+    Outcome,
+    Stage,
+    disturbance,
+    each,
+    figures,
+    mean,
+    trouble,
 )
 from benchmarks.processes import Run
 from benchmarks.rows import Latency, Row, ratio, remarks

@@ -22,7 +22,17 @@ from typing import Any, NamedTuple
 from e2e.eventually import WaitTimeout, eventually
 from e2e.kube import Kube
 from e2e.vendors import (
-    APP_CLASS, MLU_ASSIGNED, MLU_LOCK, MUTEX, PHASE, VENDORS, Card, DeviceRequest, Entry, Profile, Vendor,
+    APP_CLASS,
+    MLU_ASSIGNED,
+    MLU_LOCK,
+    MUTEX,
+    PHASE,
+    VENDORS,
+    Card,
+    DeviceRequest,
+    Entry,
+    Profile,
+    Vendor,
     device_request,
 )
 

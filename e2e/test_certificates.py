@@ -24,7 +24,13 @@ from e2e.processes import free_port
 from e2e.rights import calls, granted, refused, unused
 from e2e.sandbox import Sandbox
 from e2e.scheduler import (
-    EXTENDER, NAMESPACE, Certificates, Scheduler, account_kubeconfig, lease_holder, redirect_webhook,
+    EXTENDER,
+    NAMESPACE,
+    Certificates,
+    Scheduler,
+    account_kubeconfig,
+    lease_holder,
+    redirect_webhook,
     webhook_configuration,
 )
 

@@ -15,7 +15,18 @@ from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, gpu, gpus
 from e2e.pods import container, init, pod
 from e2e.resizes import (
-    APPLIED, RESIZABLE, RESIZE, RESIZED, STATUS, TARGET, CardWatch, answered, applied, booked, disagreements, resize,
+    APPLIED,
+    RESIZABLE,
+    RESIZE,
+    RESIZED,
+    STATUS,
+    TARGET,
+    CardWatch,
+    answered,
+    applied,
+    booked,
+    disagreements,
+    resize,
 )
 from e2e.sandbox import ALLOCATED, Sandbox, Share
 from e2e.scheduler import redirect_webhook, second_replica

@@ -18,7 +18,13 @@ from e2e.priorities import of_priority
 from e2e.rights import calls, granted, refused, shipped, unused
 from e2e.sandbox import Sandbox
 from e2e.scheduler import (
-    EXTENDER, NAMESPACE, Certificates, Scheduler, kube_scheduler_kubeconfig, lease_holder, redirect_webhook,
+    EXTENDER,
+    NAMESPACE,
+    Certificates,
+    Scheduler,
+    kube_scheduler_kubeconfig,
+    lease_holder,
+    redirect_webhook,
     second_replica,
 )
 from hami.codec.pods import GROUP_LABEL

@@ -18,7 +18,12 @@ from e2e.pods import pod
 from e2e.processes import free_port
 from e2e.sandbox import Sandbox
 from e2e.scheduler import (
-    Certificates, Scheduler, account_kubeconfig, kube_scheduler_kubeconfig, wait_for_policies, webhook_configuration,
+    Certificates,
+    Scheduler,
+    account_kubeconfig,
+    kube_scheduler_kubeconfig,
+    wait_for_policies,
+    webhook_configuration,
 )
 
 A, B = "hami-scheduler", "hami-scheduler-b"

@@ -7,8 +7,21 @@ from dataclasses import replace
 import pytest
 
 from e2e.binaries import (
-    DEFAULT, GO_WHEEL, HELM, MINOR_VARIABLE, ORACLE, PROGRAMS, BinariesMissing, Pins, cache_root, find, find_helm,
-    find_one, find_oracle, minor_of, minors,
+    DEFAULT,
+    GO_WHEEL,
+    HELM,
+    MINOR_VARIABLE,
+    ORACLE,
+    PROGRAMS,
+    BinariesMissing,
+    Pins,
+    cache_root,
+    find,
+    find_helm,
+    find_one,
+    find_oracle,
+    minor_of,
+    minors,
 )
 
 OTHERS = {minor: pins for minor, pins in minors().items() if pins != DEFAULT}

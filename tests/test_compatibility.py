@@ -9,8 +9,20 @@ import pytest
 from e2e import compatibility
 from e2e.binaries import minors
 from e2e.compatibility import (
-    DOCUMENT, KIND, README, REAL_NODE, Row, RunBroken, TableChanged, left_out, merged, outcomes, row, summarized,
-    table_rows, write_rows,
+    DOCUMENT,
+    KIND,
+    README,
+    REAL_NODE,
+    Row,
+    RunBroken,
+    TableChanged,
+    left_out,
+    merged,
+    outcomes,
+    row,
+    summarized,
+    table_rows,
+    write_rows,
 )
 
 SUITE = """

@@ -11,8 +11,18 @@ from hami import __version__
 from hami.cli import main
 from hami.codec.device_config import chart_config
 from hami.codec.keys import (
-    CLAIM_AMOUNTS, CLAIM_RESOURCE, CORDON, GPU_POLICY, MANAGED_TAINT, NODE_LOCK, NODE_POLICY, NUMA_BIND, PREEMPTIBLE,
-    ROOM, SCHEDULER_OWNED, WEIGHTS,
+    CLAIM_AMOUNTS,
+    CLAIM_RESOURCE,
+    CORDON,
+    GPU_POLICY,
+    MANAGED_TAINT,
+    NODE_LOCK,
+    NODE_POLICY,
+    NUMA_BIND,
+    PREEMPTIBLE,
+    ROOM,
+    SCHEDULER_OWNED,
+    WEIGHTS,
 )
 from hami.codec.slices import DRIVER, pool_name, render_slices
 from hami.model import MigProfile, Partition

@@ -10,7 +10,13 @@ from hami.codec.keys import CORES_LIMIT, RESIZE, SCHEDULERS_ALONE
 from hami.vendors.entry_points import full_catalog
 from tools import admission
 from tools.policies import (
-    BASE, generated_files, main, node_keys, pod_keys, render_managed_resources, render_match_conditions,
+    BASE,
+    generated_files,
+    main,
+    node_keys,
+    pod_keys,
+    render_managed_resources,
+    render_match_conditions,
     render_policies,
 )
 

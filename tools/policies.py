@@ -17,8 +17,18 @@ import click
 
 from hami.codec.device_config import DeviceConfig, chart_config, parse_device_config
 from hami.codec.keys import (
-    ALLOCATION_PATTERN, CLAIM_DOORS, CLAIM_RESOURCE, DOOR, NODE_LOCK, NODE_SCHEDULER, PREEMPTIBLE, RESIZE, ROOM,
-    SCHEDULER_OWNED, SCHEDULERS_ALONE, is_scheduler_owned,
+    ALLOCATION_PATTERN,
+    CLAIM_DOORS,
+    CLAIM_RESOURCE,
+    DOOR,
+    NODE_LOCK,
+    NODE_SCHEDULER,
+    PREEMPTIBLE,
+    RESIZE,
+    ROOM,
+    SCHEDULER_OWNED,
+    SCHEDULERS_ALONE,
+    is_scheduler_owned,
 )
 from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED
 from hami.vendors.capacity import capacity_names

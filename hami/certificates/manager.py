@@ -16,7 +16,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from hami.certificates.revision import (
-    CA_CERTIFICATES, CERTIFICATE, KEY, Lifetimes, PublishedBundles, adopt, revise, trusts, usable_until,
+    CA_CERTIFICATES,
+    CERTIFICATE,
+    KEY,
+    Lifetimes,
+    PublishedBundles,
+    adopt,
+    revise,
+    trusts,
+    usable_until,
 )
 from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, HamiError, NotFound

@@ -145,7 +145,12 @@ def simulate_command(*, client: Client, style: Style, files: tuple[Any, ...], sc
     from hami.inspect.cluster import InspectedCluster
     from hami.inspect.read_claims import claims_of_pod
     from hami.inspect.simulate import (
-        Scenario, SimulatedPreemption, change_record, claim_holders, render_simulation, simulate,
+        Scenario,
+        SimulatedPreemption,
+        change_record,
+        claim_holders,
+        render_simulation,
+        simulate,
     )
 
     scenario = Scenario(namespace=client.single_namespace("new pods have one namespace"), **changes)

@@ -14,11 +14,27 @@ from hami.cli.flags import LOG_FORMAT, VERBOSITY, GroupedCommand, flags_given
 from hami.codec.device_config import Flagged, parse_resource_name
 from hami.runtime import logs
 from hami.runtime.options import (
-    ADDRESS, BOOLEAN, COUNT, DURATION, FILE, RATE, STRING, Flag, Groups, Value, choice, whole_number,
+    ADDRESS,
+    BOOLEAN,
+    COUNT,
+    DURATION,
+    FILE,
+    RATE,
+    STRING,
+    Flag,
+    Groups,
+    Value,
+    choice,
+    whole_number,
 )
 from hami.runtime.settings import DRA, ClusterSettings
 from hami.scheduler.settings import (
-    DEVICE_POLICIES, NODE_POLICIES, PREEMPTION, Settings, parse_device_policy_flag, read_settings,
+    DEVICE_POLICIES,
+    NODE_POLICIES,
+    PREEMPTION,
+    Settings,
+    parse_device_policy_flag,
+    read_settings,
 )
 
 if TYPE_CHECKING:

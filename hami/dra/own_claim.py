@@ -17,7 +17,13 @@ from hami.codec.documents import entries
 from hami.codec.keys import CLAIM_AMOUNTS, CLAIM_RESOURCE
 from hami.codec.pods import convert_pod
 from hami.dra.translate import (
-    claims_of, memory_size, share_requests, too_long_annotations, with_claim, with_containers, without_resources,
+    claims_of,
+    memory_size,
+    share_requests,
+    too_long_annotations,
+    with_claim,
+    with_containers,
+    without_resources,
 )
 from hami.errors import MalformedInput, PodRefused
 from hami.model import ContainerKind, Pod, Request

@@ -1,10 +1,8 @@
-from collections.abc import Iterable as _Iterable
-from typing import ClassVar as _ClassVar
-from typing import Optional as _Optional
-
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from google.protobuf.internal import containers as _containers
+from collections.abc import Iterable as _Iterable
+from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
 

@@ -14,7 +14,12 @@ from typing import Any
 
 from hami.codec.claim_amounts import CLAIM, VENDOR, is_claim_name
 from hami.codec.claim_templates import (
-    MAX_TEXT, ClaimRequest, claim_spec, is_template_name, render_claim_request, template_name,
+    MAX_TEXT,
+    ClaimRequest,
+    claim_spec,
+    is_template_name,
+    render_claim_request,
+    template_name,
 )
 from hami.codec.claims import MAX_SELECTED, WHOLE, Inexpressible, needs_card_sizes
 from hami.codec.documents import entries

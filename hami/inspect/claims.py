@@ -10,7 +10,13 @@ from hami.codec.claims import AllocatedClaim
 from hami.codec.device_requests import DeviceClaim, DeviceRequest, DeviceSubRequest
 from hami.codec.slices import SHARE, device_name, pool_name
 from hami.inspect.claim_fit import (
-    ClaimPlacement, ClaimUnfit, SharedDevice, Undecided, allocate, request_of, unread_selectors,
+    ClaimPlacement,
+    ClaimUnfit,
+    SharedDevice,
+    Undecided,
+    allocate,
+    request_of,
+    unread_selectors,
 )
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent
 from hami.inspect.explain import NodeShortage, RequestedDevices, WaitingReport, device_shortage

@@ -21,8 +21,15 @@ from hami.codec.slices import API, DRIVER, PublishedSlice, parse_slice
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
 from hami.inspect.cluster import ClusterRecord, SchedulingEvent, UnreadableObject, catalog_of, selection_keys
 from hami.inspect.installation import (
-    DEVICE_PLUGINS, SCHEDULERS, ExcessBinding, Installation, parse_device_class, parse_excess_binding, parse_plugins,
-    parse_scheduler, parse_warning_policy,
+    DEVICE_PLUGINS,
+    SCHEDULERS,
+    ExcessBinding,
+    Installation,
+    parse_device_class,
+    parse_excess_binding,
+    parse_plugins,
+    parse_scheduler,
+    parse_warning_policy,
 )
 from hami.inspect.manifests import TEMPLATE_KINDS, PriorityClass
 from hami.kube.gangs import read_gang_size

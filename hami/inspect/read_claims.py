@@ -10,8 +10,15 @@ import msgspec
 
 from hami.codec.claims import parse_claim
 from hami.codec.device_requests import (
-    ClaimSource, DeviceClaim, claim_sources, classes_by_resource, extended_resources, parse_class_resource,
-    parse_class_selectors, parse_device_claim, resource_claim,
+    ClaimSource,
+    DeviceClaim,
+    claim_sources,
+    classes_by_resource,
+    extended_resources,
+    parse_class_resource,
+    parse_class_selectors,
+    parse_device_claim,
+    resource_claim,
 )
 from hami.codec.slices import DRIVER
 from hami.errors import MalformedInput

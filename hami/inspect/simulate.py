@@ -22,7 +22,12 @@ from hami.inspect.claim_fit import ClaimPlacement, ClaimUnfit, Undecided, alloca
 from hami.inspect.claims import PodClaims, claim_nodes, decide, judge, nearest, requested_by, shortage, unread_notes
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, unknown_name
 from hami.inspect.explain import (
-    NodeShortage, RequestedDevices, node_lines, node_shortage, request_lines, requested_devices,
+    NodeShortage,
+    RequestedDevices,
+    node_lines,
+    node_shortage,
+    request_lines,
+    requested_devices,
 )
 from hami.inspect.manifests import PodSource, PriorityClass, with_priority
 from hami.inspect.preemption import pod_names

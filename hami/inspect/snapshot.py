@@ -17,11 +17,26 @@ import msgspec
 import yaml
 
 from hami.codec.keys import (
-    ASSIGNED_NODE, NODE_LOCK, PREEMPTIBLE, PREEMPTING, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED,
+    ASSIGNED_NODE,
+    NODE_LOCK,
+    PREEMPTIBLE,
+    PREEMPTING,
+    RESIZE,
+    RESIZE_APPLIED,
+    RESIZE_STATUS,
+    RESIZE_TARGET,
+    RESIZED,
     SHARD,
 )
 from hami.codec.resize import (
-    AppliedSizes, ResizeStatus, parse_applied, parse_resize, parse_status, render_applied, render_resize, render_status,
+    AppliedSizes,
+    ResizeStatus,
+    parse_applied,
+    parse_resize,
+    parse_status,
+    render_applied,
+    render_resize,
+    render_status,
     shares_in,
 )
 from hami.errors import HamiError, MalformedInput

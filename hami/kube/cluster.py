@@ -21,7 +21,12 @@ from hami.codec.objects import RESOURCE_GROUP, parse_disruption_budget, parse_no
 from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED, parse_node_pod, parse_pod
 from hami.codec.times import render_time
 from hami.codec.trust import (
-    SecretRecord, WebhookConfiguration, parse_secret, parse_webhook_configuration, render_bundle, render_secret,
+    SecretRecord,
+    WebhookConfiguration,
+    parse_secret,
+    parse_webhook_configuration,
+    render_bundle,
+    render_secret,
 )
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
 from hami.kube.api import JSON, MERGE_PATCH, STRATEGIC_MERGE_PATCH, Api, is_disconnect, is_unsent

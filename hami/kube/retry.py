@@ -6,7 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tenacity import (
-    RetryCallState, Retrying, retry_if_exception, stop_after_attempt, stop_before_delay, wait_exponential,
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_exponential,
     wait_random_exponential,
 )
 from tenacity.stop import stop_base

@@ -22,8 +22,21 @@ from hami.monitor.region_files import RegionFiles, RegionReading
 from hami.monitor.regions import Region, Write, control_writes, uncounted_writes, usage_writes
 from hami.monitor.source import UsageSource
 from hami.monitor.usage import (
-    EXCESS_ROUNDS, ContainerReport, Excess, HostView, Source, denies_use, excess_of, host_pids, host_utilization,
-    host_view, known_use, least_excess, region_device, report_container, slot_utilization,
+    EXCESS_ROUNDS,
+    ContainerReport,
+    Excess,
+    HostView,
+    Source,
+    denies_use,
+    excess_of,
+    host_pids,
+    host_utilization,
+    host_view,
+    known_use,
+    least_excess,
+    region_device,
+    report_container,
+    slot_utilization,
 )
 from hami.node.limits import parse_limits
 from hami.node.live_limits import SETTLED_NS, LimitsText

@@ -12,8 +12,22 @@ from dataclasses import dataclass
 from itertools import compress
 
 from hami.node.region_layout import (
-    BUFFER, COMPUTE_BUCKET_SIZE, COMPUTE_BUCKETS, COMPUTE_THROTTLED, CONTEXT, LAST_KERNEL, MAX_DEVICES, MAX_SLOTS,
-    MODULE, RECENT_KERNEL, SM, SWITCH, TOTAL, UNCOUNTED, UUID_SIZE, RegionLayout,
+    BUFFER,
+    COMPUTE_BUCKET_SIZE,
+    COMPUTE_BUCKETS,
+    COMPUTE_THROTTLED,
+    CONTEXT,
+    LAST_KERNEL,
+    MAX_DEVICES,
+    MAX_SLOTS,
+    MODULE,
+    RECENT_KERNEL,
+    SM,
+    SWITCH,
+    TOTAL,
+    UNCOUNTED,
+    UUID_SIZE,
+    RegionLayout,
 )
 
 Write = tuple[int, bytes]

@@ -27,7 +27,14 @@ from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host
 from hami.node.pods import NodePods
 from hami.plugin.container_match import (
-    AllocateCall, ContainerMatch, NoMatch, PodRejection, cards_of, check_card_ids, find_container, is_done_with_lock,
+    AllocateCall,
+    ContainerMatch,
+    NoMatch,
+    PodRejection,
+    cards_of,
+    check_card_ids,
+    find_container,
+    is_done_with_lock,
     preferred_ids,
 )
 from hami.plugin.deferred_writes import DeferredWrites

@@ -34,8 +34,15 @@ from hami.node.pods import NodePods
 from hami.node.region_layout import REGION_SUFFIX
 from hami.plugin import api_pb2 as api
 from hami.plugin.container_match import (
-    AllocateCall, ContainerMatch, cards_of, check_card_ids, container_shares, find_container, has_outstanding,
-    preferred_ids, reason_not_allocated,
+    AllocateCall,
+    ContainerMatch,
+    cards_of,
+    check_card_ids,
+    container_shares,
+    find_container,
+    has_outstanding,
+    preferred_ids,
+    reason_not_allocated,
 )
 from hami.vendors.spec import Vendor
 

@@ -27,7 +27,15 @@ from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.model import PodRef
 from hami.scheduler.lock_judgement import (
-    GoneHolder, Judgement, Keep, LockFacts, NoHolder, PodHolder, Replace, Revoke, judge,
+    GoneHolder,
+    Judgement,
+    Keep,
+    LockFacts,
+    NoHolder,
+    PodHolder,
+    Replace,
+    Revoke,
+    judge,
 )
 from hami.scheduler.lock_states import LockId, LockState, LockStates, Waiter, WatchedNodes
 from hami.state.binding import failed_allocation

@@ -19,7 +19,15 @@ from hami.codec.allocation import render_shares
 from hami.codec.keys import GPU_ALLOCATED, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED
 from hami.codec.objects import parse_resource_version
 from hami.codec.resize import (
-    MAX_TEXT, ResizeState, ResizeStatus, held_text, parse_applied, parse_resize, parse_status, render_status, shares_in,
+    MAX_TEXT,
+    ResizeState,
+    ResizeStatus,
+    held_text,
+    parse_applied,
+    parse_resize,
+    parse_status,
+    render_status,
+    shares_in,
     wanted_text,
 )
 from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NotFound

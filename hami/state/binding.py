@@ -12,7 +12,14 @@ from datetime import datetime
 
 from hami.codec.allocation import render_shares
 from hami.codec.keys import (
-    ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS, NODE_LOCK, is_allocation, is_label_value,
+    ASSIGNED_NODE,
+    ASSIGNED_TIME,
+    BIND_PHASE,
+    BIND_TIME,
+    MIG_ALLOCATIONS,
+    NODE_LOCK,
+    is_allocation,
+    is_label_value,
 )
 from hami.codec.objects import parse_resource_version
 from hami.model import Allocation, BindPhase, DeviceUsage, Pod

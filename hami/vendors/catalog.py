@@ -11,8 +11,17 @@ from hami.codec.keys import CORDON, DOOR, GPU_ALLOCATED, MIG_ALLOCATIONS
 from hami.codec.metax import parse_cards
 from hami.vendors import admission, ascend, aws, enflame, inventory, kunlun, metax, mig, nvidia, shares, vastai
 from hami.vendors.spec import (
-    AdmissionRules, AnnotationContext, Annotations, Catalog, CoreUnit, Decision, PartitionRule, Resources, Rule,
-    SelectorKeys, Vendor,
+    AdmissionRules,
+    AnnotationContext,
+    Annotations,
+    Catalog,
+    CoreUnit,
+    Decision,
+    PartitionRule,
+    Resources,
+    Rule,
+    SelectorKeys,
+    Vendor,
 )
 
 

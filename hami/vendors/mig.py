@@ -10,7 +10,11 @@ from dataclasses import replace
 
 from hami.codec.keys import MIG_ALLOCATIONS
 from hami.codec.mig import (
-    MigAllocation, cards_without_places, parse_mig_allocations, possible_instances, render_mig_allocations,
+    MigAllocation,
+    cards_without_places,
+    parse_mig_allocations,
+    possible_instances,
+    render_mig_allocations,
 )
 from hami.errors import MalformedInput
 from hami.model import Allocation, DeviceUsage, MigProfile, Partition, Pod, Reason, Share

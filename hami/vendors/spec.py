@@ -18,8 +18,20 @@ from hami.codec.keys import NODE_LOCK
 from hami.codec.policies import parse_list
 from hami.errors import MalformedInput
 from hami.model import (
-    Allocation, Budget, ContainerKind, Device, DevicePolicy, DeviceUsage, Node, NodePolicy, Pod, Reason, Request,
-    Selector, Share, Weights,
+    Allocation,
+    Budget,
+    ContainerKind,
+    Device,
+    DevicePolicy,
+    DeviceUsage,
+    Node,
+    NodePolicy,
+    Pod,
+    Reason,
+    Request,
+    Selector,
+    Share,
+    Weights,
 )
 from hami.vendors.draft import ContainerDraft
 from hami.vendors.resources import CoreUnit, Resources

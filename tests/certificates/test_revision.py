@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
 from hami.certificates.revision import (
-    BACKDATE, CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY, MAX_AUTHORITIES, Lifetimes, PublishedBundles, revise,
+    BACKDATE,
+    CA_CERTIFICATES,
+    CA_KEY,
+    CERTIFICATE,
+    KEY,
+    MAX_AUTHORITIES,
+    Lifetimes,
+    PublishedBundles,
+    revise,
     usable_until,
 )
 

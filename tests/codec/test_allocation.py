@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from pytest import param
 
 from hami.codec.allocation import (
-    LONGEST, LONGEST_CACHED, MOST, RECENT, container_positions, parse_shares, render_shares,
+    LONGEST,
+    LONGEST_CACHED,
+    MOST,
+    RECENT,
+    container_positions,
+    parse_shares,
+    render_shares,
 )
 from hami.errors import MalformedInput
 from hami.model import Share

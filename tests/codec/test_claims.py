@@ -7,7 +7,13 @@ from hypothesis import given
 from pytest import param
 
 from hami.codec.claims import (
-    AllocatedClaim, ClaimedDevice, ClaimedRequest, CorePolicy, Inexpressible, parse_claim, render_claim_spec,
+    AllocatedClaim,
+    ClaimedDevice,
+    ClaimedRequest,
+    CorePolicy,
+    Inexpressible,
+    parse_claim,
+    render_claim_spec,
 )
 from hami.errors import MalformedInput
 from hami.model import DevicePolicy, PodRef, Selector

@@ -13,8 +13,18 @@ import pytest
 import yaml
 
 from hami.codec.device_config import (
-    CHART, AscendChip, Chip, DeviceConfig, Flagged, MigAllowance, Names, NvidiaConfig, Template, chart_config,
-    parse_device_config, parse_resource_name,
+    CHART,
+    AscendChip,
+    Chip,
+    DeviceConfig,
+    Flagged,
+    MigAllowance,
+    Names,
+    NvidiaConfig,
+    Template,
+    chart_config,
+    parse_device_config,
+    parse_resource_name,
 )
 from hami.errors import MalformedInput
 

@@ -7,8 +7,16 @@ from hypothesis import given
 from pytest import param
 
 from hami.codec.extender import (
-    BindArgs, Victim, Victims, parse_bind, parse_filter, parse_preemption, render_bind, render_filter,
-    render_preemption, render_simulation,
+    BindArgs,
+    Victim,
+    Victims,
+    parse_bind,
+    parse_filter,
+    parse_preemption,
+    render_bind,
+    render_filter,
+    render_preemption,
+    render_simulation,
 )
 from hami.errors import MalformedInput
 from hami.model import PodRef

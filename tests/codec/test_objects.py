@@ -11,7 +11,15 @@ from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
 from hami.codec.pods import ContainerRuns, PodCondition, convert_pod, parse_node_pod, parse_observed_pod, parse_pod
 from hami.errors import MalformedInput
 from hami.model import (
-    Container, ContainerKind, DisruptionBudget, LabelRequirement, Node, Pod, PodRef, PodScope, QuotaLimits,
+    Container,
+    ContainerKind,
+    DisruptionBudget,
+    LabelRequirement,
+    Node,
+    Pod,
+    PodRef,
+    PodScope,
+    QuotaLimits,
     ScopeRequirement,
 )
 from tests.codec.fuzz import bodies

@@ -13,8 +13,14 @@ from pytest import param
 
 from hami.codec.claims import ClaimedDevice, parse_claim
 from hami.codec.own_claims import (
-    StoredClaim, booked_claim, booked_requests, differing_containers, parse_stored_claim, render_allocation,
-    render_claim, render_deallocation,
+    StoredClaim,
+    booked_claim,
+    booked_requests,
+    differing_containers,
+    parse_stored_claim,
+    render_allocation,
+    render_claim,
+    render_deallocation,
 )
 from hami.codec.slices import render_slices
 from hami.dra.guard import PreparedRequest, PreparedShare, excess

@@ -4,8 +4,21 @@ import pytest
 
 from hami.codec.keys import GPU_ALLOCATED, RESIZE_TARGET, RESIZED
 from hami.codec.resize import (
-    MAX_CONTAINERS, MAX_MESSAGE, MAX_TEXT, AppliedSizes, ResizeState, ResizeStatus, Size, held_text, parse_applied,
-    parse_resize, parse_status, render_applied, render_resize, render_status, wanted_text,
+    MAX_CONTAINERS,
+    MAX_MESSAGE,
+    MAX_TEXT,
+    AppliedSizes,
+    ResizeState,
+    ResizeStatus,
+    Size,
+    held_text,
+    parse_applied,
+    parse_resize,
+    parse_status,
+    render_applied,
+    render_resize,
+    render_status,
+    wanted_text,
 )
 from hami.errors import MalformedInput
 

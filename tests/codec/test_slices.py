@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from pytest import param
 
 from hami.codec.slices import (
-    PublishedSlice, device_name, divided_cards, is_instance, is_published, parse_slice, render_slices,
+    PublishedSlice,
+    device_name,
+    divided_cards,
+    is_instance,
+    is_published,
+    parse_slice,
+    render_slices,
 )
 from hami.errors import MalformedInput
 from hami.model import Partition

@@ -8,8 +8,16 @@ from hypothesis import strategies as st
 from pytest import param
 
 from hami.codec.states import (
-    LOCK_FREE_LIMIT, Handshake, HandshakeState, NodeLock, parse_handshake, parse_lock, parse_lock_free, render_lock,
-    render_lock_free, render_request,
+    LOCK_FREE_LIMIT,
+    Handshake,
+    HandshakeState,
+    NodeLock,
+    parse_handshake,
+    parse_lock,
+    parse_lock_free,
+    render_lock,
+    render_lock_free,
+    render_request,
 )
 from hami.errors import MalformedInput
 

@@ -12,7 +12,12 @@ import yaml
 from hami.inspect.audit import audit
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.installation import (
-    Installation, SchedulerDeployment, parse_device_class, parse_excess_binding, parse_plugins, parse_scheduler,
+    Installation,
+    SchedulerDeployment,
+    parse_device_class,
+    parse_excess_binding,
+    parse_plugins,
+    parse_scheduler,
     parse_warning_policy,
 )
 from hami.inspect.read import Reader

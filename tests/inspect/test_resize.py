@@ -9,7 +9,14 @@ from pytest import param
 from hami.cli import main
 from hami.codec.keys import NODE_RESIZES, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED
 from hami.codec.resize import (
-    AppliedSizes, ResizeState, ResizeStatus, Size, parse_resize, render_applied, render_resize, render_status,
+    AppliedSizes,
+    ResizeState,
+    ResizeStatus,
+    Size,
+    parse_resize,
+    render_applied,
+    render_resize,
+    render_status,
 )
 from hami.errors import HamiError
 from hami.inspect.cluster import SchedulingEvent

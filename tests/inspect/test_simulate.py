@@ -14,7 +14,13 @@ from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, store_of
 from hami.inspect.manifests import PodSource, PriorityClass
 from hami.inspect.simulate import (
-    Scenario, SimulatedPreemption, change_record, count_capacity, render_capacity, render_simulation, simulate,
+    Scenario,
+    SimulatedPreemption,
+    change_record,
+    count_capacity,
+    render_capacity,
+    render_simulation,
+    simulate,
 )
 from hami.inspect.tables import Style
 from hami.model import DisruptionBudget, LabelRequirement

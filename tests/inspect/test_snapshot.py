@@ -9,11 +9,26 @@ from hypothesis import given, settings
 from hypothesis.strategies import from_regex, randoms, sampled_from
 
 from hami.codec.keys import (
-    CLAIM_AMOUNTS, CORES_LIMIT, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED, SHARD,
+    CLAIM_AMOUNTS,
+    CORES_LIMIT,
+    RESIZE,
+    RESIZE_APPLIED,
+    RESIZE_STATUS,
+    RESIZE_TARGET,
+    RESIZED,
+    SHARD,
 )
 from hami.codec.resize import (
-    AppliedSizes, ResizeState, ResizeStatus, Size, parse_applied, parse_resize, parse_status, render_applied,
-    render_resize, render_status,
+    AppliedSizes,
+    ResizeState,
+    ResizeStatus,
+    Size,
+    parse_applied,
+    parse_resize,
+    parse_status,
+    render_applied,
+    render_resize,
+    render_status,
 )
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, UnreadableObject, store_of

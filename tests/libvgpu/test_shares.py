@@ -12,7 +12,16 @@ import pytest
 from tests.libvgpu import rig as rigs
 from tests.libvgpu.rig import MIB
 from tests.libvgpu.test_sharing import (
-    Fabric, Ipc, Physical, Pooled, allocate, check_rest, free, passed, release, shared,
+    Fabric,
+    Ipc,
+    Physical,
+    Pooled,
+    allocate,
+    check_rest,
+    free,
+    passed,
+    release,
+    shared,
 )
 
 LIMIT, UNIT = 4096 * MIB, 32 * MIB

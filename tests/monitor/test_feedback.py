@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis.strategies import randoms
 
 from hami.monitor.feedback import (
-    ACTIVE, BLOCKED, DENIED_S, LIMIT_S, MAX_WAIT_S, TURN_S, FeedbackCandidate, decide, is_active,
+    ACTIVE,
+    BLOCKED,
+    DENIED_S,
+    LIMIT_S,
+    MAX_WAIT_S,
+    TURN_S,
+    FeedbackCandidate,
+    decide,
+    is_active,
 )
 
 

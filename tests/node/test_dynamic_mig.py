@@ -13,7 +13,20 @@ from hami.model import MigProfile, Partition
 from hami.node.dynamic_mig import DynamicMig
 from tests.fake_cluster import FakeCluster
 from tests.plugin.stage import (
-    AWAY, CARDS, NODE, PHASE, TO_ALLOCATE, A, B, C, Stage, asking, ids, lock_of, placed, share,
+    AWAY,
+    CARDS,
+    NODE,
+    PHASE,
+    TO_ALLOCATE,
+    A,
+    B,
+    C,
+    Stage,
+    asking,
+    ids,
+    lock_of,
+    placed,
+    share,
 )
 
 KEY = "hami.io/vgpu-mig-allocations"

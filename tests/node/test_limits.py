@@ -8,7 +8,13 @@ from pytest import param
 from hami.devices.config import PluginConfig
 from hami.errors import AllocationRefused
 from hami.node.limits import (
-    ContainerLimits, DeviceLimit, container_limits, core_limits, parse_limits, render_limits, resized_text,
+    ContainerLimits,
+    DeviceLimit,
+    container_limits,
+    core_limits,
+    parse_limits,
+    render_limits,
+    resized_text,
 )
 from tests.builders import region_of
 from tests.devices.cards import config

@@ -16,7 +16,23 @@ from hami.node.limits import ContainerLimits, DeviceLimit
 from tests.builders import pod as make_pod
 from tests.fake_cluster import no_answer
 from tests.plugin.stage import (
-    AWAY, CARDS, FPGA, INIT, NODE, PHASE, TO_ALLOCATE, A, B, C, Kubelet, Stage, asking, ids, limits, lock_of, placed,
+    AWAY,
+    CARDS,
+    FPGA,
+    INIT,
+    NODE,
+    PHASE,
+    TO_ALLOCATE,
+    A,
+    B,
+    C,
+    Kubelet,
+    Stage,
+    asking,
+    ids,
+    limits,
+    lock_of,
+    placed,
     share,
 )
 

@@ -8,13 +8,37 @@ from hami.devices.config import PluginConfig
 from hami.devices.inventory import InventorySnapshot
 from hami.errors import AllocationRefused, MalformedInput
 from hami.plugin.container_match import (
-    ContainerMatch, NoMatch, PodRejection, card_uuid, cards_of, container_shares, find_container, is_done_with_lock,
+    ContainerMatch,
+    NoMatch,
+    PodRejection,
+    card_uuid,
+    cards_of,
+    container_shares,
+    find_container,
+    is_done_with_lock,
     preferred_ids,
 )
 from tests.builders import NVIDIA
 from tests.builders import pod as make_pod
 from tests.plugin.stage import (
-    ALLOCATED, CARDS, FPGA, GPU, INIT, NODE, PHASE, TO_ALLOCATE, A, B, C, D, asking, call, ids, placed, share, uuid,
+    ALLOCATED,
+    CARDS,
+    FPGA,
+    GPU,
+    INIT,
+    NODE,
+    PHASE,
+    TO_ALLOCATE,
+    A,
+    B,
+    C,
+    D,
+    asking,
+    call,
+    ids,
+    placed,
+    share,
+    uuid,
 )
 
 OTHERS = FPGA.annotations.to_allocate

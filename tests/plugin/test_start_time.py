@@ -23,8 +23,25 @@ from hami.plugin.start_time import StartTimeAllocator, needs_completion
 from tests.builders import NVIDIA
 from tests.node.test_dynamic_mig import CUT, KEY, Driver, cut, mig_of, partition
 from tests.plugin.stage import (
-    ALLOCATED, CARDS, FPGA, GPU, INIT, NODE, PHASE, SIDECAR, TO_ALLOCATE, A, B, C, FakeHost, Stage, asking, ids,
-    lock_of, placed, share,
+    ALLOCATED,
+    CARDS,
+    FPGA,
+    GPU,
+    INIT,
+    NODE,
+    PHASE,
+    SIDECAR,
+    TO_ALLOCATE,
+    A,
+    B,
+    C,
+    FakeHost,
+    Stage,
+    asking,
+    ids,
+    lock_of,
+    placed,
+    share,
 )
 
 

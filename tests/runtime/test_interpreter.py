@@ -7,7 +7,12 @@ import weakref
 import pytest
 
 from hami.runtime.interpreter import (
-    FILLING_OBJECTS, YOUNG_OBJECTS, FreezeGc, collect_rarely, freeze_gc, set_switch_interval,
+    FILLING_OBJECTS,
+    YOUNG_OBJECTS,
+    FreezeGc,
+    collect_rarely,
+    freeze_gc,
+    set_switch_interval,
 )
 
 

@@ -20,9 +20,8 @@ from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
 from tests.builders import quota
 from tests.codec.fuzz import mutated
-from tests.scheduler.test_admit_claims import TOPOLOGY
+from tests.scheduler.test_admit_claims import TOPOLOGY, review, wire
 from tests.scheduler.test_admit_claims import admit as admit_by_template
-from tests.scheduler.test_admit_claims import review, wire
 from tests.world import Clock, Replica, WatchedCluster
 
 CLAIMS, NAME = "hami-scheduler-claims", "hami-" + f"{1:032x}"

@@ -7,8 +7,19 @@ from pytest import param
 
 from hami.model import PodRef
 from hami.scheduler.lock_judgement import (
-    DELETED_S, FINISHED_S, INHERITED_S, RENEWED_S, UNBOUND_S, GoneHolder, Keep, LockFacts, NoHolder, PodHolder, Replace,
-    Revoke, judge,
+    DELETED_S,
+    FINISHED_S,
+    INHERITED_S,
+    RENEWED_S,
+    UNBOUND_S,
+    GoneHolder,
+    Keep,
+    LockFacts,
+    NoHolder,
+    PodHolder,
+    Replace,
+    Revoke,
+    judge,
 )
 
 REF = PodRef("default", "held", "uid")

@@ -11,10 +11,24 @@ from pytest import param
 
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import (
-    GPU_ALLOCATED, LOCK_FREE, NODE_RESIZES, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED,
+    GPU_ALLOCATED,
+    LOCK_FREE,
+    NODE_RESIZES,
+    RESIZE,
+    RESIZE_APPLIED,
+    RESIZE_STATUS,
+    RESIZE_TARGET,
+    RESIZED,
 )
 from hami.codec.resize import (
-    AppliedSizes, ResizeState, Size, held_text, parse_status, render_applied, render_resize, wanted_text,
+    AppliedSizes,
+    ResizeState,
+    Size,
+    held_text,
+    parse_status,
+    render_applied,
+    render_resize,
+    wanted_text,
 )
 from hami.errors import ClusterError, HamiError
 from hami.scheduler.resizer import PAUSE_S, RETRY_S

@@ -9,8 +9,19 @@ from hami.errors import MalformedInput
 from hami.vendors.request import device_request
 from tests.builders import container
 from tests.vendors import (
-    rows_amd, rows_ascend, rows_aws, rows_cambricon, rows_enflame, rows_hygon, rows_iluvatar, rows_kunlun, rows_metax,
-    rows_mthreads, rows_nvidia, rows_vastai, rows_whole,
+    rows_amd,
+    rows_ascend,
+    rows_aws,
+    rows_cambricon,
+    rows_enflame,
+    rows_hygon,
+    rows_iluvatar,
+    rows_kunlun,
+    rows_metax,
+    rows_mthreads,
+    rows_nvidia,
+    rows_vastai,
+    rows_whole,
 )
 from tests.vendors.rows import admitted
 
