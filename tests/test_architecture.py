@@ -1,4 +1,7 @@
-"""The structure of the package: imports point down, names are unique, objects are complete once constructed."""
+"""The structure of the package: names are unique, objects are complete once constructed, scheduling keeps no state.
+
+Rules that ruff (ruff.toml) or import-linter (setup.cfg) know are there.
+"""
 
 import ast
 import functools
@@ -15,17 +18,10 @@ pytestmark = pytest.mark.files
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "hami").rglob("*.py"))
 
-LEVEL = {  # a package imports from those with higher numbers only
-    "__init__": 0, "cli": 1, "scheduler": 2, "plugin": 2, "monitor": 2, "dashboard": 2, "inspect": 3,
-    "web": 4, "certificates": 5, "dra": 5, "node": 6, "kube": 7, "devices": 7, "state": 8, "runtime": 8,
-    "scheduling": 9, "vendors": 10, "codec": 11, "model": 12, "quantity": 12, "errors": 13,
-}
 LIBRARIES = {  # third-party packages that the pure packages may import; the others may import any
     "scheduling": {"numpy", "msgspec"}, "vendors": set(), "codec": {"numpy", "msgspec", "jsonpatch", "yaml"},
     "model": set(), "quantity": set(), "errors": set(),
 }
-IMPURE = {"asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "signal",
-          "socket", "ssl", "subprocess", "tempfile", "threading", "time", "urllib"}
 
 VALUES = {"NamedTuple", "Protocol"}  # bases whose instances never change, or that have no instances
 MUTABLE = {"Counter", "OrderedDict", "bytearray", "cache", "cached_property", "count", "cycle", "defaultdict", "deque",
@@ -45,7 +41,6 @@ STORES = {  # readers that fill a store, or take the views of one
     "hami/inspect/cluster.py", "hami/dashboard/program.py", "hami/dashboard/live.py",
 }
 
-MAX_PARAMETERS = 8
 REASSIGNED = {  # objects of libraries that are configured by assignment
     "hami/kube/api.py": {"configuration.connection_pool_maxsize", "configuration.refresh_api_key_hook",
                          "configuration.socket_options"},
@@ -70,62 +65,13 @@ def imports(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide the package they come from"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def targets(path):
-    """The packages of ``hami`` that a module imports from."""
-    for name in imports(path):
-        top, _, rest = name.partition(".")
-        if top == "hami" and (package := rest.partition(".")[0]) in LEVEL:
-            yield package
-
-
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_every_package_has_a_level(path):
-    assert package_of(path) in LEVEL
-
-
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_imports_point_down(path):
-    package = package_of(path)
-    wrong = {target for target in targets(path) if target != package and LEVEL[target] <= LEVEL[package]}
-    assert not wrong
-
-
-@pytest.mark.parametrize("package", sorted({package_of(path) for path in MODULES}))
-def test_no_modules_of_a_package_import_each_other_in_a_circle(package):
-    """Imports for type checking count, too."""
-    modules = {".".join(path.with_suffix("").parts): path for path in MODULES if package_of(path) == package}
-    left = {name: {module for module in modules if module != name and any(
-        target == module or target.startswith(f"{module}.") for target in imports(path))}
-        for name, path in modules.items()}
-    while leaves := [name for name, targets in left.items() if not targets & left.keys()]:
-        for name in leaves:
-            del left[name]
-    assert not left
-
-
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_only_programs_and_the_command_line_set_up_logs(path):
-    assert "hami.runtime.logs" not in set(imports(path)) or LEVEL[package_of(path)] <= LEVEL["scheduler"]
-
-
 @pytest.mark.parametrize("path", [path for path in MODULES if package_of(path) in LIBRARIES], ids=str)
-def test_pure_packages_do_no_io_and_import_their_own_libraries_only(path):
+def test_pure_packages_import_their_own_libraries_only(path):
     tops = {name.partition(".")[0] for name in imports(path)} - {"hami"}
-    foreign = {top for top in tops if top not in sys.stdlib_module_names}
-    assert foreign <= LIBRARIES[package_of(path)]
-    guards_msgspec = {"threading"} if str(path) == "hami/codec/documents.py" else set()
-    assert not tops & IMPURE - guards_msgspec
-
-
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_only_kube_imports_the_client(path):
-    tops = {name.partition(".")[0] for name in imports(path)}
-    assert "kubernetes" not in tops or package_of(path) == "kube"
-    assert "pytest_kind" not in tops, "its license (GPL) does not allow the package to import it"
+    assert tops - sys.stdlib_module_names <= LIBRARIES[package_of(path)]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
@@ -133,19 +79,9 @@ def test_msgspec_reads_types_before_threads_need_them(path):
     """A module makes its decoders when it is imported, or uses `convert`: two threads that have msgspec read the fields
     of a type at once end the process. Types of its own, such as ``dict[str, Any]``, have no fields."""
     calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
-    made = {ast.unparse(node.func) for node in calls}
     typed = [ast.unparse(keyword.value) for node in calls if ast.unparse(node.func) == "msgspec.json.decode"
              for keyword in node.keywords if keyword.arg == "type"]
-    assert "msgspec.convert" not in made or str(path) == "hami/codec/documents.py"
     assert all(text.startswith("dict[") for text in typed)
-
-
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_threads_are_watched(path):
-    """So that one which dies or hangs ends in a restart: all belong to tasks. Those of the web server are what the
-    probe asks."""
-    made = {ast.unparse(node.func) for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)}
-    assert "threading.Thread" not in made or package_of(path) == "web" or str(path) == "hami/runtime/tasks.py"
 
 
 def test_the_name_of_a_public_class_is_used_once():
@@ -225,18 +161,11 @@ def test_readers_get_views_only(path):
 
 
 def constructors(path):
-    """Each class with its ``__init__``."""
+    """The ``__init__`` of each class."""
     for found in ast.walk(tree_of(path)):
         if isinstance(found, ast.ClassDef):
-            yield from ((found.name, member) for member in found.body
+            yield from (member for member in found.body
                         if isinstance(member, ast.FunctionDef) and member.name == "__init__")
-
-
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_constructors_have_few_parameters(path):
-    long = {name for name, function in constructors(path)
-            if len(function.args.posonlyargs + function.args.args + function.args.kwonlyargs) - 1 > MAX_PARAMETERS}
-    assert not long
 
 
 def later_names(constructor):
@@ -255,7 +184,7 @@ def later_names(constructor):
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_constructors_name_nothing_that_is_made_later(path):
     """A lambda can: then two objects need each other, and neither is complete without the other."""
-    assert [text for _, constructor in constructors(path) for text in later_names(constructor)] == []
+    assert [text for constructor in constructors(path) for text in later_names(constructor)] == []
 
 
 def declared_attributes(path):
@@ -285,16 +214,6 @@ def foreign_assignments(path):
 @pytest.mark.parametrize("path", [path for path in MODULES if not path.stem.endswith("_pb2")], ids=str)
 def test_no_attribute_of_another_object_is_assigned(path):
     assert set(foreign_assignments(path)) <= REASSIGNED.get(str(path), set())
-
-
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_modules_and_public_names_have_docstrings(path):
-    """Public is what has no leading underscore."""
-    tree = tree_of(path)
-    assert ast.get_docstring(tree)
-    public = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
-              and not node.name.startswith("_")]
-    assert [node.name for node in public if not ast.get_docstring(node)] == []
 
 
 IMPORT_ALL = """

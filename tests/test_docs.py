@@ -3,6 +3,7 @@ events, reasons, metrics and alerts. The expected names come from the code.
 """
 
 import ast
+import configparser
 import re
 import shlex
 import tomllib
@@ -20,7 +21,6 @@ from hami.inspect.vendors import entries
 from hami.model import Reason
 from hami.plugin.settings import read_plugin_settings
 from hami.vendors.catalog import vendors
-from tests.test_architecture import LEVEL
 from tests.test_monitoring import GROUPS, SCRAPED
 from tools.site import copy_pages, nav_pages
 
@@ -30,6 +30,9 @@ PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md", "SUPPORT
 DOCS = [*(ROOT / page for page in PAGES), *sorted((ROOT / "docs").glob("*.md"))]
 CODE = [ast.parse(path.read_text()) for path in sorted((ROOT / "hami").rglob("*.py"))]
 TESTS = "".join(path.read_text() for folder in ("tests", "e2e") for path in sorted((ROOT / folder).rglob("test_*.py")))
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
+LAYERS = [re.findall(r"\w+", line) for line in SETUP["importlinter:contract:layers"]["layers"].strip().splitlines()]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 KEY = re.compile(r"(?:[a-z0-9-]+\.)+(?:io|com|ai)/[\w.‹›…*-]+")
@@ -58,7 +61,7 @@ def test_named_files_and_tests_exist(path):
     named = spans(read(path))
     files = [name for name in named if re.fullmatch(
         r"(?:tests|e2e|hami|monitoring|dashboards|manifests|docs|benchmarks)/[\w./-]+", name)]
-    files += [f"hami/{name}" for name in named if re.fullmatch(rf"(?:{'|'.join(LEVEL)})/\w+\.py", name)]
+    files += [f"hami/{name}" for name in named if re.fullmatch(rf"(?:{'|'.join(sum(LAYERS, []))})/\w+\.py", name)]
     assert [name for name in files if not (ROOT / name).exists()] == []
     assert [name for name in named if re.fullmatch(r"test_\w+", name) and f"def {name}(" not in TESTS] == []
 
@@ -89,9 +92,7 @@ def test_the_readme_links_to_every_page(path):
 
 def test_the_table_of_packages_matches_the_code():
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", read(ROOT / "docs" / "architecture.md"), re.MULTILINE)
-    layers = [[LEVEL[package] for package in re.findall(r"`(\w+)`", row)] for row in rows]
-    assert sorted(sum(layers, [])) == sorted(level for package, level in LEVEL.items() if package != "__init__")
-    assert all(max(above) < min(below) for above, below in zip(layers, layers[1:]))
+    assert [re.findall(r"`(\w+)`", row) for row in rows] == LAYERS
 
 
 # -- commands and flags

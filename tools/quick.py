@@ -89,7 +89,7 @@ def main(since: str | None) -> None:
     python = [sys.executable, "-m"]
     checks = [[*python, "ruff", "check", *code]] if code else []
     if any(path.startswith("hami/") for path in code):
-        checks.append([*python, "mypy"])
+        checks += [[str(Path(sys.executable).with_name("lint-imports")), "--no-logo"], [*python, "mypy"]]
     if chosen:
         checks.append([*python, "pytest", "-n", "2", "-q", "-m", "not slow", *chosen])
     click.echo(f"{len(changed)} changed files, {len(chosen)} files of tests")
