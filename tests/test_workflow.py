@@ -22,6 +22,7 @@ STEPS = [step for job in (*JOBS.values(), *NIGHTLY_JOBS.values()) for step in jo
 RUNS = [step["run"] for step in STEPS if "run" in step]
 TOX = configparser.ConfigParser(interpolation=None)
 TOX.read(ROOT / "tox.ini")
+PRE_COMMIT = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
 UNIT = JOBS["unit"]["strategy"]["matrix"]["include"]
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
@@ -78,6 +79,11 @@ def test_the_shipped_kube_scheduler_is_the_newest_tested_version():
     manifest = (ROOT / "manifests/base/deployment.yaml").read_text()
     (image,) = re.findall(r"image: registry.k8s.io/kube-scheduler:(v\S+)", manifest)
     assert image == DEFAULT.kube_version and next(iter(minors())) == minor_of(image)
+
+
+def test_pre_commit_runs_the_ruff_of_tox():
+    (hooks,) = PRE_COMMIT["repos"]
+    assert f"ruff=={hooks['rev'].removeprefix('v')}" in TOX["testenv:lint"]["deps"].splitlines()
 
 
 def test_no_run_is_repeated_until_it_passes():
