@@ -746,6 +746,22 @@ def test_a_tenant_whom_an_administrator_allows_it_uses_a_cordoned_card(sandbox: 
     tenant.close()
 
 
+def test_a_claim_is_for_one_pod_at_a_time(sandbox: Sandbox) -> None:
+    """The node would not be asked about a second one. It is bound once the first has ended."""
+    publish(sandbox, n0=[card()])
+    spec = render_claim_spec({"main": ask()}, ANY_CARD, POLICY, ())
+    sandbox.kube.create({**template("shared", {}), "kind": "ResourceClaim", "spec": spec}, sandbox.namespace)
+    for name in ("a", "b"):
+        made = pod(name, containers=[{**container(), "resources": {"claims": [{"name": "hami"}]}}])
+        made["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimName": "shared"}]
+        sandbox.create(made)
+        if name == "a":
+            bound(sandbox, name)
+    assert "is reserved for pod a: such a claim is for one pod at a time" in sandbox.event("b", "FailedScheduling")
+    sandbox.delete("a")
+    bound(sandbox, "b")
+
+
 @pytest.mark.parametrize("value", ["0", "", "00", "-1"])
 def test_priority_over_others_on_a_card_needs_a_right(sandbox: Sandbox, value: str) -> None:
     """It is the variable that counts on the node."""

@@ -121,6 +121,24 @@ def test_containers_get_what_was_allocated_to_their_request(sandbox: Sandbox, re
     emptied(sandbox, real)
 
 
+def test_containers_share_a_request_and_a_container_has_several(sandbox: Sandbox, real: RealNode,
+                                                                driver: DevicePlugin) -> None:
+    """What users write, whose requests have any names."""
+    uses = {"left": ("gpu",), "right": ("gpu",), "both": ("first", "second")}
+    item = pod("shared", containers=[showing(HOOK, name) for name in uses])
+    item = claiming(sandbox, item, claims.spec_of(gpu=share(1000, 10), first=share(2000, 20), second=share(3000, 30)))
+    for one in item["spec"]["containers"]:
+        one["resources"]["claims"] = [{"name": "gpu", "request": request} for request in uses[one["name"]]]
+    sandbox.create(item)
+    running(sandbox, "shared")
+    found = {name: seen(sandbox, real, "shared", name) for name in uses}
+    assert {name: view.limit for name, view in found.items()} == {
+        "left": (FIRST.uuid, "1000m", "10"), "right": (FIRST.uuid, "1000m", "10"), "both": (FIRST.uuid, "5000m", "50")}
+    directories = {name: view.mounts[f"{HOOK}/vgpu/limits"][0] for name, view in found.items()}
+    assert directories["left"] == directories["right"] != directories["both"]
+    emptied(sandbox, real)
+
+
 def test_the_node_has_no_devices_for_the_other_door(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
     node = real.node()
     assert REGISTER not in (node["metadata"].get("annotations") or {})
@@ -342,11 +360,13 @@ def test_a_claim_that_cannot_be_prepared_is_tried_again(sandbox: Sandbox, real: 
     running(sandbox, "a")
 
 
-def test_a_request_must_have_the_name_of_its_container(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
-    item = claiming(sandbox, shower(HOOK, "a"), claims.spec_of(gpu=share(1000)))
+def test_containers_share_all_of_their_requests_or_none(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    item = pod("a", containers=[showing(HOOK, "left"), showing(HOOK, "right")])
+    item = claiming(sandbox, item, claims.spec_of(left=share(1000), right=share(2000)))
     item["spec"]["containers"][0]["resources"]["claims"] = [{"name": "gpu"}]
     sandbox.create(item)
-    assert "has no container gpu" in sandbox.event("a", "FailedPrepareDynamicResources", timeout=60)
+    assert "containers left and right of pod a both use request right" in sandbox.event(
+        "a", "FailedPrepareDynamicResources", timeout=60)
 
 
 def test_strict_mode_holds_for_claims_of_users(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:

@@ -138,6 +138,17 @@ def claim_sources(pod: Mapping[str, Any]) -> tuple[ClaimSource, ...]:
                              entry.resource_claim_template_name or "") for entry in wire.spec.resource_claims or ())
 
 
+def claim_uses(pod: Mapping[str, Any], claim: str) -> dict[str, frozenset[str]]:
+    """Returns the requests of the claim with the name *claim* that each container of *pod* (as JSON) uses, empty for
+    all of them. Containers that use none are left out. Raises: MalformedInput."""
+    spec = convert(pod, _PodWithClaims, places_in("pod")).spec
+    names = {source.name for source in claim_sources(pod) if source.claim == claim}
+    uses = {container.name: {use.request for use in (container.resources or _Resources()).claims or ()
+                             if use.name in names}
+            for container in (*(spec.init_containers or ()), *(spec.containers or ()))}
+    return {container: frozenset(() if "" in used else used) for container, used in uses.items() if used}
+
+
 def extended_resources(pod: Mapping[str, Any]) -> tuple[tuple[str, str, int], ...]:
     """Returns the resources with a domain that containers of *pod* (as JSON) are limited to: the container, the
     resource and its amount, which is more than 0. Raises: MalformedInput."""
@@ -260,8 +271,14 @@ class _ClaimEntry(msgspec.Struct, rename="camel"):
     resource_claim_template_name: _Name | None = None
 
 
+class _ClaimUse(msgspec.Struct, frozen=True):
+    name: _Name
+    request: _Name = ""
+
+
 class _Resources(msgspec.Struct, frozen=True):
     limits: dict[str, str | int] | None = None
+    claims: list[_ClaimUse] | None = None
 
 
 class _ContainerEntry(msgspec.Struct):

@@ -1,23 +1,22 @@
 """Prepares claims of pods: writes what their containers get, under the name of the claim and the request.
 
 The kubelet prepares the claims of a pod before its sandbox is made, and gives a container the CDI devices of the
-requests that it names. So each request of a claim is for one container, whose name it has. What is prepared is what
-specifications say: no other file is needed, and none is left when a reboot has emptied their folder.
-Source of the names of requests for extended resources: Kubernetes v1.37, extendeddynamicresources.go.
+requests that it uses. What is prepared is what specifications say: no other file is needed, and none is left when a
+reboot has emptied their folder.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hami.codec.allocation import parse_shares
 from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
-from hami.codec.device_requests import claim_sources
-from hami.codec.documents import entries
+from hami.codec.device_requests import claim_uses
 from hami.codec.keys import CLAIM_REQUEST, GPU_ALLOCATED
 from hami.codec.mig import MigAllocation
 from hami.codec.own_claims import booked_requests, differing_containers
@@ -26,13 +25,14 @@ from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.devices.registration import VENDOR, devices
 from hami.dra.guard import PreparedPlacement, PreparedRequest, PreparedShare, excess, parse_prepared, render_prepared
+from hami.dra.recipients import recipients
 from hami.errors import AllocationRefused, HostError, MalformedInput
 from hami.kube.cluster import Cluster
 from hami.kube.dynamic_resources import DynamicResources
 from hami.model import Device, Partition, Pod, Share
 from hami.node import container_specs
 from hami.node.container_specs import CLAIM, ContainerSpecs
-from hami.node.grant import overridable_env
+from hami.node.grant import Grant, overridable_env
 from hami.node.grant_builder import GrantBuilder
 from hami.node.host import MIN_AGE_S, Host
 from hami.node.pods import NodePods
@@ -41,8 +41,6 @@ from hami.vendors.draft import PodDraft
 from hami.vendors.nvidia import VISIBLE_VARIABLE, check_claiming
 
 log = logging.getLogger(__name__)
-
-_OF_EXTENDED_RESOURCE = re.compile(r"container-([0-9]{1,4})-request-[0-9]{1,4}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,22 +90,25 @@ class ClaimPreparer:
         offered = {device.uuid: device for device in devices(snapshot, self._config)}
         claim = _as_booked(claim, pod, offered)
         places = _places(offered.values())
-        wanted = [self._wanted(claim, request, pod, places) for request in claim.requests]
-        if len({record.container for record in wanted}) < len(wanted):
-            raise AllocationRefused(f"claim {namespace}/{name} has several requests for one container")
-        if self._config.nvidia.strict:
-            self._check_strictly(claim, pod, {record.container for record in wanted})
+        # admission writes the pods that have a claim of their own: their requests have the names of containers
+        is_own, is_strict = pod.claim == name, self._config.nvidia.strict
+        document = self._cluster.specification(pod.ref) if is_strict or not is_own else {}
+        uses = claim_uses(document, name)
+        containers = recipients(claim, pod, uses)
+        wanted = [self._wanted(claim, request, pod, containers[request.name], places) for request in claim.requests]
+        claiming = {*uses, *containers.values()} - {""}
+        if is_strict:
+            self._check_strictly(document, claiming)
         with self._specs.exclusive():
             prepared = self.prepared()
-            missing = [pair for pair in zip(claim.requests, wanted) if pair[1] not in prepared
-                       or not self._host.has_limits(pod.ref.uid, pair[1].container)]
-            if missing and (reason := excess(wanted, prepared, offered)):
+            missing = {record.container for record in wanted if record not in prepared
+                       or (record.container and not self._host.has_limits(pod.ref.uid, record.container))}
+            if missing and (reason := _second_claim(claim, document, claiming, pod, prepared)
+                            or excess(wanted, prepared, offered)):
                 raise AllocationRefused(reason)
-            for request, record in missing:
-                if record.instances:
-                    self._write_instances(_with_instances(record, prepared), cards)
-                else:
-                    self._write(pod, request, record, cards)
+            for container in sorted(missing):
+                joint = [pair for pair in zip(claim.requests, wanted) if pair[1].container == container]
+                self._write(pod, container, joint, prepared, cards)
         return [PreparedDevice(request=request.name, pool=device.pool, device=device.device, share_id=device.share_id,
                                cdi_device=container_specs.device_name(record.name, CLAIM) if place == 0 else "")
                 for request, record in zip(claim.requests, wanted) for place, device in enumerate(request.devices)]
@@ -157,15 +158,12 @@ class ClaimPreparer:
             raise AllocationRefused(f"pod {ref}, for which claim {claim.name} is reserved, is not on this node")
         return pod
 
-    def _wanted(self, claim: AllocatedClaim, request: ClaimedRequest, pod: Pod,
+    def _wanted(self, claim: AllocatedClaim, request: ClaimedRequest, pod: Pod, container: str,
                 places: Mapping[str, tuple[Device, Partition | None]]) -> PreparedRequest:
-        """Returns what a request of the claim needs. *places*: see `_places`."""
+        """Returns what a request of the claim needs, for *container*. *places*: see `_places`."""
         about = f"request {request.name} of claim {claim.namespace}/{claim.name}"
         if request.admin:
             raise AllocationRefused(f"{about}: adminAccess is not supported")
-        if (container := _container_of(request.name, pod)) is None:
-            raise AllocationRefused(f"{about}: pod {pod.ref.name} has no container {request.name}; a request must have "
-                                    "the name of the container that uses it")
         for device in request.devices:
             if device.pool != pool_name(self._config.node) or device.device not in places:
                 raise AllocationRefused(f"{about}: device {device.pool}/{device.device} is not on this node")
@@ -175,38 +173,76 @@ class ClaimPreparer:
         return PreparedRequest(namespace=claim.namespace, claim=claim.name, uid=claim.uid, request=request.name,
                                pod=pod.ref.uid, container=container, shares=shares)
 
-    def _check_strictly(self, claim: AllocatedClaim, pod: Pod, containers: Collection[str]) -> None:
-        """Checks all containers of *pod*: those that use *claim*, among them *containers*, as if they requested GPUs.
+    def _check_strictly(self, document: Mapping[str, Any], claiming: Collection[str]) -> None:
+        """Checks all containers of a pod: those that are *claiming* as if they requested GPUs.
 
-        Raises: PodRefused; MalformedInput; ClusterError.
+        Raises: PodRefused; MalformedInput.
         """
-        document = self._cluster.specification(pod.ref)
-        names = {source.name for source in claim_sources(document) if source.claim == claim.name}
         for draft in PodDraft(document).containers:
-            used = {entry.get("name") for entry in entries((draft.wire.get("resources") or {}).get("claims"))}
-            check_claiming(draft, self._config.nvidia, is_claiming=draft.name in containers or bool(used & names))
+            check_claiming(draft, self._config.nvidia, is_claiming=draft.name in claiming)
 
-    def _write(self, pod: Pod, request: ClaimedRequest, record: PreparedRequest, cards: Mapping[str, Card]) -> None:
-        """Writes the directory of a container and its specification. *cards*: by UUID."""
-        variables = dict(self._grants.variables(pod.ref, record.container))
+    def _write(self, pod: Pod, container: str, joint: Sequence[tuple[ClaimedRequest, PreparedRequest]],
+               prepared: Iterable[PreparedRequest], cards: Mapping[str, Card]) -> None:
+        """Writes the specifications of the requests that the *container* uses, which say the same, and its directory.
+        Nothing but that they are taken is in those that no container uses. *cards*: by UUID."""
+        records = [record for _, record in joint]
+        grant, own = Grant(), frozenset[str]()
+        if container and all(record.instances for record in records):
+            records = [_with_instances(record, prepared) for record in records]
+            grant, uuids = self._grants.build_instances([one for record in records for one in record.instances], cards)
+            made = iter(uuids)
+            records = [record.with_instances(itertools.islice(made, len(record.shares))) for record in records]
+        elif container:
+            grant, own = self._limited(pod, container, joint, cards)
+        for record in records:
+            self._specs.write_grant(record.name, replace(grant, env={**grant.env, **render_prepared(record)}),
+                                    without=own)
+
+    def _limited(self, pod: Pod, container: str, joint: Sequence[tuple[ClaimedRequest, PreparedRequest]],
+                 cards: Mapping[str, Card]) -> tuple[Grant, frozenset[str]]:
+        """Writes the directory of a container that shares cards; returns its grant, and the variables of it that the
+        container sets itself."""
+        first, record = joint[0]
+        about = f"claim {record.namespace}/{record.claim}: container {container}"
+        if any(other.instances for _, other in joint):
+            raise AllocationRefused(f"{about} uses shares of GPUs and MIG instances")
+        if any((other.priority, other.core_policy) != (first.priority, first.core_policy) for other, _ in joint):
+            raise AllocationRefused(f"{about} uses requests with different parameters")
+        variables = dict(self._grants.variables(pod.ref, container))
         if pod.claim != record.claim and CLAIM_REQUEST not in pod.annotations:
             variables.pop(VISIBLE_VARIABLE, None)  # strict mode hides what no resource requests, so it is no wish
         chosen = {name: str(value) for name, value in (
-            ("CUDA_TASK_PRIORITY", request.priority), ("GPU_CORE_UTILIZATION_POLICY", request.core_policy))
+            ("CUDA_TASK_PRIORITY", first.priority), ("GPU_CORE_UTILIZATION_POLICY", first.core_policy))
             if value is not None}
-        parts = [(cards[share.uuid], Share(share.uuid, VENDOR, share.memory_mib, share.cores))
-                 for share in record.shares]
+        parts = [(cards[share.uuid], share) for share in _sums(share for _, other in joint for share in other.shares)]
         # not forced to disk while others wait: a node that starts again has no specification, so all is written again
-        grant, _ = self._grants.build(pod, record.container, 0, parts, variables={**variables, **chosen}, durable=False)
+        grant, _ = self._grants.build(pod, container, 0, parts, variables={**variables, **chosen}, durable=False)
         # variables of a CDI device replace those of the container, which may choose these itself
-        own = overridable_env(self._config, len(parts)).keys() & variables.keys()
-        self._specs.write_grant(record.name, replace(grant, env={**grant.env, **render_prepared(record)}), without=own)
+        return grant, frozenset(overridable_env(self._config, len(parts)).keys() & variables.keys())
 
-    def _write_instances(self, record: PreparedRequest, cards: Mapping[str, Card]) -> None:
-        """Makes the MIG instances of a container that are missing, and writes its specification. *cards*: by UUID."""
-        grant, uuids = self._grants.build_instances(record.instances, cards)
-        made = record.with_instances(uuids)
-        self._specs.write_grant(record.name, replace(grant, env={**grant.env, **render_prepared(made)}))
+
+def _sums(shares: Iterable[PreparedShare]) -> list[Share]:
+    """Returns *shares* with those of one card added up. No cores: no limit."""
+    sums: dict[str, Share] = {}
+    for share in shares:
+        if (earlier := sums.get(share.uuid)) is None:
+            sums[share.uuid] = Share(share.uuid, VENDOR, share.memory_mib, share.cores)
+        else:
+            cores = earlier.cores + share.cores if earlier.cores and share.cores else 0
+            sums[share.uuid] = replace(earlier, memory_mib=earlier.memory_mib + share.memory_mib, cores=cores)
+    return list(sums.values())
+
+
+def _second_claim(claim: AllocatedClaim, document: Mapping[str, Any], claiming: Collection[str], pod: Pod,
+                  prepared: Iterable[PreparedRequest]) -> str:
+    """Returns why the containers *claiming* of *pod* cannot have *claim*: one of them uses another claim that is
+    prepared, whose specification says something else. *document*: of the pod; empty if it has no other claim."""
+    for other in prepared:
+        if other.pod == pod.ref.uid and other.uid != claim.uid:
+            if both := {other.container, *claim_uses(document, other.claim)}.intersection(claiming):
+                return (f"container {min(both)} of pod {pod.ref.name} uses claims {other.claim} and {claim.name}: it "
+                        "can use several requests of one claim, but not several claims")
+    return ""
 
 
 def _places(offered: Iterable[Device]) -> dict[str, tuple[Device, Partition | None]]:
@@ -246,16 +282,6 @@ def _as_booked(claim: AllocatedClaim, pod: Pod, offered: Mapping[str, Device]) -
     log.warning("claim differs from the annotations of its pod, which decide", extra={
         "claim": f"{claim.namespace}/{claim.name}", "pod": pod.ref})
     return replace(claim, requests=requests)
-
-
-def _container_of(request: str, pod: Pod) -> str | None:
-    """Returns the container for which a request is: that of its name, or the one whose extended resource kube-scheduler
-    has turned into a claim; ``None`` if there is none."""
-    names = [container.name for container in pod.containers]  # also kube-scheduler counts init containers first
-    if request in names:
-        return request
-    match = _OF_EXTENDED_RESOURCE.fullmatch(request)
-    return names[int(match[1])] if match is not None and int(match[1]) < len(names) else None
 
 
 class PreparedRequests:

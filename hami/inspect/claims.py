@@ -169,7 +169,7 @@ def _notes(cluster: InspectedCluster, pod: Pod, claims: PodClaims, undecided: Se
     """Yields what is to be known about *claims*, at most MAX_NOTES sentences."""
     notes = [*claims.problems, *_publication_notes(cluster)]
     for claim in claims.claims:
-        notes += _allocation_notes(pod, claim) if claim.allocated is not None else _claim_notes(pod, claim)
+        notes += _allocation_notes(pod, claim) if claim.allocated is not None else _claim_notes(claim)
     if undecided:
         notes.append(f"{counted(len(undecided), 'node')}: too many combinations of devices to try here.")
     yield from notes[:MAX_NOTES]
@@ -191,12 +191,11 @@ def _allocation_notes(pod: Pod, claim: PodClaim) -> Iterator[str]:
         ", with no device of HAMi")
     yield f"{claim.title} is allocated{where}: the pod waits for that node."
     if others := [ref for ref in claim.allocated.pods if ref.uid != pod.ref.uid]:
-        yield (f"{claim.title} is reserved for {counted(len(others), 'other pod')}: a node refuses a claim of HAMi's "
-               "devices that several pods share.")
+        yield (f"{claim.title} is reserved for {counted(len(others), 'other pod')}: a claim of HAMi's devices is for "
+               "one pod at a time.")
 
 
-def _claim_notes(pod: Pod, claim: PodClaim) -> Iterator[str]:
-    names = {container.name for container in pod.containers}
+def _claim_notes(claim: PodClaim) -> Iterator[str]:
     ours = [request for request in claim.requested.requests if request.is_ours]
     if (results := sum(min(sub.count or 1 for sub in request.subrequests) for request in ours)) > MAX_RESULTS:
         yield f"{claim.title} asks for {results} devices, and a claim gets at most {MAX_RESULTS}."
@@ -204,18 +203,15 @@ def _claim_notes(pod: Pod, claim: PodClaim) -> Iterator[str]:
         about = f"{claim.title}, request {request.name}"
         if not request.is_ours:
             yield f"{about}: devices of the class {request.subrequests[0].device_class} are not HAMi's, and not judged."
-        elif request.name not in names:
-            yield (f"{about}: the pod has no container {request.name}, and a node refuses a request that has not the "
-                   "name of the container that uses it.")
         yield from (f"{about}: {problem}." for problem in _request_problems(request))
     yield from _unread_parts(claim)
 
 
-def unread_notes(pod: Pod, claims: PodClaims) -> Iterator[str]:
-    """Yields a sentence for what keeps *claims* of *pod* from being judged, and what a node refuses."""
+def unread_notes(claims: PodClaims) -> Iterator[str]:
+    """Yields a sentence for what keeps *claims* from being judged, and what a node refuses."""
     for claim in claims.claims:
         if claim.allocated is None:
-            yield from _claim_notes(pod, claim)
+            yield from _claim_notes(claim)
 
 
 def _unread_parts(claim: PodClaim) -> Iterator[str]:

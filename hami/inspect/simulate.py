@@ -236,11 +236,11 @@ def claim_problem(cluster: InspectedCluster, pod: Pod, claims: PodClaims, count:
     if claims.problems:
         return claims.problems[0]
     if shared := [claim.title for claim in claims.claims if not claim.has_template and count > 1]:
-        return f"{shared[0]} is one claim for several pods, which a node refuses: use a template"
+        return f"{shared[0]} is one claim, which is for one pod at a time: use a template"
     if allocated := [claim.title for claim in claims.claims if claim.allocated is not None]:
         return f"{allocated[0]} is allocated already"
     if not claims.is_read:
-        return next(unread_notes(pod, claims), "its claims cannot be judged here")
+        return next(unread_notes(claims), "its claims cannot be judged here")
     return ""
 
 

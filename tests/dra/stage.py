@@ -114,17 +114,32 @@ class ClaimStage:
         self.claims = ClaimPreparer(self.config, self.cluster, self.resources, grants, self.host, self.specs,
                                     node_pods=watch, clock=lambda: self.now)
 
-    def put(self, name="p", *results, uid=None, containers=("main",), pods=None, setting=None, **fields):
-        """Creates a pod, and a claim with these results that is reserved for it; returns the claim's reference."""
+    def put(self, name="p", *results, uid=None, containers=("main",), pods=None, setting=None, uses=None, **fields):
+        """Creates a pod, and a claim with these results that is reserved for it; returns the claim's reference. *uses*:
+        the requests of the claim that each container uses; by default, that of its name."""
         made = self.cluster.put_pod(pod(*(container(name=one) for one in containers), name=name, node_name=NODE,
                                         **fields))
         uid = uid or f"claim-{name}"
+        if uses is not None:
+            self.specify(name, {one: {"resources": {"claims": [
+                {"name": "gpu", "request": request} for request in uses.get(one, ())]}} for one in containers})
         devices = {"results": list(results or [result()]), "config": [] if setting is None else [setting]}
         self.resources.claims["default", f"{name}-hami"] = {
             "metadata": {"namespace": "default", "name": f"{name}-hami", "uid": uid},
             "status": {"allocation": {"devices": devices}, "reservedFor": [
                 {"resource": "pods", "name": name, "uid": one} for one in (pods or [made.ref.uid])]}}
         return "default", f"{name}-hami", uid
+
+    def specify(self, name, containers, claims=None):
+        """Sets what the API server has of a pod: its *containers* by name, and the *claims* that it names, by default
+        its own one as gpu. The names of claims are in the status of the pod."""
+        claims = {"gpu": f"{name}-hami"} if claims is None else claims
+        self.cluster.specifications[f"uid-{name}"] = {
+            "metadata": {"uid": f"uid-{name}"}, "spec": {
+                "containers": [{"name": one, **fields} for one, fields in containers.items()],
+                "resourceClaims": [{"name": one, "resourceClaimTemplateName": "t"} for one in claims]},
+            "status": {"resourceClaimStatuses": [
+                {"name": one, "resourceClaimName": made} for one, made in claims.items()]}}
 
     def delete(self, name):
         """Deletes a pod and its claim."""

@@ -46,19 +46,90 @@ def test_a_claim_for_an_extended_resource_is_for_the_container_of_its_number(sta
     assert f"device {A} memory={1000 << 20} cores=100" in stage.limits("uid-p", "main")
 
 
-@pytest.mark.parametrize("requests, why", [
-    param(("container-2-request-0",), "no container container-2-request-0", id="no such number"),
-    param(("container-1-request-0", "container-1-request-1"), "several requests for one container", id="two requests"),
-])
-def test_a_claim_for_extended_resources_that_cannot_be_prepared(stage, requests, why):
-    claim = stage.put("p", *map(result, requests), containers=("init", "main"))
-    with pytest.raises(HamiError, match=why):
-        stage.claims.prepare(*claim)
-
-
-def setting(**parameters):
-    return {"source": "FromClass", "requests": [], "opaque": {"driver": "gpu.hami.io", "parameters": {
+def setting(*requests, **parameters):
+    return {"source": "FromClass", "requests": requests, "opaque": {"driver": "gpu.hami.io", "parameters": {
         "apiVersion": "hami.io/v1", "kind": "ShareConfig", **parameters}}}
+
+
+# ---- requests of which the containers share
+
+
+def same(env):
+    """The variables of a specification, except for that which tells the requests of one container apart."""
+    return {name: value for name, value in env.items() if name != "HAMI_CLAIM"}
+
+
+def test_containers_that_use_one_request_share_its_limit(stage):
+    claim = stage.put("p", result("gpu", memory=3000, cores=30), containers=("a", "b"),
+                      uses={"a": ["gpu"], "b": ["gpu"]})
+    (device,) = stage.claims.prepare(*claim)
+    assert device.cdi_device == "hami.io/claim=claim-p_gpu"
+    assert f"device {A} memory={3000 << 20} cores=30" in stage.limits("uid-p", "a")
+    assert [path.name for path in (stage.folder / "vgpu" / "containers").iterdir()] == ["uid-p_a"]
+
+
+@pytest.mark.parametrize("second, cores", [(20, 50), (0, 100)], ids=["sum", "no limit"])
+def test_a_container_that_uses_several_requests_gets_their_sum(stage, second, cores):
+    """Of its specifications the last one counts, so all say the same."""
+    claim = stage.put("p", result("x", memory=3000, cores=30), result("y", memory=500, cores=second), result("y", B, 7),
+                      result("z", memory=1), containers=("main", "z"), uses={"main": ["y", "x"], "z": ["z"]})
+    answer = stage.claims.prepare(*claim)
+    assert [device.cdi_device for device in answer] == [
+        "hami.io/claim=claim-p_x", "hami.io/claim=claim-p_y", "", "hami.io/claim=claim-p_z"]
+    x, y, z = (stage.env("claim-p", name) for name in "xyz")
+    assert same(x) == same(y) != same(z)
+    assert (x["NVIDIA_VISIBLE_DEVICES"], x["CUDA_DEVICE_MEMORY_LIMIT_0"], x["CUDA_DEVICE_MEMORY_LIMIT_1"]) == (
+        f"{A},{B}", "3500m", "7m")
+    assert f"device {A} memory={3500 << 20} cores={cores}" in stage.limits("uid-p")
+    assert [[share.memory_mib for share in request.shares] for request in stage.claims.prepared()] == [
+        [3000], [500, 7], [1]]
+    assert stage.claims.prepare(*claim) == answer and [stage.env("claim-p", name) for name in "xyz"] == [x, y, z]
+    stage.specs.remove("claim-p_x")  # so is what it shares with the other
+    assert stage.claims.prepare(*claim) == answer
+    assert same(stage.env("claim-p", "x")) == same(stage.env("claim-p", "y")) != same(x)
+    assert stage.env("claim-p", "z") == z
+
+
+def test_a_request_that_no_container_uses_is_taken_and_given_to_nobody(stage):
+    claim = stage.put("p", result(), result("spare", B, memory=81_000), uses={"main": ["main"]})
+    assert len(stage.claims.prepare(*claim)) == 2
+    assert stage.env("claim-p", "spare").keys() == {"HAMI_CLAIM"}
+    before = stage.env("claim-p")
+    assert len(stage.claims.prepare(*claim)) == 2 and stage.env("claim-p") == before
+    with pytest.raises(HamiError, match=f"needs 1000 MiB of memory of {B}"):
+        stage.claims.prepare(*stage.put("q", result(uuid=B)))
+    stage.claims.unprepare("claim-p")
+    assert stage.specs.names() == set()
+
+
+def test_requests_of_one_container_have_the_same_parameters(stage):
+    claim = stage.put("p", result("x"), result("y"), uses={"main": ["x", "y"]},
+                      setting=setting("x", corePolicy="force"))
+    with pytest.raises(HamiError, match="claim default/p-hami: container main uses requests with different parameters"):
+        stage.claims.prepare(*claim)
+    assert stage.specs.names() == set()
+    stage.claims.prepare(*stage.put("p", result("x"), result("y"), uses={"main": ["x", "y"]},
+                                    setting=setting(corePolicy="force")))
+    assert "policy force" in stage.limits("uid-p")
+
+
+@pytest.mark.parametrize("user, why", [
+    ("main", "container main of pod p uses claims p-hami and q-hami"), ("b", "")])
+def test_a_container_uses_one_claim(stage, user, why):
+    first = stage.put("p", containers=("main", "b"))
+    second = "default", "q-hami", "claim-q"
+    stage.put("q", result("other"), containers=("main", "b"), pods=["uid-p"])
+    stage.resources.claims[second[:2]]["status"]["reservedFor"][0]["name"] = "p"
+    stage.specify("p", {one: {"resources": {"claims": [
+        *([{"name": "gpu"}] if one == "main" else ()), *([{"name": "more"}] if one == user else ())]}}
+        for one in ("main", "b")}, claims={"gpu": "p-hami", "more": "q-hami"})
+    stage.claims.prepare(*first)
+    if not why:
+        assert stage.claims.prepare(*second)
+        return
+    with pytest.raises(HamiError, match=why):
+        stage.claims.prepare(*second)
+    assert stage.specs.names() == {"claim-p_main"}
 
 
 def test_priority_and_core_policy_of_the_class_replace_those_of_the_container(stage):
@@ -219,12 +290,14 @@ def test_a_specification_is_read_again_only_when_it_has_changed(stage, monkeypat
 
 @pytest.mark.parametrize("fields, why", [
     param({"uid": "another"}, "is another", id="another claim of the name"),
-    param({"containers": ("a",)}, "pod p has no container main", id="no such container"),
+    param({"containers": ("a",)}, "request main of claim default/p-hami: no container of pod p uses it",
+          id="no such container"),
+    param({"results": [result("container-2-request-0")]}, "no container of pod p uses it", id="no such number"),
     param({"pods": ("uid-p", "uid-q")}, "reserved for 2 pods", id="two pods"),
     param({"pods": ("uid-q",)}, "is not on this node", id="another pod of the name"),
 ], ids=str)
 def test_a_claim_for_something_else_is_refused(stage, fields, why):
-    namespace, name, _ = stage.put(**fields)
+    namespace, name, _ = stage.put("p", *fields.pop("results", ()), **fields)
     with pytest.raises(HamiError, match=why):
         stage.claims.prepare(namespace, name, "claim-p")
     assert stage.specs.names() == set()
@@ -356,15 +429,11 @@ def test_nothing_is_removed_while_the_api_server_is_away(stage):
 # strict mode
 
 
-def specified(stage, *containers, claims=(("gpu", "p-hami"),)):
-    """A claim whose pod has *containers*, the first of which is called main and uses it. The name of the claim is in
-    the status of the pod."""
-    claim = stage.put("p")
-    stage.cluster.specifications["uid-p"] = {
-        "metadata": {"uid": "uid-p"}, "spec": {
-            "containers": [{"name": name, **fields} for name, fields in zip(("main", "beside"), containers)],
-            "resourceClaims": [{"name": name, "resourceClaimTemplateName": "t"} for name, _ in claims]},
-        "status": {"resourceClaimStatuses": [{"name": name, "resourceClaimName": made} for name, made in claims]}}
+def specified(stage, *containers, claims=None):
+    """A claim whose pod has *containers*, the first of which is called main and uses it."""
+    claim = stage.put("p", containers=("main", "beside"))
+    first, *others = containers
+    stage.specify("p", dict(zip(("main", "beside"), (USES | first, *others))), claims)
     return claim
 
 
@@ -412,7 +481,7 @@ def test_strict_mode_looks_at_all_containers_of_the_pod(tmp_path, fields, field,
 def test_strict_mode_leaves_containers_with_claims_of_others_alone(tmp_path):
     stage = ClaimStage(tmp_path, strict=True)
     nic = {"resources": {"claims": [{"name": "nic"}]}} | variable("LD_PRELOAD", "/x.so")
-    assert stage.claims.prepare(*specified(stage, USES, nic, claims=(("gpu", "p-hami"), ("nic", "p-nic"))))
+    assert stage.claims.prepare(*specified(stage, USES, nic, claims={"gpu": "p-hami", "nic": "p-nic"}))
 
 
 def test_strict_mode_permits_what_admission_has_written(tmp_path):

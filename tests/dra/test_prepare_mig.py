@@ -63,6 +63,19 @@ def test_a_container_gets_the_instances_that_its_request_was_allocated(node):
     assert not (node.folder / "vgpu" / "containers").exists()
 
 
+def test_a_container_that_uses_several_requests_sees_the_instances_of_all(node):
+    claim = node.put("p", placed(start=1, request="x"), placed(start=0, request="y"), placed(uuid=B, request="y"),
+                     uses={"main": ["x", "y"]})
+    answer = node.claims.prepare(*claim)
+    assert [device.cdi_device for device in answer] == ["hami.io/claim=claim-p_x", "hami.io/claim=claim-p_y", ""]
+    assert node.visible("claim-p", "x") == node.visible("claim-p", "y") == node.driver.uuids
+    places = [(one.gpu, one.partition.start) for request in node.claims.prepared() for one in request.instances]
+    assert places == [(A, 1), (A, 0), (B, 0)]
+    before = [node.env("claim-p", name) for name in "xy"]
+    assert node.claims.prepare(*claim) == answer and [node.env("claim-p", name) for name in "xy"] == before
+    assert node.driver.made == 3
+
+
 @pytest.mark.parametrize("restarted", [False, True], ids=["by the same process", "by another one"])
 def test_what_is_prepared_stays_as_it_is_also_while_it_is_used(node, restarted):
     claim = node.put("p", placed())

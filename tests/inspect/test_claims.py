@@ -174,8 +174,6 @@ def test_a_class_of_administrators_selects_our_devices():
     (lambda of: of.others.update(deviceclasses=[]), "DeviceClass gpu.hami.io does not exist"),
     (lambda of: of.errors.update({CLASS_PATH: refused("get")}),
      "DeviceClass gpu.hami.io is not known: you may not get deviceclasses in the whole cluster"),
-    (lambda of: of.others.update(resourceclaimtemplates=[template(request="other")]),
-     "request other: the pod has no container other"),
     (lambda of: of.others.update(resourceclaimtemplates=[template(bandwidth="5")]),
      "no device of HAMi has the capacity bandwidth"),
     (lambda of: of.others.update(resourceclaimtemplates=[template(memory="x")]),
@@ -199,7 +197,7 @@ def test_a_claim_that_is_allocated_waits_for_its_node():
     text = explained(api(pods=[pod(resource_claim="mine")], claims=[*HELD, own]))
     assert "kube-scheduler can allocate its claims on d2 now" in text
     assert "ResourceClaim mine is allocated on d2: the pod waits for that node." in text
-    assert "is reserved for 1 other pod: a node refuses" in text
+    assert "is reserved for 1 other pod: a claim of HAMi's devices is for one pod at a time" in text
 
 
 def naming(resource, amount="1"):
@@ -391,7 +389,7 @@ def test_one_claim_is_not_for_several_pods(tmp_path):
     shared = deployment(2)
     shared["spec"]["template"]["spec"] = pod(resource_claim="mine")["spec"]
     result = run("simulate", tmp_path, template("mine", "ResourceClaim"), shared, of=api())
-    assert "ResourceClaim mine is one claim for several pods, which a node refuses: use a template" in result.stdout
+    assert "ResourceClaim mine is one claim, which is for one pod at a time: use a template" in result.stdout
 
 
 def test_capacity_counts_pods_with_claims(tmp_path):
