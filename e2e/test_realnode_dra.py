@@ -308,6 +308,15 @@ def test_instances_are_made_for_claims_and_go_with_them(sandbox: Sandbox, real: 
     assert not [key for key in env["a"] if key.startswith("CUDA_")]
     assert {name: instances(real)[env[name]["NVIDIA_VISIBLE_DEVICES"]] for name in env} == {
         "a": ("3g.40gb", 4), "b": ("1g.10gb", 3)}
+    monitor = Monitor(real)
+    try:
+        monitor.start()
+        sizes = {"a": 40_192.0 * MIB, "b": 9_728.0 * MIB}
+        eventually(lambda: monitor.values("hami_vgpu_memory_limit_bytes", sandbox.namespace) == sizes,
+                   lambda: f"the monitor shows {sizes}:\n{monitor.page()}")
+        assert all(f'mig_uuid="{env[name]["NVIDIA_VISIBLE_DEVICES"]}"' in monitor.page() for name in env)
+    finally:
+        monitor.close()
     successor = DevicePlugin(real, name="successor", door="dra")
     successor.cards = driver.cards
     try:

@@ -30,6 +30,10 @@ _Quantity = Annotated[str, Meta(max_length=64, description="a quantity of at mos
 _Name = Annotated[str, Meta(max_length=253, description="a name")]
 
 
+UsedClaims = Mapping[str, Mapping[str, frozenset[str]]]
+"""By container, the names of the claims that it uses, and the requests of each that it uses, empty for all of them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceToleration:
     """A taint that a request tolerates; an empty *key* is all."""
@@ -138,15 +142,17 @@ def claim_sources(pod: Mapping[str, Any]) -> tuple[ClaimSource, ...]:
                              entry.resource_claim_template_name or "") for entry in wire.spec.resource_claims or ())
 
 
-def claim_uses(pod: Mapping[str, Any], claim: str) -> dict[str, frozenset[str]]:
-    """Returns the requests of the claim with the name *claim* that each container of *pod* (as JSON) uses, empty for
-    all of them. Containers that use none are left out. Raises: MalformedInput."""
+def used_claims(pod: Mapping[str, Any]) -> UsedClaims:
+    """Returns the claims that the containers of *pod* (as JSON) use, of those that are made. Raises: MalformedInput."""
     spec = convert(pod, _PodWithClaims, places_in("pod")).spec
-    names = {source.name for source in claim_sources(pod) if source.claim == claim}
-    uses = {container.name: {use.request for use in (container.resources or _Resources()).claims or ()
-                             if use.name in names}
-            for container in (*(spec.init_containers or ()), *(spec.containers or ()))}
-    return {container: frozenset(() if "" in used else used) for container, used in uses.items() if used}
+    names = {source.name: source.claim for source in claim_sources(pod) if source.claim}
+    used: dict[str, dict[str, frozenset[str]]] = {}
+    for container in (*(spec.init_containers or ()), *(spec.containers or ())):
+        uses = (container.resources or _Resources()).claims or ()
+        for name in dict.fromkeys(use.name for use in uses if use.name in names):
+            requests = frozenset(use.request for use in uses if use.name == name)
+            used.setdefault(container.name, {})[names[name]] = frozenset() if "" in requests else requests
+    return used
 
 
 def extended_resources(pod: Mapping[str, Any]) -> tuple[tuple[str, str, int], ...]:

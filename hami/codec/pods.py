@@ -15,6 +15,7 @@ import msgspec
 
 from hami.codec.affinity import Affinity, is_cross_namespace, node_preferences, prefers_pods
 from hami.codec.claim_amounts import CLAIM, is_claim_name, with_amounts
+from hami.codec.device_requests import UsedClaims, used_claims
 from hami.codec.documents import decode
 from hami.codec.keys import CLAIM_AMOUNTS, PREEMPTING
 from hami.codec.objects import Metadata, quantities
@@ -105,6 +106,10 @@ class PodCondition(msgspec.Struct, rename="camel", frozen=True):
     last_transition_time: str | None = None
 
 
+class _ExtendedClaim(msgspec.Struct, gc=False):
+    """The claim that kube-scheduler has made for extended resources."""
+
+
 class _Status(msgspec.Struct, rename="camel", gc=False):
     phase: str | None = ""
     nominated_node_name: str | None = ""
@@ -112,6 +117,7 @@ class _Status(msgspec.Struct, rename="camel", gc=False):
     start_time: str | None = None
     pod_ip: str | None = msgspec.field(name="podIP", default="")
     init_container_statuses: list[_ContainerStatus] | None = None
+    extended_resource_claim_status: _ExtendedClaim | None = None
     container_statuses: msgspec.Raw = msgspec.Raw()
     conditions: msgspec.Raw = msgspec.Raw()
 
@@ -123,6 +129,7 @@ class _Pod(msgspec.Struct, gc=False):
 
 
 _POD = msgspec.json.Decoder(_Pod)
+_DOCUMENT = msgspec.json.Decoder(dict[str, Any])
 _VARIABLES = msgspec.json.Decoder(list[_Variable] | None)
 _STATUSES = msgspec.json.Decoder(list[_ContainerStatus] | None)
 _CONDITIONS = msgspec.json.Decoder(list[PodCondition] | None)
@@ -143,12 +150,13 @@ class ContainerRuns:
 class NodePod:
     """A pod as programs on its node need it. *environments*: the variables that each container sets to a literal value;
     those from elsewhere (``valueFrom``, ``envFrom``) are left out. *runs*: how the containers run. *has_claims*: it
-    names ResourceClaims, of any driver."""
+    has ResourceClaims, of any driver, also for extended resources. *claims*: those that it names."""
 
     pod: Pod
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     runs: ContainerRuns = ContainerRuns()
     has_claims: bool = False
+    claims: UsedClaims = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +180,11 @@ def parse_node_pod(data: bytes | msgspec.Raw) -> NodePod:
     """The pod in *data* (JSON) with its variables and the runs of its containers. Raises: MalformedInput."""
     wire = decode("pod", _POD, data)
     containers = wire.spec.all_containers if wire.spec else []
+    status, names_claims = wire.status or _Status(), bool(wire.spec and wire.spec.resource_claims)
+    document: dict[str, Any] = decode("pod", _DOCUMENT, data) if names_claims else {}
     return NodePod(_pod(wire), {container.name or "": _environment(container) for container in containers},
-                   _runs(wire.status or _Status()), bool(wire.spec and wire.spec.resource_claims))
+                   _runs(status), names_claims or status.extended_resource_claim_status is not None,
+                   used_claims(document))
 
 
 def parse_observed_pod(data: bytes | msgspec.Raw) -> ObservedPod:

@@ -12,11 +12,10 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hami.codec.allocation import parse_shares
 from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
-from hami.codec.device_requests import claim_uses
+from hami.codec.device_requests import UsedClaims, used_claims
 from hami.codec.keys import CLAIM_REQUEST, GPU_ALLOCATED
 from hami.codec.mig import MigAllocation
 from hami.codec.own_claims import booked_requests, differing_containers
@@ -35,6 +34,7 @@ from hami.node.container_specs import CLAIM, ContainerSpecs
 from hami.node.grant import Grant, overridable_env
 from hami.node.grant_builder import GrantBuilder
 from hami.node.host import MIN_AGE_S, Host
+from hami.node.instances import given_instance
 from hami.node.pods import NodePods
 from hami.runtime.files import FileVersion
 from hami.vendors.draft import PodDraft
@@ -90,25 +90,23 @@ class ClaimPreparer:
         offered = {device.uuid: device for device in devices(snapshot, self._config)}
         claim = _as_booked(claim, pod, offered)
         places = _places(offered.values())
-        # admission writes the pods that have a claim of their own: their requests have the names of containers
-        is_own, is_strict = pod.claim == name, self._config.nvidia.strict
-        document = self._cluster.specification(pod.ref) if is_strict or not is_own else {}
-        uses = claim_uses(document, name)
+        used = self._used_claims(pod)
+        uses = {container: claims[name] for container, claims in used.items() if name in claims}
         containers = recipients(claim, pod, uses)
         wanted = [self._wanted(claim, request, pod, containers[request.name], places) for request in claim.requests]
         claiming = {*uses, *containers.values()} - {""}
-        if is_strict:
-            self._check_strictly(document, claiming)
+        if self._config.nvidia.strict:
+            self._check_strictly(pod, claiming)
         with self._specs.exclusive():
             prepared = self.prepared()
             missing = {record.container for record in wanted if record not in prepared
                        or (record.container and not self._host.has_limits(pod.ref.uid, record.container))}
-            if missing and (reason := _second_claim(claim, document, claiming, pod, prepared)
+            if missing and (reason := _second_claim(claim, used, claiming, pod, prepared)
                             or excess(wanted, prepared, offered)):
                 raise AllocationRefused(reason)
             for container in sorted(missing):
                 joint = [pair for pair in zip(claim.requests, wanted) if pair[1].container == container]
-                self._write(pod, container, joint, prepared, cards)
+                self._write(pod, container, joint, prepared, cards, offered)
         return [PreparedDevice(request=request.name, pool=device.pool, device=device.device, share_id=device.share_id,
                                cdi_device=container_specs.device_name(record.name, CLAIM) if place == 0 else "")
                 for request, record in zip(claim.requests, wanted) for place, device in enumerate(request.devices)]
@@ -173,25 +171,36 @@ class ClaimPreparer:
         return PreparedRequest(namespace=claim.namespace, claim=claim.name, uid=claim.uid, request=request.name,
                                pod=pod.ref.uid, container=container, shares=shares)
 
-    def _check_strictly(self, document: Mapping[str, Any], claiming: Collection[str]) -> None:
-        """Checks all containers of a pod: those that are *claiming* as if they requested GPUs.
+    def _used_claims(self, pod: Pod) -> UsedClaims:
+        """Returns the claims that the containers of *pod* use. Raises: ClusterError; MalformedInput."""
+        # they do not change on a node, so a late watch may tell them
+        known = self._node_pods.claims(pod.ref.uid) if self._node_pods is not None else None
+        return used_claims(self._cluster.specification(pod.ref)) if known is None else known
 
-        Raises: PodRefused; MalformedInput.
+    def _check_strictly(self, pod: Pod, claiming: Collection[str]) -> None:
+        """Checks all containers of *pod*: those that are *claiming* as if they requested GPUs.
+
+        Raises: PodRefused; MalformedInput; ClusterError.
         """
-        for draft in PodDraft(document).containers:
+        for draft in PodDraft(self._cluster.specification(pod.ref)).containers:
             check_claiming(draft, self._config.nvidia, is_claiming=draft.name in claiming)
 
     def _write(self, pod: Pod, container: str, joint: Sequence[tuple[ClaimedRequest, PreparedRequest]],
-               prepared: Iterable[PreparedRequest], cards: Mapping[str, Card]) -> None:
+               prepared: Iterable[PreparedRequest], cards: Mapping[str, Card], offered: Mapping[str, Device]) -> None:
         """Writes the specifications of the requests that the *container* uses, which say the same, and its directory.
-        Nothing but that they are taken is in those that no container uses. *cards*: by UUID."""
+        Nothing but that they are taken is in those that no container uses. *cards*, *offered*: by UUID."""
         records = [record for _, record in joint]
         grant, own = Grant(), frozenset[str]()
         if container and all(record.instances for record in records):
             records = [_with_instances(record, prepared) for record in records]
-            grant, uuids = self._grants.build_instances([one for record in records for one in record.instances], cards)
-            made = iter(uuids)
-            records = [record.with_instances(itertools.islice(made, len(record.shares))) for record in records]
+            places = [place for record in records for place in record.instances]
+            grant, instances = self._grants.build_instances(places, cards)
+            uuids = iter([instance.uuid for instance in instances])
+            records = [record.with_instances(itertools.islice(uuids, len(record.shares))) for record in records]
+            profiles = {(card, profile.name): profile for card in offered for profile in offered[card].mig_profiles}
+            self._host.write_instances(pod.ref.uid, container, (
+                given_instance(instance, profiles[place.gpu, place.partition.name])
+                for instance, place in zip(instances, places)))
         elif container:
             grant, own = self._limited(pod, container, joint, cards)
         for record in records:
@@ -233,13 +242,13 @@ def _sums(shares: Iterable[PreparedShare]) -> list[Share]:
     return list(sums.values())
 
 
-def _second_claim(claim: AllocatedClaim, document: Mapping[str, Any], claiming: Collection[str], pod: Pod,
+def _second_claim(claim: AllocatedClaim, used: UsedClaims, claiming: Collection[str], pod: Pod,
                   prepared: Iterable[PreparedRequest]) -> str:
     """Returns why the containers *claiming* of *pod* cannot have *claim*: one of them uses another claim that is
-    prepared, whose specification says something else. *document*: of the pod; empty if it has no other claim."""
+    prepared, whose specification says something else. *used*: what all containers use."""
     for other in prepared:
         if other.pod == pod.ref.uid and other.uid != claim.uid:
-            if both := {other.container, *claim_uses(document, other.claim)}.intersection(claiming):
+            if both := {other.container, *(name for name in used if other.claim in used[name])}.intersection(claiming):
                 return (f"container {min(both)} of pod {pod.ref.name} uses claims {other.claim} and {claim.name}: it "
                         "can use several requests of one claim, but not several claims")
     return ""

@@ -21,8 +21,8 @@ _OF_EXTENDED_RESOURCE = re.compile(r"container-([0-9]{1,4})-request-[0-9]{1,4}")
 def recipients(claim: AllocatedClaim, pod: Pod, uses: Mapping[str, Collection[str]]) -> dict[str, str]:
     """Returns the container in whose directory each request of *claim* is; empty for a request that none uses.
 
-    *uses*: the requests of the claim that each container of *pod* uses, as from
-    :func:`hami.codec.device_requests.claim_uses`. It is empty for a claim that the pod does not name: its requests have
+    *uses*: the requests of the claim that each container of *pod* uses, as in
+    :data:`hami.codec.device_requests.UsedClaims`. It is empty for a claim that the pod does not name: its requests have
     the name, or the number, of their container.
     Raises: AllocationRefused if there is no such container, or if containers share only some of their requests.
     """

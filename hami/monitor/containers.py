@@ -6,7 +6,7 @@ What a container may use and its priority come from here, never from what it can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,6 +17,7 @@ from hami.codec.resize import parse_applied, wanted_text
 from hami.errors import MalformedInput
 from hami.model import Partition, Pod, PodRef, Share
 from hami.monitor.processes import ContainerId, plain_uid
+from hami.node.instances import GivenInstance
 from hami.node.limits import ContainerLimits, task_priority
 from hami.quantity import MIB
 from hami.vendors.request import device_request, most_shares
@@ -54,7 +55,8 @@ class AllocatedDevice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitoredContainer:
     """A container with devices. *priority*: 0 is the highest. *has_ended*: it has ended and was not started again.
-    *is_resizing*: the device plugin has not confirmed the present sizes of its pod yet."""
+    *is_resizing*: the device plugin has not confirmed the present sizes of its pod yet. *sharing*: other containers of
+    the pod that have the same directory, limits and use."""
 
     pod: PodRef
     name: str
@@ -62,6 +64,7 @@ class MonitoredContainer:
     priority: int = 1
     has_ended: bool = False
     is_resizing: bool = False
+    sharing: tuple[str, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -79,24 +82,26 @@ class NodeContainers:
 
 
 def find_containers(pods: Iterable[NodePod], vendors: Catalog, vendor: Vendor, card_indexes: Mapping[str, int],
-                    limits: Callable[[str, str], ContainerLimits | None] = lambda uid, name: None) -> NodeContainers:
+                    limits: Callable[[str, str], ContainerLimits | None] = lambda uid, name: None,
+                    instances: Callable[[str, str], Sequence[GivenInstance]] = lambda uid, name: ()) -> NodeContainers:
     """Returns the containers of *pods* that have devices of *vendor*, by namespace and name of the pod.
 
     Pods that have finished have none. *card_indexes*: the driver's order, by UUID: devices have the same order in the
-    container. Unknown cards come last. *limits*: returns those of a container, by uid of the pod and its own name:
-    those of a pod with claims say what it was really given.
+    container. Unknown cards come last. *limits*, *instances*: return those of a container, by uid of the pod and its
+    own name: those of a pod with claims say what it was really given.
     """
     containers: list[MonitoredContainer] = []
     by_id: dict[ContainerId, Key] = {}
     problems: dict[PodRef, str] = {}
     for node_pod in sorted(pods, key=lambda item: (item.pod.ref.namespace, item.pod.ref.name, item.pod.ref.uid)):
         try:
-            allocated = list(_of_pod(node_pod, vendors, vendor, card_indexes)) or list(_of_claims(node_pod, limits))
+            allocated = list(_of_pod(node_pod, vendors, vendor, card_indexes)) or list(
+                _of_claims(node_pod, limits, instances))
         except MalformedInput as error:
             problems[node_pod.pod.ref] = str(error)
             continue
         containers += allocated
-        keys = {container.name: container.key for container in allocated}
+        keys = {name: container.key for container in allocated for name in (container.name, *container.sharing)}
         uid = plain_uid(node_pod.pod.ref.uid)
         by_id |= {ContainerId(uid, number): keys[name] for number, name in node_pod.runs.ids.items() if name in keys}
     return NodeContainers(tuple(containers), by_id, problems)
@@ -130,15 +135,31 @@ def _of_pod(node_pod: NodePod, vendors: Catalog, vendor: Vendor,
             is_resizing=is_resizing(pod))
 
 
-def _of_claims(node_pod: NodePod, limits: Callable[[str, str], ContainerLimits | None]) -> Iterator[MonitoredContainer]:
-    pod = node_pod.pod
-    for container in pod.containers if node_pod.has_claims and not pod.is_terminated else ():
-        if (limit := limits(pod.ref.uid, container.name)) is not None:
-            yield MonitoredContainer(
-                pod=pod.ref, name=container.name, priority=limit.priority,
-                has_ended=container.name in node_pod.runs.ended,
-                devices=tuple(AllocatedDevice(index=index, card=device.uuid, memory=device.memory, cores=device.cores)
-                              for index, device in enumerate(limit.devices)))
+def _of_claims(node_pod: NodePod, limits: Callable[[str, str], ContainerLimits | None],
+               instances: Callable[[str, str], Sequence[GivenInstance]]) -> Iterator[MonitoredContainer]:
+    pod, uses = node_pod.pod, node_pod.claims
+    names = [container.name for container in pod.containers if node_pod.has_claims and not pod.is_terminated]
+    given: dict[str, tuple[int, tuple[AllocatedDevice, ...]]] = {}
+    for name in names:
+        if (limit := limits(pod.ref.uid, name)) is not None:
+            given[name] = limit.priority, _limited(limit)
+        elif held := instances(pod.ref.uid, name):
+            given[name] = 1, _instances(held)
+    for name, (priority, devices) in given.items():
+        sharing = tuple(other for other in names if other not in given and name in uses
+                        and uses.get(other) == uses[name])
+        yield MonitoredContainer(pod=pod.ref, name=name, priority=priority, sharing=sharing,
+                                 has_ended={name, *sharing} <= node_pod.runs.ended, devices=devices)
+
+
+def _limited(limit: ContainerLimits) -> tuple[AllocatedDevice, ...]:
+    return tuple(AllocatedDevice(index=index, card=device.uuid, memory=device.memory, cores=device.cores)
+                 for index, device in enumerate(limit.devices))
+
+
+def _instances(held: Iterable[GivenInstance]) -> tuple[AllocatedDevice, ...]:
+    return tuple(AllocatedDevice(index=index, card=one.card, memory=one.memory_mib * MIB, cores=one.cores,
+                                 instance=one.partition) for index, one in enumerate(held))
 
 
 def _devices(shares: Iterable[Share], card_indexes: Mapping[str, int]) -> tuple[AllocatedDevice, ...]:

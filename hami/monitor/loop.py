@@ -130,7 +130,8 @@ class MonitorLoop:
         if pods is None:
             return NodeReport(node=self._node, at=clock, cards=cards)
         node_containers = find_containers(
-            pods, self._catalog, self._vendor, {card.uuid: card.index for card in cards or ()}, self._files.limits)
+            pods, self._catalog, self._vendor, {card.uuid: card.index for card in cards or ()}, self._files.limits,
+            self._files.instances)
         for ref, problem in node_containers.problems.items():
             self._note("allocation", str(ref), problem)
         host = self._view(cards or (), node_containers)

@@ -16,6 +16,7 @@ from pathlib import Path
 from hami.errors import HostError
 from hami.monitor.regions import Region, Write, parse_region, parse_throttled, slot_count
 from hami.node.host import directory_name
+from hami.node.instances import GivenInstance, read_instances
 from hami.node.limits import ContainerLimits, parse_limits
 from hami.node.live_limits import LimitsText, read_limits, write_use
 from hami.node.region_layout import COMPUTE_HEARTBEAT, COMPUTE_SIZE, COMPUTE_SUFFIX, LAYOUTS, REGION_SUFFIX, identify
@@ -100,6 +101,15 @@ class RegionFiles:
         """Returns the limits of a container, in a file that it cannot change; ``None`` without one."""
         limits = self.limits_text(uid, container)
         return parse_limits(limits.text) if limits is not None else None
+
+    def instances(self, uid: str, container: str) -> tuple[GivenInstance, ...]:
+        """Returns the MIG instances that a container has by a claim, from a file that it cannot change. Never raises.
+        """
+        try:
+            with self._directory(uid, container) as directory:
+                return read_instances(directory)
+        except (OSError, HostError):
+            return ()
 
     def limits_text(self, uid: str, container: str) -> LimitsText | None:
         """Returns the file with the limits of a container; ``None`` without one. Never raises."""

@@ -67,8 +67,9 @@ class GrantBuilder:
         self._host.write_limits(pod.ref.uid, container, token, limits, keep=is_kept, durable=durable)
         return shares_grant(self._config, parts, facts, own=str(own), token=token, variables=env), {}
 
-    def build_instances(self, wanted: Sequence[MigAllocation], cards: Mapping[str, Card]) -> tuple[Grant, list[str]]:
-        """Returns the grant of a container that gets the instances of a claim, and their UUIDs.
+    def build_instances(self, wanted: Sequence[MigAllocation],
+                        cards: Mapping[str, Card]) -> tuple[Grant, list[Instance]]:
+        """Returns the grant of a container that gets the instances of a claim, and the instances.
 
         They are made as by `DynamicMig.prepare_claimed`. *cards*: by UUID. Raises: AllocationRefused, also on a node
         without MIG; HostError; HamiError of the driver.
@@ -78,7 +79,7 @@ class GrantBuilder:
         instances = self._mig.prepare_claimed(wanted)
         grant = instances_grant(self._config, self._host, [cards[item.gpu] for item in wanted], instances,
                                 self._token())
-        return grant, [instance.uuid for instance in instances]
+        return grant, instances
 
     def destroy_unused_instances(self) -> None:
         """Destroys the MIG instances that nobody holds, if this node makes any. Logs what fails."""

@@ -14,7 +14,7 @@ import stat
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import hami
@@ -24,6 +24,7 @@ from hami.node.cdi import CLASSES
 from hami.node.checkpoint import CHECKPOINT, CheckpointEntry, read_checkpoint
 from hami.node.driver import MIG_MINORS, instance_nodes, read_mig_minors
 from hami.node.grant import CONTROL_NODES, LOCKS, HostFacts
+from hami.node.instances import INSTANCES, GivenInstance, render_instances
 from hami.node.limits import FIRST_LINE, LIMITS, ContainerLimits, DeviceLimit, region_parts, render_limits
 from hami.node.live_limits import present_limits, read_use, resize
 from hami.node.region_layout import COMPUTE_SIZE, COMPUTE_SUFFIX, REGION_SIZE, REGION_SUFFIX
@@ -124,6 +125,13 @@ class Host:
                 fill(opened, f"{token}{REGION_SUFFIX}", REGION_SIZE, region_parts(limits))
                 fill(opened, f"{token}{COMPUTE_SUFFIX}", COMPUTE_SIZE, {})
             write_atomically(directory / LIMITS, text.encode(), 0o444, durable=durable and not keep)
+
+    def write_instances(self, uid: str, container: str, instances: Iterable[GivenInstance]) -> None:
+        """Writes the MIG instances that a container has by a claim, for the monitor, into its directory, which it
+        creates. Raises: HostError."""
+        directory = self.prepare(uid, container, keep=True)
+        with host_errors("cannot write the MIG instances of a container"):
+            write_atomically(directory / INSTANCES, render_instances(instances), 0o444, durable=False)
 
     def limits(self, uid: str, container: str) -> tuple[DeviceLimit, ...] | None:
         """Returns the limits that a container has; ``None`` if it was not prepared yet. Raises: HostError."""

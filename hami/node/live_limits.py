@@ -61,7 +61,7 @@ _USES = msgspec.json.Decoder(_Use)
 def read_limits(directory: int) -> LimitsText | None:
     """Returns the limits file in a directory; ``None`` without one. Waits for no lease. Raises: OSError, HostError."""
     try:
-        with located_file(directory, LIMITS) as (seen, about), _opened(seen, os.O_RDONLY) as file:
+        with located_file(directory, LIMITS) as (seen, about), reopened(seen, os.O_RDONLY) as file:
             return LimitsText(os.pread(file, _MOST, 0).decode(errors="replace"), about.st_ctime_ns,
                               whole=not about.st_mode & BEING_WRITTEN)
     except FileNotFoundError:
@@ -101,7 +101,7 @@ def read_use(directory: int) -> Mapping[str, int] | None:
     follow the present limits. Raises: OSError, HostError."""
     limits = read_limits(directory)
     try:
-        with located_file(directory, USE) as (seen, about), _opened(seen, os.O_RDONLY) as file:
+        with located_file(directory, USE) as (seen, about), reopened(seen, os.O_RDONLY) as file:
             use = _USES.decode(os.pread(file, _MOST, 0))
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
@@ -139,11 +139,11 @@ def _rewrite(directory: int, text: bytes) -> None:
     The mode says so before the first byte is written, and no longer after the last one: a reader that sees neither it
     nor another time of modification, before and after it reads, has read one text, however long the writer was stopped.
     """
-    with located_file(directory, LIMITS) as (seen, _), _opened(seen, os.O_RDONLY) as shown:
+    with located_file(directory, LIMITS) as (seen, _), reopened(seen, os.O_RDONLY) as shown:
         mode = _READABLE | BEING_WRITTEN
         os.fchmod(shown, _WRITABLE | BEING_WRITTEN)
         try:
-            with _opened(seen, os.O_WRONLY) as file:
+            with reopened(seen, os.O_WRONLY) as file:
                 if os.pwrite(file, text, 0) < len(text):
                     raise HostError(f"{LIMITS}: the disk is full")
                 time.sleep(LOOK_AGAIN_S)
@@ -207,12 +207,3 @@ def _opened_region(directory: int, name: str) -> Iterator[tuple[int, RegionLayou
         if identified is None or len(head) < identified[0].slots:
             raise HostError(f"{name}: not a shared region")
         yield file, identified[0], head
-
-
-@contextlib.contextmanager
-def _opened(seen: int, mode: int) -> Iterator[int]:
-    file = os.open(f"/proc/self/fd/{seen}", mode | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        yield file
-    finally:
-        os.close(file)

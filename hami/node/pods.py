@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
+from hami.codec.device_requests import UsedClaims
 from hami.codec.pods import NodePod, parse_node_pod
 from hami.kube.api import Api
 from hami.kube.reflector import Reflector, WatchedResource
@@ -61,6 +62,12 @@ class NodePods:
         with self._lock:
             item = self._pods.get(uid)
         return None if item is None else item.environments.get(container, {})
+
+    def claims(self, uid: str) -> UsedClaims | None:
+        """Returns the claims that the containers of a pod use; ``None`` if the pod is not known."""
+        with self._lock:
+            item = self._pods.get(uid)
+        return None if item is None else item.claims
 
     def upsert(self, item: NodePod, as_of: float = 0.0) -> None:
         """Takes the new state of a pod, from the reflector, whatever its version."""

@@ -129,9 +129,9 @@ def located_file(directory: int, name: str) -> Iterator[tuple[int, os.stat_resul
         yield seen, about
 
 
-def reopened(seen: int) -> contextlib.AbstractContextManager[int]:
-    """Opens what `located_file` has found, and nothing else, for reading and writing. Raises: OSError."""
-    return _descriptor(f"/proc/self/fd/{seen}", os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY)
+def reopened(seen: int, access: int = os.O_RDWR) -> contextlib.AbstractContextManager[int]:
+    """Opens what `located_file` has found, and nothing else, for *access*. Raises: OSError."""
+    return _descriptor(f"/proc/self/fd/{seen}", access | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 @contextlib.contextmanager

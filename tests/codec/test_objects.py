@@ -67,6 +67,15 @@ def test_a_pod_that_names_claims(claims, has_claims):
     assert parse_node_pod(json.dumps({"spec": {"resourceClaims": claims}}).encode()).has_claims is has_claims
 
 
+def test_the_claims_of_a_pod():
+    named = {"spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}], "containers": [
+        {"name": "main", "resources": {"claims": [{"name": "gpu", "request": "a"}]}}, {"name": "log"}]}}
+    assert parse_node_pod(json.dumps(named).encode()).claims == {"main": {"c": {"a"}}}
+    extended = {"status": {"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings": []}}}
+    found = parse_node_pod(json.dumps(extended).encode())
+    assert (found.has_claims, found.claims) == (True, {})
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"spec": {"containers": [{"env": {"A": "1"}}]}}'])
 def test_environment_that_cannot_be_read(body):
     with pytest.raises(MalformedInput):

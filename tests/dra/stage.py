@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass
 
 from hami.codec.claims import parse_claim
+from hami.codec.device_requests import used_claims
 from hami.codec.slices import device_name, pool_name
 from hami.devices.inventory import DeviceInventory
 from hami.dra.prepare import ClaimPreparer, PreparedRequests
@@ -81,6 +82,9 @@ class Watch:
 
     def environment(self, uid, name):
         return self.cluster.environments.get((uid, name), {})
+
+    def claims(self, uid):
+        return used_claims(self.cluster.specifications.get(uid, {}))
 
 
 class ClaimStage:

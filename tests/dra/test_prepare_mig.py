@@ -12,6 +12,8 @@ from hami.codec.slices import device_name, mig_devices
 from hami.errors import AllocationRefused, ClusterError, HamiError, HostError, MalformedInput
 from hami.model import MigProfile, Partition
 from hami.node.container_specs import CLAIM, ContainerSpecs
+from hami.node.instances import read_instances
+from hami.node.tenant_files import opened_directory
 from tests.devices.cards import cards
 from tests.dra.stage import A, B, ClaimStage, result
 from tests.node.test_dynamic_mig import Driver
@@ -34,6 +36,11 @@ class Node(ClaimStage):
     def made(self):
         """The placements of instances, by card."""
         return sorted((each.gpu, each.profile, each.start) for each in self.driver.instances)
+
+    def given(self, container, pod="p"):
+        """The instances of a container in the file for the monitor."""
+        with opened_directory(self.folder / "vgpu" / "containers" / f"uid-{pod}_{container}") as directory:
+            return read_instances(directory)
 
     def visible(self, uid, request="main"):
         """The devices that the container of a request sees."""
@@ -60,7 +67,10 @@ def test_a_container_gets_the_instances_that_its_request_was_allocated(node):
     assert node.made() == [(A, "1g.10gb", 1), (A, "3g.40gb", 4), (B, "1g.10gb", 0)]
     assert node.visible("claim-p", "left") + node.visible("claim-p", "right") == node.driver.uuids
     assert not any("CUDA" in name for name in node.env("claim-p", "left"))  # the hardware enforces its limits
-    assert not (node.folder / "vgpu" / "containers").exists()
+    assert {name: [(one.card, one.uuid, one.profile, one.start, one.memory_mib, one.cores) for one in node.given(name)]
+            for name in ("left", "right")} == {
+        "left": [(A, node.driver.uuids[0], "3g.40gb", 4, 40192, 43)],
+        "right": [(A, node.driver.uuids[1], "1g.10gb", 1, 9728, 15), (B, node.driver.uuids[2], "1g.10gb", 0, 9728, 15)]}
 
 
 def test_a_container_that_uses_several_requests_sees_the_instances_of_all(node):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pytest import param
 
 from hami.codec.claims import AllocatedClaim, ClaimedRequest
-from hami.codec.device_requests import claim_uses
+from hami.codec.device_requests import used_claims
 from hami.dra.recipients import recipients
 from hami.errors import AllocationRefused
 from hami.model import ContainerKind
@@ -88,6 +88,7 @@ def test_what_containers_use_is_read_from_their_pod():
         "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "t"},
                            {"name": "nic", "resourceClaimName": "n"}]},
         "status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "made"}]}}
-    assert claim_uses(document, "made") == {"init": {"a"}, "main": {"a", "b"}, "all": frozenset()}
-    assert claim_uses(document, "n") == {"main": frozenset(), "nic": frozenset()}
-    assert claim_uses(document, "t") == claim_uses({}, "n") == {}
+    assert used_claims(document) == {
+        "init": {"made": {"a"}}, "main": {"made": {"a", "b"}, "n": set()}, "all": {"made": set()}, "nic": {"n": set()}}
+    assert used_claims({"spec": document["spec"]}) == {"main": {"n": set()}, "nic": {"n": set()}}
+    assert used_claims({}) == {}

@@ -16,7 +16,9 @@ from hami.model import Partition
 from hami.monitor.feedback import BLOCKED, DENIED_S
 from hami.monitor.loop import LONGEST_ROUND_S
 from hami.monitor.usage import Source
+from hami.node.instances import GivenInstance, render_instances
 from hami.node.limits import ContainerLimits, DeviceLimit, render_limits
+from tests.builders import container
 from tests.devices.fake_nvml import A100, GIB, MIB, Gpu, Process
 from tests.monitor.region_bytes import Process as Slot
 from tests.monitor.stage import CARD, OTHER, Stage, id_of, node_pod, uid_of
@@ -58,6 +60,23 @@ def test_a_pod_with_claims_has_what_its_limits_say(stage, has_claims, phase, sho
     assert [[(device.index, device.card, device.memory, device.cores) for device in container.devices]
             for container in containers] == ([[(0, CARD, GIB, 30), (1, OTHER, 2 * GIB, 100)]] if shown else [])
     assert [container.priority for container in containers] == [0] * shown
+
+
+@pytest.mark.parametrize("other, used", [({"gpu": {"x"}}, 3 * GIB), ({"nic": {"x"}}, GIB), ({}, GIB)])
+def test_containers_that_share_requests_are_one(stage, other, used):
+    """What both use counts, and it has ended when both have."""
+    alone = node_pod("a", CARD, ended=True)
+    beside = container(name="beside")
+    stage.pods = [replace(
+        alone, has_claims=True, claims={"main": {"gpu": {"x"}}, "beside": other},
+        pod=replace(alone.pod, annotations={}, containers=(*alone.pod.containers, beside)),
+        runs=replace(alone.runs, ids={**alone.runs.ids, id_of("a", 1): "beside"}))]
+    (stage.directory("a") / "limits").write_text(render_limits(
+        ContainerLimits(devices=(DeviceLimit(CARD, 4 * GIB, 30),)), "/x"))
+    stage.work("a", 4007, GIB)
+    stage.work("a", 4008, 2 * GIB, run=1)
+    (report,) = stage.run().containers
+    assert (report.devices[0].used, report.container.has_ended) == (used, other != {"gpu": {"x"}})
 
 
 def test_a_pod_whose_claim_hami_made_has_what_its_limits_say(stage):
@@ -186,22 +205,45 @@ def test_a_region_that_names_other_devices_says_nothing(stage):
     assert stage.usage()["a"].counted is None
 
 
-def test_a_mig_instance(tmp_path):
+@pytest.fixture
+def divided(tmp_path):
+    """A node with the MIG instance MIG-1, on which a process of the pod a works."""
     gpu = Gpu(CARD, mig=True, profiles=A100)
     stage = Stage(tmp_path, gpu)
     placement = pynvml.c_nvmlGpuInstancePlacement_t(start=0, size=1)
     made = stage.nvml.nvmlDeviceCreateGpuInstanceWithPlacement(gpu, 19, pynvml.byref(placement))
     stage.nvml.nvmlGpuInstanceCreateComputeInstance(made, 50)
-    one = node_pod("a", CARD, memory_mib=9728, cores=15)
-    text = render_mig_allocations([MigAllocation(
-        container=0, device=0, gpu=CARD, partition=Partition(0, 1, "1g.10gb", ("MIG-1", "1", "0")))])
-    stage.pods = [replace(one, pod=replace(one.pod, annotations={**one.pod.annotations, MIG_ALLOCATIONS: text}))]
     stage.work("a", 4007)
     gpu.processes.clear()
     gpu.made[1].processes = [Process(4007, 2 * GIB)]
-    usage = stage.usage()["a"]
+    return stage
+
+
+def test_a_mig_instance(divided):
+    one = node_pod("a", CARD, memory_mib=9728, cores=15)
+    text = render_mig_allocations([MigAllocation(
+        container=0, device=0, gpu=CARD, partition=Partition(0, 1, "1g.10gb", ("MIG-1", "1", "0")))])
+    divided.pods = [replace(one, pod=replace(one.pod, annotations={**one.pod.annotations, MIG_ALLOCATIONS: text}))]
+    usage = divided.usage()["a"]
     assert (usage.device.uuid, usage.device.card, usage.used, usage.memory_source) == (
         "MIG-1", CARD, 2 * GIB, Source.HOST)
+
+
+@pytest.mark.parametrize("has_claims, content, shown", [
+    (True, None, True), (False, None, False), (True, b"[{}]", False), (True, b"\xff", False)])
+def test_a_mig_instance_of_a_claim(divided, has_claims, content, shown):
+    pod = node_pod("a")
+    divided.pods = [replace(pod, has_claims=has_claims, pod=replace(pod.pod, annotations={}))]
+    given = GivenInstance(card=CARD, uuid="MIG-1", profile="1g.10gb", start=0, size=1, gpu_instance=1,
+                          compute_instance=0, memory_mib=9728, cores=15)
+    (divided.directory("a") / "instances").write_bytes(content or render_instances([given]))
+    found = divided.usage()
+    assert bool(found) is shown
+    for usage in found.values():
+        device = usage.device
+        assert (device.uuid, device.card, device.memory, device.cores, device.identity) == (
+            "MIG-1", CARD, 9728 * MIB, 15, ("MIG-1", "1", "0"))
+        assert (usage.used, usage.memory_source) == (2 * GIB, Source.HOST)
 
 
 def test_an_allocation_that_cannot_be_read_does_not_hide_the_others(stage, caplog):
