@@ -94,7 +94,8 @@ class ClaimPreparer:
         uses = {container: claims[name] for container, claims in used.items() if name in claims}
         containers = recipients(claim, pod, uses)
         wanted = [self._wanted(claim, request, pod, containers[request.name], places) for request in claim.requests]
-        claiming = {*uses, *containers.values()} - {""}
+        joint = _by_container(claim, wanted)
+        claiming = {*uses, *joint} - {""}
         if self._config.nvidia.strict:
             self._check_strictly(pod, claiming)
         with self._specs.exclusive():
@@ -105,8 +106,7 @@ class ClaimPreparer:
                             or excess(wanted, prepared, offered)):
                 raise AllocationRefused(reason)
             for container in sorted(missing):
-                joint = [pair for pair in zip(claim.requests, wanted) if pair[1].container == container]
-                self._write(pod, container, joint, prepared, cards, offered)
+                self._write(pod, container, joint[container], prepared, cards, offered)
         return [PreparedDevice(request=request.name, pool=device.pool, device=device.device, share_id=device.share_id,
                                cdi_device=container_specs.device_name(record.name, CLAIM) if place == 0 else "")
                 for request, record in zip(claim.requests, wanted) for place, device in enumerate(request.devices)]
@@ -191,7 +191,7 @@ class ClaimPreparer:
         Nothing but that they are taken is in those that no container uses. *cards*, *offered*: by UUID."""
         records = [record for _, record in joint]
         grant, own = Grant(), frozenset[str]()
-        if container and all(record.instances for record in records):
+        if container and records[0].instances:
             records = [_with_instances(record, prepared) for record in records]
             places = [place for record in records for place in record.instances]
             grant, instances = self._grants.build_instances(places, cards)
@@ -211,23 +211,36 @@ class ClaimPreparer:
                  cards: Mapping[str, Card]) -> tuple[Grant, frozenset[str]]:
         """Writes the directory of a container that shares cards; returns its grant, and the variables of it that the
         container sets itself."""
-        first, record = joint[0]
-        about = f"claim {record.namespace}/{record.claim}: container {container}"
-        if any(other.instances for _, other in joint):
-            raise AllocationRefused(f"{about} uses shares of GPUs and MIG instances")
-        if any((other.priority, other.core_policy) != (first.priority, first.core_policy) for other, _ in joint):
-            raise AllocationRefused(f"{about} uses requests with different parameters")
+        request, record = joint[0]  # all have the same parameters
         variables = dict(self._grants.variables(pod.ref, container))
         if pod.claim != record.claim and CLAIM_REQUEST not in pod.annotations:
             variables.pop(VISIBLE_VARIABLE, None)  # strict mode hides what no resource requests, so it is no wish
         chosen = {name: str(value) for name, value in (
-            ("CUDA_TASK_PRIORITY", first.priority), ("GPU_CORE_UTILIZATION_POLICY", first.core_policy))
+            ("CUDA_TASK_PRIORITY", request.priority), ("GPU_CORE_UTILIZATION_POLICY", request.core_policy))
             if value is not None}
         parts = [(cards[share.uuid], share) for share in _sums(share for _, other in joint for share in other.shares)]
         # not forced to disk while others wait: a node that starts again has no specification, so all is written again
         grant, _ = self._grants.build(pod, container, 0, parts, variables={**variables, **chosen}, durable=False)
         # variables of a CDI device replace those of the container, which may choose these itself
         return grant, frozenset(overridable_env(self._config, len(parts)).keys() & variables.keys())
+
+
+def _by_container(claim: AllocatedClaim,
+                  wanted: Iterable[PreparedRequest]) -> dict[str, list[tuple[ClaimedRequest, PreparedRequest]]]:
+    """Returns the requests of *claim*, each with what is *wanted* for it, by container.
+
+    Raises: AllocationRefused if what one container uses cannot be one.
+    """
+    joint: dict[str, list[tuple[ClaimedRequest, PreparedRequest]]] = {}
+    for request, record in zip(claim.requests, wanted):
+        joint.setdefault(record.container, []).append((request, record))
+    for container, pairs in joint.items():
+        about = f"claim {claim.namespace}/{claim.name}: container {container} uses"
+        if container and len({bool(record.instances) for _, record in pairs}) > 1:
+            raise AllocationRefused(f"{about} shares of GPUs and MIG instances")
+        if container and len({(request.priority, request.core_policy) for request, _ in pairs}) > 1:
+            raise AllocationRefused(f"{about} requests with different parameters")
+    return joint
 
 
 def _sums(shares: Iterable[PreparedShare]) -> list[Share]:

@@ -103,8 +103,8 @@ def test_a_request_that_no_container_uses_is_taken_and_given_to_nobody(stage):
 
 
 def test_requests_of_one_container_have_the_same_parameters(stage):
-    claim = stage.put("p", result("x"), result("y"), uses={"main": ["x", "y"]},
-                      setting=setting("x", corePolicy="force"))
+    claim = stage.put("p", result("a"), result("x"), result("y"), containers=("a", "main"),
+                      uses={"a": ["a"], "main": ["x", "y"]}, setting=setting("x", corePolicy="force"))
     with pytest.raises(HamiError, match="claim default/p-hami: container main uses requests with different parameters"):
         stage.claims.prepare(*claim)
     assert stage.specs.names() == set()
