@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import yaml
 
 from e2e import binaries
 from e2e.cluster import MANIFESTS, LocalCluster
-from e2e.device_plugin import DevicePlugin
+from e2e.device_plugin import Card, DevicePlugin
 from e2e.eventually import WaitTimeout, eventually
 from e2e.kube import ApiError, Kube
 from e2e.pods import pod
@@ -24,8 +26,8 @@ from hami.codec.slices import DRIVER
 from hami.model import DevicePolicy, Request, Selector
 
 __all__ = ["ALLOCATE", "FIRST", "TIMEOUT_S", "TRANSLATE", "call_webhooks", "claiming", "class_and_rights", "component",
-           "emptied", "installed", "missing", "running", "serving", "share", "spec_of", "specifications",
-           "template", "wait_called", "wait_published"]
+           "emptied", "in_mig_mode", "installed", "instances", "missing", "running", "serving", "share", "spec_of",
+           "specifications", "template", "wait_called", "wait_published"]
 
 Object = dict[str, Any]
 COMPONENT = MANIFESTS.parent / "components" / "dra"
@@ -168,6 +170,21 @@ def emptied(sandbox: Sandbox, real: RealNode) -> None:
     sandbox.kube.wait("ResourceClaim", lambda found: not any(
         item.get("status", {}).get("allocation") for item in found.values()), sandbox.namespace, timeout=60,
                       what="no claim is allocated")
+
+
+def in_mig_mode(card: Card) -> Card:
+    """Returns *card* with two profiles of MIG instances."""
+    profiles = [{"name": "1g.10gb", "memory": 9728, "cores": 15, "slices": 1,
+                 "placements": [{"start": start, "size": 1} for start in range(7)]},
+                {"name": "3g.40gb", "memory": 40_192, "cores": 43, "slices": 3,
+                 "placements": [{"start": start, "size": 4} for start in (0, 4)]}]
+    return replace(card, mig={"enabled": True, "profiles": profiles})
+
+
+def instances(real: RealNode) -> dict[str, tuple[str, int]]:
+    """Returns profile and place of the MIG instances that exist on the node, by UUID."""
+    found = json.loads((real.folder / "cards.yaml.state").read_text())["instances"]
+    return {each["uuid"]: (each["profile"], each["start"]) for each in found}
 
 
 def specifications(real: RealNode) -> list[str]:

@@ -23,21 +23,23 @@ from e2e.claims import ALLOCATE, FIRST, TIMEOUT_S, claiming, installed, missing,
 from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError, path_of
-from e2e.nodes import LOCK_FREE, Gpu, gpu, gpus, registered
+from e2e.nodes import LOCK_FREE, Gpu, MigProfile, gpu, gpus, mig_gpu, registered
 from e2e.oracle import Oracle, oracle
 from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import container, init, pod, sidecar
 from e2e.priorities import add_priorities, of_priority
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler
+from hami import model
 from hami.codec.claims import AllocatedClaim, parse_claim
-from hami.codec.slices import pool_name, render_slices
+from hami.codec.slices import is_instance, pool_name, render_slices
 from hami.model import Device
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)
 DOOR = "hami.io/door"
 MANAGED = {**LOCK_FREE, DOOR: "dra"}
+VGPU_MODE = "nvidia.com/vgpu-mode"
 GPU_POLICY, NODE_POLICY = "hami.io/gpu-scheduler-policy", "hami.io/node-scheduler-policy"
 OWN = re.compile(r"hami-[0-9a-f]{32}")
 CLAIMS_PROFILE = "hami-scheduler-claims"
@@ -124,8 +126,11 @@ def check_claims(sandbox: Sandbox, judge: Oracle) -> None:
         held = {one["name"]: [(share.memory_mib, share.cores) for share in shares] for one, shares in zip(
             [*owner["spec"].get("initContainers", ()), *owner["spec"]["containers"]],
             sandbox.shares(name_of(owner))) if shares}
-        assert held == {request.name: [(device.memory_mib, device.cores) for device in request.devices]
-                        for request in parsed(item).requests}
+        claimed = {request.name: request.devices for request in parsed(item).requests}
+        assert {name: len(devices) for name, devices in claimed.items()} == {
+            name: len(shares) for name, shares in held.items()}
+        assert not [(amounts, device) for name, devices in claimed.items() for amounts, device in zip(
+            held[name], devices) if not is_instance(device.device) and amounts != (device.memory_mib, device.cores)]
     assert {item["metadata"]["ownerReferences"][0]["uid"] for item in claims} == {
         uid for uid, item in pods.items() if item["spec"].get("nodeName") and claim_name(item)}
 
@@ -168,11 +173,17 @@ def manage(sandbox: Sandbox, annotations: Object | None = None, **nodes: tuple[G
     for name, own in nodes.items():
         found = sandbox.node(name)["metadata"]
         cards = [Device(uuid=card.uuid, vendor="NVIDIA", model=card.model, slots=card.slots, index=card.index,
-                        memory_mib=card.memory_mib, cores=card.cores, numa=card.numa, by_claims=True)
+                        memory_mib=card.memory_mib, cores=card.cores, numa=card.numa, mode=card.mode,
+                        mig_profiles=tuple(map(profile, card.profiles)), by_claims=True)
                  for card in registered(found["name"], own)]
         for item in render_slices(found["name"], cards, node_uid=found["uid"]):
-            assert all(card["taints"] for card in item["spec"]["devices"])
+            assert all(card["taints"] for card in item["spec"].get("devices", ()))
             sandbox.kube.create(item)
+
+
+def profile(one: MigProfile) -> model.MigProfile:
+    return model.MigProfile(name=one.name, memory_mib=one.memory_mb, cores=one.cores, slices=one.slices,
+                            placements=tuple(model.Partition(start, one.size) for start in one.starts))
 
 
 def place(sandbox: Sandbox, name: str, annotations: Object | None = None, **asked: int) -> set[str]:
@@ -335,6 +346,20 @@ def test_no_pod_passes_through_the_other_door(cluster: LocalCluster, sandbox: Sa
         text = explained(cluster, sandbox, name)
         assert re.search(rf"{sandbox.namespace}-{other}\b.*CardOtherDoor", text), text
         assert "CardInsufficientMemory" in text
+
+
+def test_claims_for_mig_instances(sandbox: Sandbox) -> None:
+    """As many as fit, at places that do not overlap, which the judge checks."""
+    manage(sandbox, n0=(mig_gpu(), mig_gpu()))
+    instances = {VGPU_MODE: "mig"}
+    sandbox.create(*(pod(f"p{number}", gpu=1, gpumem=19_000, annotations=instances) for number in range(3)),
+                   pod("two", gpu=2, gpumem=4_000, annotations=instances))
+    sandbox.bound(4, timeout=TIMEOUT_S)
+    profiles = {name: [device.device.partition("-mig-")[2][:2] for request in parsed(claim_of(sandbox, name)).requests
+                       for device in request.devices] for name in ("p0", "p1", "p2", "two")}
+    assert profiles == {"p0": ["3g"], "p1": ["3g"], "p2": ["3g"], "two": ["1g", "1g"]}
+    sandbox.create(pod("none", gpu=1, gpumem=40_000, annotations=instances))
+    refusal(sandbox, "none", "CardInsufficientMemory")
 
 
 def test_claims_of_users_never_get_such_cards(sandbox: Sandbox) -> None:

@@ -29,7 +29,7 @@ from tests.world import NOON, Clock
 Object = dict[str, Any]
 CASES = 60
 PODS = 40
-NODES = ("alike", "mixed")
+NODES = ("alike", "mixed", "divided")
 TAKES = {"memory": (None, 1, 1_000, 7_919, 15_000), "cores": (None, None, 0, 1, 30, 50, 100)}
 
 
@@ -161,7 +161,8 @@ def test_the_judge_objects_to_each_fault(judge: Oracle, change: Callable[[Object
 @pytest.mark.parametrize("seed", range(CASES))
 def test_the_allocator_could_have_made_each_allocation_of_the_scheduler(judge: Oracle, seed: int) -> None:
     rng = random.Random(seed)
-    cards = {name: some_cards(rng, name, alike=name == "alike") for name in NODES}
+    cards = {name: some_cards(rng, name, alike=name == "alike") for name in ("alike", "mixed")}
+    cards["divided"] = tuple(replace(card, by_claims=True) for card in divided_cards(rng.randint(1, 2)))
     slices = {name: render_slices(name, own) for name, own in cards.items()}
     clock = Clock()
     store = Store(ONLY_NVIDIA, Policies(), clock=clock, now=clock.now)
@@ -176,15 +177,16 @@ def test_the_allocator_could_have_made_each_allocation_of_the_scheduler(judge: O
             continue
         others = claims[choice.node]
         claim = allocated(asked, choice, cards[choice.node])
-        asking = claim if choice.node == "alike" else one_by_one(claim)
+        asking = one_by_one(claim) if choice.node == "mixed" else claim
         assert judge.objection(choice.node, slices[choice.node], list(others.values()), asking) == ""
-        assert guarded(claim, list(others.values()), cards[choice.node]) == ""
+        why_not = overlap if choice.node == "divided" else guarded
+        assert why_not(claim, list(others.values()), cards[choice.node]) == ""
         others[asked.ref.uid] = claim
         if rng.random() < 0.3:  # a pod ends
             ended = rng.choice(list(others))
             del others[ended]
             store.reservations.forget(ended)
-    assert any(claims.values())
+    assert claims["divided"] and (claims["alike"] or claims["mixed"])
 
 
 @pytest.mark.parametrize("seed", range(CASES))
@@ -232,16 +234,16 @@ def instances(name: str, chosen: Sequence[str]) -> Object:
 
 def overlap(claim: Object, others: Sequence[Object], cards: Sequence[Device]) -> str:
     """Why the node does not prepare a claim for MIG instances beside *others*; empty if it does."""
-    places = {name: (card.uuid, place) for card in cards
-              for name, (_, place) in mig_devices(card.uuid, card.mig_profiles).items()}
+    places = {name: PreparedShare(uuid=card.uuid, memory_mib=0, cores=0, share_milli=0, placement=PreparedPlacement(
+        place.name, place.start, place.size))
+        for card in cards for name, (_, place) in mig_devices(card.uuid, card.mig_profiles).items()}
 
     def as_prepared(one: Object) -> list[PreparedRequest]:
         claimed = parse_claim(json.dumps(one).encode())
-        shares = [(request.name, *places[request.devices[0].device]) for request in claimed.requests]
         return [PreparedRequest(
-            namespace="default", claim=claimed.name, uid=claimed.uid, request=name, pod="p", container=name, shares=(
-                PreparedShare(uuid=uuid, memory_mib=0, cores=0, share_milli=0, placement=PreparedPlacement(
-                    place.name, place.start, place.size)),)) for name, uuid, place in shares]
+            namespace="default", claim=claimed.name, uid=claimed.uid, request=request.name, pod="p",
+            container=request.name, shares=tuple(places[device.device] for device in request.devices))
+            for request in claimed.requests]
 
     return excess(as_prepared(claim), [request for one in others for request in as_prepared(one)],
                   {card.uuid: card for card in cards})

@@ -141,6 +141,12 @@ def test_the_scheduler_writes_the_claim_of_a_pod(sandbox: Sandbox, owner: Object
     assert put_status(extender, {**done, "status": {}}).get("status", {}) == {}
 
 
+def test_the_scheduler_writes_the_claim_of_a_pod_for_mig_instances(sandbox: Sandbox, owner: Object,
+                                                                   extender: Kube) -> None:
+    made = extender.create(claim(owner, deviceClassName="mig.hami.io"), sandbox.namespace)
+    assert put_status(extender, allocated(made))["status"]["allocation"]
+
+
 @pytest.mark.parametrize("change", [
     pytest.param({"name": "mine"}, id="another name"),
     pytest.param({"toleration": {"operator": "Exists"}}, id="all taints"),

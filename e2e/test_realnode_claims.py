@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.claims import ALLOCATE, FIRST, emptied, installed, running, serving, specifications
+from e2e.claims import (
+    ALLOCATE,
+    FIRST,
+    emptied,
+    in_mig_mode,
+    installed,
+    instances,
+    running,
+    serving,
+    specifications,
+)
 from e2e.cluster import LocalCluster
 from e2e.device_plugin import HOOK, RESOURCE, DevicePlugin, cards
 from e2e.eventually import eventually
@@ -136,6 +146,27 @@ def test_a_managed_node_is_registered_and_its_slices_are_for_nobody_else(sandbox
                      "the slice is there")
     assert {taint["key"] for item in own for device in item["spec"]["devices"] for taint in device["taints"]} == {
         MANAGED_TAINT}
+
+
+def test_containers_get_the_mig_instances_that_the_scheduler_has_placed(sandbox: Sandbox, real: RealNode,
+                                                                       driver: DevicePlugin) -> None:
+    driver.stop()
+    driver.insert(in_mig_mode(FIRST_CARD))
+    driver.start(operating_mode="mig").wait_registered()
+    real.wait_node(lambda node: '"mode":"mig"' in node["metadata"]["annotations"].get(REGISTER, "")
+                   and LOCK_FREE in node["metadata"]["annotations"], what="the card in MIG mode is registered")
+    for name, memory in (("a", 30_000), ("b", 5_000)):
+        sandbox.create(shower(HOOK, name, gpu=1, gpumem=memory))
+    running(sandbox, "a", "b")
+    given = {name: seen(sandbox, real, name).env["NVIDIA_VISIBLE_DEVICES"] for name in "ab"}
+    (whole,), (part,) = (results(claim_of(sandbox, name)) for name in "ab")
+    places = instances(real)
+    assert [places[given[name]][0] for name in "ab"] == ["3g.40gb", "1g.10gb"]
+    for result, name in ((whole, "a"), (part, "b")):
+        profile, start = places[given[name]]
+        assert result["device"] == f"{device_name(FIRST_CARD.uuid)}-mig-{profile.replace('.', '-')}-{start}"
+    emptied(sandbox, real)
+    eventually(lambda: not instances(real), lambda: f"no instance is left: {instances(real)}", timeout=60)
 
 
 def test_the_allocator_cannot_change_while_pods_have_claims(sandbox: Sandbox, real: RealNode,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import urllib3
 import yaml
 
 from e2e import claims
-from e2e.claims import emptied, running, share, specifications
+from e2e.claims import emptied, in_mig_mode, instances, running, share, specifications
 from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
 from e2e.eventually import eventually
@@ -276,12 +275,8 @@ def test_a_pod_is_deleted_by_force(sandbox: Sandbox, real: RealNode, driver: Dev
 
 def divided(driver: DevicePlugin) -> None:
     """Starts the plugin again with a card in MIG mode."""
-    profiles = [{"name": "1g.10gb", "memory": 9728, "cores": 15, "slices": 1,
-                 "placements": [{"start": start, "size": 1} for start in range(7)]},
-                {"name": "3g.40gb", "memory": 40_192, "cores": 43, "slices": 3,
-                 "placements": [{"start": start, "size": 4} for start in (0, 4)]}]
     driver.stop()
-    driver.insert(replace(FIRST, mig={"enabled": True, "profiles": profiles}))
+    driver.insert(in_mig_mode(FIRST))
     started(driver, operating_mode="mig")
 
 
@@ -291,12 +286,6 @@ def take(sandbox: Sandbox, name: str, profile: str) -> None:
     request = {"name": "main", "exactly": {
         "deviceClassName": "mig.hami.io", "selectors": [{"cel": {"expression": selector}}]}}
     sandbox.create(claiming(sandbox, shower(HOOK, name), {"devices": {"requests": [request]}}))
-
-
-def instances(real: RealNode) -> dict[str, tuple[str, int]]:
-    """Returns profile and place of the MIG instances that exist, by UUID."""
-    found = json.loads((real.folder / "cards.yaml.state").read_text())["instances"]
-    return {each["uuid"]: (each["profile"], each["start"]) for each in found}
 
 
 def test_instances_are_made_for_claims_and_go_with_them(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:

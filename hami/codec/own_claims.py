@@ -19,7 +19,17 @@ from hami.codec.claims import WHOLE, AllocatedClaim, ClaimedDevice, ClaimedReque
 from hami.codec.documents import decode
 from hami.codec.keys import MANAGED_TAINT
 from hami.codec.objects import Metadata
-from hami.codec.slices import API_VERSION, DRIVER, SHARE, device_name, least_share, pool_name
+from hami.codec.slices import (
+    API_VERSION,
+    DRIVER,
+    MIG_CLASS,
+    SHARE,
+    device_name,
+    instance_name,
+    is_instance,
+    least_share,
+    pool_name,
+)
 from hami.codec.times import render_time
 from hami.errors import MalformedInput
 from hami.model import Allocation, Device, Pod, Share
@@ -53,7 +63,8 @@ def booked_claim(pod: Pod, node: str, booked: Allocation, devices: Mapping[str, 
     """
     return AllocatedClaim(namespace=pod.ref.namespace, name=pod.claim, uid="", pods=(pod.ref,), requests=tuple(
         replace(request, devices=tuple(
-            replace(device, share_id=str(uuid.uuid5(token, f"{request.name}/{device.device}")))
+            device if is_instance(device.device)
+            else replace(device, share_id=str(uuid.uuid5(token, f"{request.name}/{device.device}")))
             for device in request.devices))
         for request in booked_requests(pod, node, booked, devices)))
 
@@ -77,7 +88,7 @@ def differing_containers(claim: AllocatedClaim, pod: Pod, booked: Allocation) ->
         (device.pool, device.device, device.memory_mib, device.cores) for device in request.devices))
         for request in claim.requests)
     wanted = Counter((container.name, tuple(
-        (pool_name(pod.node_name), device_name(share.uuid), share.memory_mib, share.cores) for share in shares))
+        (pool_name(pod.node_name), *_name_and_amounts(share)) for share in shares))
         for container, shares in zip(pod.containers, booked) if shares)
     return sorted({name for name, _ in (claimed - wanted) + (wanted - claimed)})
 
@@ -102,8 +113,7 @@ def render_allocation(claim: AllocatedClaim, stored: StoredClaim, node: str, now
     The time is that of the allocation: kube-scheduler adds one where there is none, and is refused.
     """
     results = [{"request": request.name, "driver": DRIVER, "pool": device.pool, "device": device.device,
-                "shareID": device.share_id, "tolerations": [_TOLERATION],
-                "consumedCapacity": dict(zip(_CONSUMED, _amounts(device)))}
+                "tolerations": [_TOLERATION], **_consumed(device)}
                for request in claim.requests for device in request.devices]
     selector = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]}
     return _update(claim, stored, {
@@ -146,17 +156,35 @@ def _claimed(node: str, share: Share, devices: Mapping[str, Device]) -> ClaimedD
     all cores has all of it, as in claims that ask for all cores."""
     if (device := devices.get(share.uuid)) is None:
         raise MalformedInput("device", share.uuid, f"expected one of node {node}")
+    name, memory_mib, cores = _name_and_amounts(share)
+    if share.partitions:
+        return ClaimedDevice(pool=pool_name(node), device=name)
     is_alone = device.cores == WHOLE and share.cores >= WHOLE
-    return ClaimedDevice(pool=pool_name(node), device=device_name(share.uuid), memory_mib=share.memory_mib,
-                         cores=share.cores, share_milli=SHARE * 1000 if is_alone else least_share(device.slots))
+    return ClaimedDevice(pool=pool_name(node), device=name, memory_mib=memory_mib, cores=cores,
+                         share_milli=SHARE * 1000 if is_alone else least_share(device.slots))
+
+
+def _name_and_amounts(share: Share) -> tuple[str, int, int]:
+    """Returns the name of what a claim gets for *share*, memory in MiB and cores; none of a MIG instance."""
+    if share.partitions:
+        return instance_name(share.uuid, share.partitions[0]), 0, 0
+    return device_name(share.uuid), share.memory_mib, share.cores
 
 
 def _exactly(devices: Sequence[ClaimedDevice]) -> dict[str, Any]:
+    if is_instance(devices[0].device):
+        return {"deviceClassName": MIG_CLASS, "count": len(devices), "tolerations": [_TOLERATION]}
     least = ClaimedDevice(pool="", device="", **{field: min(getattr(device, field) for device in devices)
                                                  for field in ("memory_mib", "cores", "share_milli")})
     return {"deviceClassName": DRIVER, "count": len(devices),
             "capacity": {"requests": dict(zip(_CONSUMED, _amounts(least)))},
             "tolerations": [_TOLERATION]}
+
+
+def _consumed(device: ClaimedDevice) -> dict[str, Any]:
+    """Returns what is taken of a card that claims share."""
+    return {"shareID": device.share_id, "consumedCapacity": dict(zip(_CONSUMED, _amounts(device)))} if (
+        device.share_id) else {}
 
 
 def _amounts(device: ClaimedDevice) -> Iterable[str]:

@@ -67,6 +67,11 @@ def is_publishable(device: Device) -> bool:
             and not is_instance(name))
 
 
+def is_claimable(device: Device) -> bool:
+    """Reports whether claims can have shares of *device*, or MIG instances on it."""
+    return is_publishable(device) or bool(mig_devices(device.uuid, device.mig_profiles))
+
+
 def is_instance(name: str) -> bool:
     """Reports whether a device of this name is a MIG instance."""
     return _INSTANCE in name
@@ -82,11 +87,16 @@ def mig_devices(uuid: str, profiles: Iterable[MigProfile]) -> dict[str, tuple[Mi
     """
     named: dict[str, tuple[MigProfile, Partition]] = {}
     for profile, placement in possible_instances(profiles):
-        words = "-".join(re.findall("[a-z0-9]+", profile.name.lower()))
-        name = f"{device_name(uuid)}{_INSTANCE}{words}-{placement.start}"
+        name = instance_name(uuid, placement)
         if _LABEL.fullmatch(name) is not None and placement.start + placement.size <= MAX_COUNTERS:
             named.setdefault(name, (profile, placement))
     return named
+
+
+def instance_name(uuid: str, place: Partition) -> str:
+    """Returns the name of a MIG instance on the card *uuid* at *place*, whose name is that of the profile."""
+    words = "-".join(re.findall("[a-z0-9]+", place.name.lower()))
+    return f"{device_name(uuid)}{_INSTANCE}{words}-{place.start}"
 
 
 def render_slices(node: str, devices: Iterable[Device], *, generation: int = 1, node_uid: str = "",
@@ -104,7 +114,7 @@ def render_slices(node: str, devices: Iterable[Device], *, generation: int = 1, 
         raise MalformedInput("node", node, f"expected at most {_LONGEST_NODE} characters")
     named: dict[str, Device] = {}
     for device in sorted(devices, key=lambda device: (device.index, device.uuid)):
-        if is_publishable(device) or mig_devices(device.uuid, device.mig_profiles):
+        if is_claimable(device):
             named.setdefault(device_name(device.uuid), device)
     shared = [_device(device, pci_bus_ids.get(device.uuid, "")) for device in named.values() if is_publishable(device)]
     divided = [device for device in named.values() if not is_publishable(device)]

@@ -14,7 +14,7 @@ import msgspec
 from hami.codec.keys import DOOR, LOCK_FREE, NODE_RESIZES
 from hami.codec.mig import most_instances
 from hami.codec.register import render_devices_brief, render_devices_json
-from hami.codec.slices import is_publishable
+from hami.codec.slices import is_claimable
 from hami.codec.states import parse_lock_free, render_lock_free
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
@@ -72,7 +72,7 @@ def node_annotations(snapshot: InventorySnapshot, config: PluginConfig,
     scheduler only if that allocates its claims; then those that a claim can name."""
     render = render_devices_brief if config.register_format == "csv" else render_devices_json
     offered = devices(snapshot, config) if config.door != DRA else (
-        tuple(filter(is_publishable, devices(snapshot, config))) if config.is_managed else ())
+        tuple(filter(is_claimable, devices(snapshot, config))) if config.is_managed else ())
     return {vendor.annotations.register: render(offered) if offered else None,
             PAIR_SCORES: _scores(snapshot.cards) if config.topology_score and offered else None,
             DOOR: DRA if config.is_managed and offered else None,

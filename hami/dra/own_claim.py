@@ -28,7 +28,7 @@ from hami.dra.translate import (
 from hami.errors import MalformedInput, PodRefused
 from hami.model import ContainerKind, Pod, Request
 from hami.scheduling.pod_request import make_pod_request
-from hami.vendors.claims import too_many_devices, unallocatable
+from hami.vendors.claims import too_many_devices, unclaimable
 from hami.vendors.request import device_request
 from hami.vendors.spec import Catalog, Vendor
 
@@ -65,7 +65,7 @@ def give_claim(wire: Mapping[str, Any], vendors: Catalog, device_policy: str, na
         return None
     if claims_of(wire):
         return Inexpressible("spec.resourceClaims: the scheduler that allocates claims for GPUs allocates no others")
-    if (reason := next(unallocatable(pod, vendors), None)) is not None:
+    if (reason := next(unclaimable(pod, vendors), None)) is not None:
         return Inexpressible(reason)
     shared = share_requests(pod, request)
     if isinstance(shared, Inexpressible):

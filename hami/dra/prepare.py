@@ -38,6 +38,7 @@ from hami.node.instances import given_instance
 from hami.node.pods import NodePods
 from hami.runtime.files import FileVersion
 from hami.vendors.draft import PodDraft
+from hami.vendors.mig import with_places
 from hami.vendors.nvidia import VISIBLE_VARIABLE, check_claiming
 
 log = logging.getLogger(__name__)
@@ -297,7 +298,7 @@ def _as_booked(claim: AllocatedClaim, pod: Pod, offered: Mapping[str, Device]) -
     """
     if pod.claim != claim.name or not (text := pod.annotations.get(GPU_ALLOCATED)):
         return claim
-    booked = parse_shares(GPU_ALLOCATED, text)
+    booked = with_places(pod.annotations, parse_shares(GPU_ALLOCATED, text))
     requests = booked_requests(pod, pod.node_name, booked, offered)
     if not differing_containers(claim, pod, booked):
         return claim

@@ -14,7 +14,7 @@ from hami.codec.claims import AllocatedClaim
 from hami.codec.keys import ASSIGNED_NODE, DOOR, GPU_ALLOCATED, RESIZE_APPLIED, RESIZED
 from hami.codec.own_claims import differing_containers
 from hami.codec.resize import parse_applied, shares_in, wanted_text
-from hami.codec.slices import device_name, pool_name
+from hami.codec.slices import device_name, mig_devices, pool_name
 from hami.codec.states import parse_lock
 from hami.codec.times import parse_time
 from hami.errors import MalformedInput
@@ -25,6 +25,7 @@ from hami.inspect.top import age_text
 from hami.model import Pod, PodRef
 from hami.state.binding import assigned_at, bound_at
 from hami.state.pods import FOREIGN_TTL_S
+from hami.vendors.mig import with_places
 from hami.vendors.request import most_shares
 
 LOCK_TIMEOUT_S = 300.0  # as the scheduler's --node-lock-timeout
@@ -119,7 +120,8 @@ def _doors(cluster: InspectedCluster) -> Iterator[Finding]:
                           "HAMi's scheduler gives it out by an annotation, and kube-scheduler by a ResourceSlice",
                           f"check the label {DOOR} and the device plugins of the node: only one may run there")
     known = cluster.claimed.devices.keys() | {
-        (pool_name(name), device_name(usage.device.uuid)) for name, usage in cluster.usages() if usage.device.by_claims}
+        (pool_name(name), claimable) for name, usage in cluster.usages() if usage.device.by_claims
+        for claimable in (device_name(usage.device.uuid), *mig_devices(usage.device.uuid, usage.device.mig_profiles))}
     for claim in cluster.record.claims:
         gone = sorted({device.device for request in claim.requests for device in request.devices
                        if (device.pool, device.device) not in known})
@@ -162,7 +164,7 @@ def _claim_problem(pod: Pod, claim: AllocatedClaim | None) -> str:
     if pod.ref not in claim.pods:
         return "is not reserved for it"
     try:
-        booked = parse_shares(GPU_ALLOCATED, pod.annotations.get(GPU_ALLOCATED, ""))
+        booked = with_places(pod.annotations, parse_shares(GPU_ALLOCATED, pod.annotations.get(GPU_ALLOCATED, "")))
     except MalformedInput:
         return ""  # a finding of its own
     differing = differing_containers(claim, pod, booked)

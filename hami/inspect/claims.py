@@ -178,7 +178,8 @@ def _notes(cluster: InspectedCluster, pod: Pod, claims: PodClaims, undecided: Se
 
 
 def _publication_notes(cluster: InspectedCluster) -> Iterator[str]:
-    managed = {part.node for part in cluster.record.slices if any(device.by_claims for device in part.devices)}
+    managed = {part.node for part in cluster.record.slices if any(
+        card.by_claims for card in (*part.devices, *(instance.card for instance in part.instances)))}
     if managed:
         yield (f"HAMi's scheduler allocates the devices of {counted(len(managed), 'node')}, and kube-scheduler gives "
                "them to no claim that users have written.")

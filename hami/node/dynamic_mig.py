@@ -235,7 +235,7 @@ def _held(pods: Iterable[Pod], cards: Iterable[str], ignored: Collection[_ShareK
     """
     held = _Held()
     for pod in pods:
-        if pod.is_terminated:
+        if pod.is_terminated or pod.claim:  # what is prepared for its claim counts
             continue
         for key, text in pod.annotations.items():
             if is_scheduler_owned(key):

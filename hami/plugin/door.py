@@ -5,7 +5,6 @@ Two allocators cannot share a card: no write spans what the two of them decide o
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from hami.codec.keys import DOOR
 from hami.devices.config import PluginConfig
-from hami.devices.registration import DRA, HAMI, KUBE_SCHEDULER, MIG
+from hami.devices.registration import DRA, HAMI, KUBE_SCHEDULER
 from hami.errors import HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.model import Pod
@@ -22,13 +21,10 @@ from hami.plugin.flags import AUTO, NODE_DOORS, OFF, PLUGIN
 from hami.plugin.settings import PluginSettings
 from hami.vendors.spec import Vendor
 
-log = logging.getLogger(__name__)
-
 
 def open_door(settings: PluginSettings, cluster: Cluster, environ: Mapping[str, str] = os.environ,
               mounts: Path = Path("/proc/self/mountinfo")) -> PluginSettings:
-    """Returns *settings* with the door of the node, ``plugin`` or ``dra``, and what goes with it. Claims for MIG
-    instances are always allocated by kube-scheduler.
+    """Returns *settings* with the door of the node, ``plugin`` or ``dra``, and what goes with it.
 
     *environ*, *mounts*: as for `why_not_writable`. Raises: HamiError if the node cannot have this door, or its label
     cannot be read.
@@ -43,10 +39,6 @@ def open_door(settings: PluginSettings, cluster: Cluster, environ: Mapping[str, 
         raise HamiError(f"door {DRA}: --kubelet-socket is empty, so the kubelet cannot be served")
     if reason := why_not_writable(settings.cdi_root, environ, mounts):
         raise HamiError(f"door {DRA}: {reason}")
-    if settings.operating_mode == MIG and settings.claim_allocator != KUBE_SCHEDULER:
-        log.warning("claims for MIG instances are allocated by kube-scheduler only",
-                    extra={"node": settings.node, "claim_allocator": settings.claim_allocator})
-        settings = replace(settings, claim_allocator=KUBE_SCHEDULER)
     return replace(settings, door=DRA, publish_capacity=OFF)
 
 

@@ -6,7 +6,7 @@ it.
 
 A write may be carried out long after it was sent, but never over a later one: it names the version that it replaces. As
 each reservation names its shares anew, a claim that says what is wanted was written for the same reservation. Nothing
-that was sent before can change it.
+that was sent before can change it. MIG instances have no such names, so a claim with them is always written.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class ClaimBinder:
         if pod.uid not in stored.owners:
             raise _Foreign(f"claim {claim.namespace}/{claim.name} exists and does not belong to pod {pod}: "
                            "delete one of the two", 409)
-        if (found := stored.claim) is not None and (found.requests, found.pods) == (claim.requests, claim.pods):
+        found = stored.claim
+        if found is not None and (found.requests, found.pods) == (claim.requests, claim.pods) and all(
+                device.share_id for request in claim.requests for device in request.devices):
             return
         if stored.is_allocated:
             stored = self._claims.write_claim_status(render_deallocation(claim, stored), timeout=seconds_left())

@@ -11,7 +11,7 @@ from hami.codec.policies import parse_device_policy, parse_weights
 from hami.codec.register import parse_bool
 from hami.errors import MalformedInput
 from hami.model import Budget, ContainerKind, DevicePolicy, DeviceUsage, Pod, Request, Selector, Share, Weights
-from hami.vendors.claims import too_many_devices, unallocatable
+from hami.vendors.claims import too_many_devices, unclaimable
 from hami.vendors.request import MAX_CONTAINERS, device_requests
 from hami.vendors.spec import Catalog, FitContext, Rule, Vendor
 
@@ -116,7 +116,7 @@ def _check_claim(pod: Pod, containers: Sequence[ContainerRequest], vendors: Cata
     problem = pod.claim_problem
     if not problem and not any(request.vendor == VENDOR for request in requests):
         problem = f"the pod has a claim, but requests no {VENDOR} GPU"
-    if problem := problem or next(unallocatable(pod, vendors), "") or too_many_devices(requests, vendors):
+    if problem := problem or next(unclaimable(pod, vendors), "") or too_many_devices(requests, vendors):
         text = pod.annotations.get(CLAIM_AMOUNTS, "")
         raise MalformedInput(CLAIM_AMOUNTS, text, problem, message=f"claim {pod.claim}: {problem}")
 

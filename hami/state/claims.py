@@ -78,7 +78,7 @@ class ClaimCache:
                 self._parts.setdefault(published.node, {})[uid] = published
             for node in dict.fromkeys(part.node for part in (earlier, published) if part is not None):
                 parts = latest_slices(self._parts[node].values())
-                instances = [instance for part in parts for instance in part.instances]
+                instances = [instance for part in parts for instance in part.instances if not instance.card.by_claims]
                 cards = (*latest_devices(parts), *divided_cards(instances))
                 self._instances[pool_name(node)] = {(pool_name(node), each.name): each for each in instances}
                 self._offer(node, tuple(device for device in cards if not device.by_claims))

@@ -9,7 +9,6 @@ from hami.model import Pod, Request
 from hami.vendors.spec import Catalog
 
 _MIG_RESOURCE = "nvidia.com/mig-"
-_SHOWN = 100  # characters of a value in a reason
 
 
 def unclaimable(pod: Pod, vendors: Catalog) -> Iterator[str]:
@@ -20,15 +19,6 @@ def unclaimable(pod: Pod, vendors: Catalog) -> Iterator[str]:
         for name in sorted(amounts):
             if name in foreign or name.startswith(_MIG_RESOURCE):
                 yield f"container {container.name}: {name}={amounts[name]}: claims are for {VENDOR} GPUs only"
-
-
-def unallocatable(pod: Pod, vendors: Catalog) -> Iterator[str]:
-    """Yields why our scheduler can allocate no claim that gives *pod* what it requests, like :func:`unclaimable`."""
-    yield from unclaimable(pod, vendors)
-    selectors = vendors[VENDOR].annotations.selectors
-    if selectors.select(pod.annotations).is_for_instances:
-        yield (f"annotation {selectors.mode}={pod.annotations[selectors.mode][:_SHOWN]}: HAMi's scheduler allocates no "
-               "claims for MIG instances")
 
 
 def too_many_devices(requests: Iterable[Request], vendors: Catalog) -> str:

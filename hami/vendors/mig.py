@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hami.codec.keys import MIG_ALLOCATIONS
+from hami.codec.keys import GPU_ALLOCATED, MIG_ALLOCATIONS
 from hami.codec.mig import (
     MigAllocation,
     cards_without_places,
@@ -64,11 +64,18 @@ def read_shares(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
     Raises: MalformedInput if placements and shares do not match, or a share is in the format of HAMi v2.5 to v2.9: it
     has no placement, so the free placements are unknown.
     """
-    key = vendor.annotations.allocated
-    if cards_without_places(allocated := pod.annotations.get(key, "")):
+    return with_places(pod.annotations, containers, vendor.annotations.allocated)
+
+
+def with_places(annotations: Mapping[str, str], containers: Allocation, key: str = GPU_ALLOCATED) -> Allocation:
+    """Returns the shares of *containers*, which the annotation *key* has, with their placements on the cards.
+
+    Raises: MalformedInput as `read_shares`.
+    """
+    if cards_without_places(allocated := annotations.get(key, "")):
         raise MalformedInput(key, allocated, "MIG instances are in the format of HAMi v2.5 to v2.9, without their "
                                              "placements")
-    if (text := pod.annotations.get(MIG_ALLOCATIONS)) is None:
+    if (text := annotations.get(MIG_ALLOCATIONS)) is None:
         return containers
     allocations = {(placed.container, placed.device): placed for placed in parse_mig_allocations(MIG_ALLOCATIONS, text)}
     cards = {each.gpu for each in allocations.values()}

@@ -22,11 +22,13 @@ from hami.codec.own_claims import (
     render_claim,
     render_deallocation,
 )
-from hami.codec.slices import render_slices
+from hami.codec.slices import mig_devices, render_slices
 from hami.dra.guard import PreparedRequest, PreparedShare, excess
 from hami.errors import MalformedInput
+from hami.model import Partition
 from hami.quantity import INT32_MAX, parse_quantity
 from tests.builders import container, gpu, pod, share
+from tests.devices.cards import A100_PROFILES
 
 NOW = datetime(2026, 8, 21, 12, tzinfo=UTC)
 TOKEN = uuid.UUID(int=7)
@@ -116,6 +118,31 @@ def test_all_cores_of_a_card_are_the_whole_card(one, milli):
     ((device,),) = (request.devices for request in booked((one,)).requests)
     assert device == ClaimedDevice(pool="hami/n1", device=device.device, memory_mib=1, cores=one.cores,
                                    share_milli=milli, share_id=device.share_id)
+
+
+DIVIDED = {"GPU-M": gpu("GPU-M", mode="mig", mig_profiles=A100_PROFILES)}
+
+
+def instance(start, profile="3g.40gb", size=4):
+    return replace(share("GPU-M", 40192, 43), partitions=(Partition(start, size, profile),))
+
+
+def test_the_claim_for_mig_instances_names_them_and_has_no_amounts():
+    claim = booked_claim(asking(), "n1", ((instance(4), instance(0)),), DIVIDED, TOKEN)
+    (request,) = render_claim(claim)["spec"]["devices"]["requests"]
+    tolerated = [{"key": "hami.io/managed", "operator": "Exists", "effect": "NoSchedule"}]
+    assert request == {"name": "c0", "exactly": {
+        "deviceClassName": "mig.hami.io", "count": 2, "tolerations": tolerated}}
+    written = render_allocation(claim, STORED, "n1", NOW)
+    assert written["status"]["allocation"]["devices"]["results"] == [
+        {"request": "c0", "driver": "gpu.hami.io", "pool": "hami/n1", "device": f"gpu-m-mig-3g-40gb-{start}",
+         "tolerations": tolerated} for start in (4, 0)]
+    assert {device for device in mig_devices("GPU-M", A100_PROFILES)} > {
+        result["device"] for result in written["status"]["allocation"]["devices"]["results"]}
+    assert parse_claim(stored(claim, written)) == replace(claim, uid="u-1")
+    bound = replace(asking(), node_name="n1")
+    assert differing_containers(claim, bound, ((instance(4), instance(0)),)) == []
+    assert differing_containers(claim, bound, ((instance(4), instance(0, "1g.10gb", 1)),)) == ["c0"]
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 7, 10, 100, 128])

@@ -12,7 +12,7 @@ from hami.devices.registration import annotation_changes, devices, kubelet_ids, 
 from hami.model import Node
 from hami.vendors.inventory import PAIR_SCORES
 from tests.builders import NVIDIA
-from tests.devices.cards import HALF, SMALL, card, cards, config
+from tests.devices.cards import A100_PROFILES, HALF, SMALL, card, cards, config
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -45,6 +45,13 @@ def test_a_node_whose_claims_hami_allocates_registers_what_claims_can_name():
     assert (found["hami.io/door"], found[PAIR_SCORES] is None) == ("dra", False)
     assert set(node_annotations(snapshot(), config(**managed), NVIDIA).values()) == {None}
     assert node_annotations(current, config(claim_allocator="hami"), NVIDIA)["hami.io/door"] is None
+
+
+def test_a_node_in_mig_mode_whose_claims_hami_allocates_registers_its_cards():
+    current = snapshot(card("GPU-a", mig=True, profiles=A100_PROFILES))
+    found = node_annotations(current, config(door="dra", claim_allocator="hami", operating_mode="mig"), NVIDIA)
+    (device,) = parse_devices("k", found[NVIDIA.annotations.register], "NVIDIA")
+    assert (device.mode, device.mig_profiles, found["hami.io/door"]) == ("mig", A100_PROFILES, "dra")
 
 
 # As HAMi v2.10 writes them (keys in this order, zero values left out)

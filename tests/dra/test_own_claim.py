@@ -115,7 +115,8 @@ def test_the_first_container_with_amounts_has_the_mark():
 
 @pytest.mark.parametrize("annotations", [
     {GPU_POLICY: "topology-aware"}, {GPU_POLICY: "mutex"}, {GPU_POLICY: "numa,binpack"}, {UUID: MANY},
-    {"hami.io/node-scheduler-policy": "spread"}, {"hami.io/device-scoring-weights": "slot=1,core=1,memory=1"}])
+    {"hami.io/node-scheduler-policy": "spread"}, {"hami.io/device-scoring-weights": "slot=1,core=1,memory=1"},
+    {"nvidia.com/vgpu-mode": "mig"}])
 def test_what_no_template_can_say(annotations):
     claimed = claiming(annotated(annotations))
     assert claimed["metadata"]["annotations"].items() >= annotations.items()
@@ -128,7 +129,6 @@ OTHER_CLAIM = {"resourceClaims": [{"name": "nic", "resourceClaimName": "nic"}]}
     (pod(asking("a", gpu=1), {"name": "b", "resources": {"limits": {"amd.com/gpu": "1"}}}), "container b: amd.com/gpu"),
     (pod({"name": "a", "resources": {"limits": {**limits(1), "nvidia.com/mig-1g.5gb": "1"}}}),
      "container a: nvidia.com/mig-1g.5gb=1"),
-    (annotated({"nvidia.com/vgpu-mode": "mig"}), "annotation nvidia.com/vgpu-mode=mig"),
     (pod(asking(gpu=1), spec=OTHER_CLAIM), "spec.resourceClaims"),
     (pod(asking("a", gpu=20), asking("b", gpu=13)), "at most 32"),
     (pod(asking(gpu=1, gpumem=1), inits=[init(gpu=1, gpumem_percentage=5)]), "container main and init containers"),

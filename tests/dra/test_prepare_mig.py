@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from pytest import param
 
+from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.codec.slices import device_name, mig_devices
 from hami.errors import AllocationRefused, ClusterError, HamiError, HostError, MalformedInput
 from hami.model import MigProfile, Partition
@@ -71,6 +72,22 @@ def test_a_container_gets_the_instances_that_its_request_was_allocated(node):
             for name in ("left", "right")} == {
         "left": [(A, node.driver.uuids[0], "3g.40gb", 4, 40192, 43)],
         "right": [(A, node.driver.uuids[1], "1g.10gb", 1, 9728, 15), (B, node.driver.uuids[2], "1g.10gb", 0, 9728, 15)]}
+
+
+def test_the_annotations_of_a_pod_decide_which_instances_its_own_claim_gives(node, caplog):
+    places = [MigAllocation(container=0, device=index, gpu=uuid, partition=Partition(start, 4, "3g.40gb"))
+              for index, (uuid, start) in enumerate(((B, 0), (A, 4)))]
+    claim = node.put("p", placed(start=3), claim="p-hami", annotations={
+        "hami.io/vgpu-devices-allocated": f"{B},NVIDIA,40192,43:{A},NVIDIA,40192,43:;",
+        "hami.io/vgpu-mig-allocations": render_mig_allocations(places)})
+    answer = node.claims.prepare(*claim)
+    assert [device.device for device in answer] == ["gpu-bbbb-mig-3g-40gb-0", "gpu-aaaa-mig-3g-40gb-4"]
+    assert node.made() == [(A, "3g.40gb", 4), (B, "3g.40gb", 0)]
+    assert "claim differs from the annotations of its pod" in caplog.text
+    node.mig.reconcile()
+    assert node.claims.prepare(*claim) == answer and node.driver.made == 2
+    node.claims.unprepare("claim-p")  # its pod is there still
+    assert node.made() == []
 
 
 def test_a_container_that_uses_several_requests_sees_the_instances_of_all(node):

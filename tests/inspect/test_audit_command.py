@@ -8,12 +8,14 @@ from hypothesis.strategies import randoms
 from pytest import param
 
 from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
+from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.codec.slices import PublishedSlice
 from hami.inspect.audit import SETTLE_S, audit, render_audit, settle
 from hami.inspect.cluster import InspectedCluster, UnreadableObject
 from hami.inspect.installation import Installation, SchedulerDeployment
-from hami.model import Node
+from hami.model import Node, Partition
 from tests.builders import container, gpu, gpus, node, pod
+from tests.devices.cards import A100_PROFILES
 from tests.inspect.records import NOON, held, record, some_record
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
@@ -157,6 +159,23 @@ def test_claims_of_hami_s_scheduler_are_compared_with_their_pods(pods, claims, r
     slices = (PublishedSlice("n", 1, (replace(GPU, by_claims=True),)),)
     cluster = InspectedCluster(replace(record([MANAGED], pods), slices=slices, claims=tuple(claims)))
     assert [(finding.rule, finding.subject) for finding in audit(cluster)] == ([rule] if rule else [])
+
+
+DIVIDED = node("n", gpu("a", mode="mig", mig_profiles=A100_PROFILES), annotations={"hami.io/door": "dra"})
+PLACES = render_mig_allocations([
+    MigAllocation(container=0, device=0, gpu="a", partition=Partition(4, 4, "3g.40gb"))])
+
+
+@pytest.mark.parametrize("start, rule", [(4, None), (0, ("ClaimDiffers", "pod default/p")),
+                                         (5, ("CardGone", "claim default/c"))])
+def test_mig_instances_of_claims_of_hami_s_scheduler_are_compared(start, rule):
+    holder = with_keys(own(), vgpu_devices_allocated="a,NVIDIA,40192,43:;", vgpu_mig_allocations=PLACES)
+    instance = ClaimedDevice(pool="hami/n", device=f"gpu-a-mig-3g-40gb-{start}")
+    claimed = replace(of_own(), requests=(ClaimedRequest(name="c", devices=(instance,)),))
+    slices = (PublishedSlice("n", 1, (replace(GPU, by_claims=True),)),)
+    cluster = InspectedCluster(replace(record([DIVIDED], [holder]), slices=slices, claims=(claimed,)))
+    assert rule is None or rule in [(finding.rule, finding.subject) for finding in audit(cluster)]
+    assert rule is not None or audit(cluster) == []
 
 
 @pytest.mark.parametrize("allocates, found", [(True, []), (False, ["NobodyAllocates"])])

@@ -45,12 +45,6 @@ def test_with_claims_the_node_publishes_no_capacity(opened):
     assert (opened("dra").publish_capacity, opened("plugin").publish_capacity) == ("off", "totals")
 
 
-def test_claims_for_mig_instances_are_allocated_by_kube_scheduler(opened, caplog):
-    assert [opened("dra", operating_mode=mode, claim_allocator="hami").claim_allocator
-            for mode in ("mig", "hami-core")] == ["kube-scheduler", "hami"]
-    assert len(caplog.records) == 1 and "allocated by kube-scheduler only" in caplog.text
-
-
 @pytest.mark.parametrize("given, why", [
     param({"label": "both"}, "label hami.io/door=both of node n1: expected plugin or dra", id="unknown label"),
     param({"label": "auto"}, "expected plugin or dra", id="no door"),

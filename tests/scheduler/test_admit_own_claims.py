@@ -91,7 +91,6 @@ OTHER = {"resourceClaims": [{"name": "nic", "resourceClaimName": "nic"}]}
 
 @pytest.mark.parametrize("pod, reason", [
     (wire(spec=OTHER), "spec.resourceClaims"), (wire(gpu=33), "at most 32 GPUs"),
-    (wire(annotations={"nvidia.com/vgpu-mode": "mig"}), "annotation nvidia.com/vgpu-mode=mig"),
     (wire(spec={"schedulerName": "volcano"}), "its scheduler is not HAMi's")])
 def test_what_no_claim_says(pod, reason):
     denied = admit(pod)

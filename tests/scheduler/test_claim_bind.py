@@ -13,6 +13,7 @@ from hami.runtime.settings import ALLOCATE
 from hami.scheduler.settings import Settings
 from hami.state.reservations import Rejected
 from tests.builders import NVIDIA, gpu, gpus, node, pod
+from tests.devices.cards import A100_PROFILES
 from tests.fake_cluster import never_sent, no_answer
 from tests.scheduler.replicas import replica, without_names
 
@@ -23,9 +24,9 @@ CARDS = {f"GPU-{name}": gpu(f"GPU-{name}", by_claims=True) for name in "ab"}
 WRITES = ["create_claim", "write_claim_status", "bind"]
 
 
-def ready(settings=SETTINGS, asked=ASKED, door="dra"):
+def ready(settings=SETTINGS, asked=ASKED, door="dra", cards=CARDS):
     """A replica that has filtered a pod, by default one with a claim."""
-    scheduler = replica(node("n1", *CARDS.values(), annotations={LOCK_FREE: "NVIDIA", DOOR: door}), pods=[asked],
+    scheduler = replica(node("n1", *cards.values(), annotations={LOCK_FREE: "NVIDIA", DOOR: door}), pods=[asked],
                         settings=settings)
     assert scheduler.filter(asked) == "n1"
     scheduler.fake.calls.clear()
@@ -142,6 +143,18 @@ def test_another_reservation_of_the_same_devices_writes_the_claim_again():
     with pytest.raises(Conflict):
         scheduler.fake.write_claim_status(late.claim, timeout=1.0)
     assert agrees(scheduler)
+
+
+def test_a_claim_for_a_mig_instance_is_always_written():
+    """Nothing in it tells for which reservation it was written: a deallocation by an earlier one may arrive late."""
+    asked = pod(gpus(1, memory=3000), phase="Pending", claim=NAME)
+    scheduler = ready(asked=asked, cards={"GPU-m": gpu("GPU-m", mode="mig", mig_profiles=A100_PROFILES)})
+    scheduler.fake.fail("bind", never_sent())
+    bind(scheduler, asked)
+    assert methods(scheduler)[-6:] == ["bind", "create_claim", "stored_claim", "write_claim_status",
+                                       "write_claim_status", "bind"]
+    (result,) = stored(scheduler)["status"]["allocation"]["devices"]["results"]
+    assert result["device"].startswith("gpu-m-mig-1g-10gb-") and "shareID" not in result
 
 
 def test_a_write_that_arrives_late_changes_nothing():

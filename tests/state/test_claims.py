@@ -137,6 +137,9 @@ def test_what_hami_allocates_is_in_the_table_of_the_store_only():
     assert (found.devices, found.view.usages("n"), found.view.bookings) == ({}, {}, {}) and "claim" in found.claims
     cache.set_slice("0", PublishedSlice("n", 3, (CARD,)))
     assert used(content(cache).view) == {"GPU-0": (1, 1, 0)}
+    divided = tuple(replace(one, card=replace(one.card, by_claims=True)) for one in INSTANCES)
+    found = content(seen(placed("1g-5gb-1"), slices=(PublishedSlice("n", 1, (), divided),)))
+    assert (found.devices, found.view.usages("n"), found.view.bookings) == ({}, {}, {})
 
 
 def test_the_sizes_of_cards_are_those_of_all_slices():
