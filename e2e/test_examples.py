@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent.parent / "examples"
 CARDS = gpus(2, memory_mib=40_960, model="NVIDIA A100-SXM4-40GB")
 WORKLOADS = ("Pod", "Job", "Deployment")
 LEFT = ("Deployment", "Service", "ResourceQuota")  # not removed by the sandbox
-ELSEWHERE = {"gang.yaml"}  # by test_gangs.py
+ELSEWHERE = {"gang.yaml", "claim.yaml"}  # by test_gangs.py and test_realnode_dra.py
 FOREIGN = {"jobset.yaml", "kueue.yaml", "kueue-configuration.yaml", "leaderworkerset.yaml", "rayjob.yaml"}
 """Of projects that are not installed here: tests/test_examples.py simulates them."""
 

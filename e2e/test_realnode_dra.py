@@ -122,19 +122,21 @@ def test_containers_get_what_was_allocated_to_their_request(sandbox: Sandbox, re
 
 def test_containers_share_a_request_and_a_container_has_several(sandbox: Sandbox, real: RealNode,
                                                                 driver: DevicePlugin) -> None:
-    """What users write, whose requests have any names."""
-    uses = {"left": ("gpu",), "right": ("gpu",), "both": ("first", "second")}
-    item = pod("shared", containers=[showing(HOOK, name) for name in uses])
-    item = claiming(sandbox, item, claims.spec_of(gpu=share(1000, 10), first=share(2000, 20), second=share(3000, 30)))
-    for one in item["spec"]["containers"]:
-        one["resources"]["claims"] = [{"name": "gpu", "request": request} for request in uses[one["name"]]]
+    """The example, with containers that show what they got, and one that uses both requests of another claim."""
+    template, example = yaml.safe_load_all((MANIFESTS.parent.parent / "examples" / "claim.yaml").read_text())
+    sandbox.kube.create(template, sandbox.namespace)
+    shown = [{**showing(HOOK, one["name"]), "resources": one["resources"]} for one in example["spec"]["containers"]]
+    sandbox.create({**example, "spec": {**example["spec"], "schedulerName": "hami-scheduler", "containers": shown}})
+    item = claiming(sandbox, shower(HOOK, "both"), claims.spec_of(first=share(2000, 20), second=share(3000, 30)))
+    item["spec"]["containers"][0]["resources"]["claims"] = [{"name": "gpu"}]
     sandbox.create(item)
-    running(sandbox, "shared")
-    found = {name: seen(sandbox, real, "shared", name) for name in uses}
+    running(sandbox, "claims", "both")
+    found = {name: seen(sandbox, real, "claims", name) for name in ("left", "right", "beside")}
     assert {name: view.limit for name, view in found.items()} == {
-        "left": (FIRST.uuid, "1000m", "10"), "right": (FIRST.uuid, "1000m", "10"), "both": (FIRST.uuid, "5000m", "50")}
+        "left": (FIRST.uuid, "6000m", "30"), "right": (FIRST.uuid, "6000m", "30"), "beside": (FIRST.uuid, "2000m", "0")}
     directories = {name: view.mounts[f"{HOOK}/vgpu/limits"][0] for name, view in found.items()}
-    assert directories["left"] == directories["right"] != directories["both"]
+    assert directories["left"] == directories["right"] != directories["beside"]
+    assert seen(sandbox, real, "both").limit == (FIRST.uuid, "5000m", "50")
     emptied(sandbox, real)
 
 

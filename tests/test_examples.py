@@ -59,7 +59,8 @@ def test_an_example_requests_what_its_comment_says(path, source):
     pod = admitted(source.pod)
     request = make_pod_request(convert_pod(pod), STORE.vendors, "spread")
     if request is None:
-        assert f"{source.title} requests no GPU." in comment(path)
+        asked = "has a claim with two requests" if "resourceClaims" in pod["spec"] else "requests no GPU."
+        assert f"{source.title} {asked}" in comment(path)
         return
     assert pod["spec"]["schedulerName"] == SCHEDULER
     (container,) = request.containers
