@@ -83,7 +83,6 @@ def test_a_pod_with_a_claim_asks_at_another_door():
     (claiming(container({"amd.com/gpu": 1})), "the pod has a claim, but requests no NVIDIA GPU"),
     (claiming(gpus(), container({"amd.com/gpu": 1})), "container c: amd.com/gpu=1: claims are for NVIDIA GPUs only"),
     (claiming(gpus(), container({"nvidia.com/mig-1g.5gb": 1})), "nvidia.com/mig-1g.5gb=1: claims are for NVIDIA"),
-    (claiming(gpus(), annotations={"nvidia.com/vgpu-mode": "mig"}), "nvidia.com/vgpu-mode=mig: HAMi's scheduler"),
     (claiming(gpus(20), gpus(13)), "a claim has at most 32 GPUs")])
 def test_a_claim_that_cannot_give_what_the_pod_asks_for(made, problem):
     with pytest.raises(MalformedInput, match=re.escape(problem)):
