@@ -150,13 +150,14 @@ class ContainerRuns:
 class NodePod:
     """A pod as programs on its node need it. *environments*: the variables that each container sets to a literal value;
     those from elsewhere (``valueFrom``, ``envFrom``) are left out. *runs*: how the containers run. *has_claims*: it
-    has ResourceClaims, of any driver, also for extended resources. *claims*: those that it names."""
+    has ResourceClaims, of any driver, also for extended resources. *claims*: those that its containers
+    use; ``None`` if that cannot be read."""
 
     pod: Pod
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     runs: ContainerRuns = ContainerRuns()
     has_claims: bool = False
-    claims: UsedClaims = field(default_factory=dict, repr=False)
+    claims: UsedClaims | None = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +182,19 @@ def parse_node_pod(data: bytes | msgspec.Raw) -> NodePod:
     wire = decode("pod", _POD, data)
     containers = wire.spec.all_containers if wire.spec else []
     status, names_claims = wire.status or _Status(), bool(wire.spec and wire.spec.resource_claims)
-    document: dict[str, Any] = decode("pod", _DOCUMENT, data) if names_claims else {}
     return NodePod(_pod(wire), {container.name or "": _environment(container) for container in containers},
                    _runs(status), names_claims or status.extended_resource_claim_status is not None,
-                   used_claims(document))
+                   _used_claims(data) if names_claims else {})
+
+
+def _used_claims(data: bytes | msgspec.Raw) -> UsedClaims | None:
+    """The claims that the containers of the pod in *data* use; ``None`` if they cannot be read, such as too many: a
+    tenant must not be able to hide the pod by them."""
+    document: dict[str, Any] = decode("pod", _DOCUMENT, data)
+    try:
+        return used_claims(document)
+    except MalformedInput:
+        return None
 
 
 def parse_observed_pod(data: bytes | msgspec.Raw) -> ObservedPod:

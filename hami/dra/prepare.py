@@ -188,8 +188,8 @@ class ClaimPreparer:
 
     def _write(self, pod: Pod, container: str, joint: Sequence[tuple[ClaimedRequest, PreparedRequest]],
                prepared: Iterable[PreparedRequest], cards: Mapping[str, Card], offered: Mapping[str, Device]) -> None:
-        """Writes the specifications of the requests that the *container* uses, which say the same, and its directory.
-        Nothing but that they are taken is in those that no container uses. *cards*, *offered*: by UUID."""
+        """Writes the directory of *container*, and a specification for each request that it uses, all of which say the
+        same. Without a container, they only say that the devices are taken. *cards*, *offered*: by UUID."""
         records = [record for _, record in joint]
         grant, own = Grant(), frozenset[str]()
         if container and records[0].instances:
@@ -230,7 +230,7 @@ def _by_container(claim: AllocatedClaim,
                   wanted: Iterable[PreparedRequest]) -> dict[str, list[tuple[ClaimedRequest, PreparedRequest]]]:
     """Returns the requests of *claim*, each with what is *wanted* for it, by container.
 
-    Raises: AllocationRefused if what one container uses cannot be one.
+    Raises: AllocationRefused if one container cannot have all of its requests.
     """
     joint: dict[str, list[tuple[ClaimedRequest, PreparedRequest]]] = {}
     for request, record in zip(claim.requests, wanted):

@@ -137,7 +137,7 @@ def _of_pod(node_pod: NodePod, vendors: Catalog, vendor: Vendor,
 
 def _of_claims(node_pod: NodePod, limits: Callable[[str, str], ContainerLimits | None],
                instances: Callable[[str, str], Sequence[GivenInstance]]) -> Iterator[MonitoredContainer]:
-    pod, uses = node_pod.pod, node_pod.claims
+    pod, uses = node_pod.pod, node_pod.claims or {}
     names = [container.name for container in pod.containers if node_pod.has_claims and not pod.is_terminated]
     given: dict[str, tuple[int, tuple[AllocatedDevice, ...]]] = {}
     for name in names:

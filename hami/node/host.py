@@ -127,8 +127,8 @@ class Host:
             write_atomically(directory / LIMITS, text.encode(), 0o444, durable=durable and not keep)
 
     def write_instances(self, uid: str, container: str, instances: Iterable[GivenInstance]) -> None:
-        """Writes the MIG instances that a container has by a claim, for the monitor, into its directory, which it
-        creates. Raises: HostError."""
+        """Writes the MIG instances that a container has by a claim, for the monitor. Creates the container's directory.
+        Raises: HostError."""
         directory = self.prepare(uid, container, keep=True)
         with host_errors("cannot write the MIG instances of a container"):
             write_atomically(directory / INSTANCES, render_instances(instances), 0o444, durable=False)

@@ -53,21 +53,22 @@ class NodePods:
     def pod(self, uid: str) -> Pod | None:
         """Returns the pod last reported; ``None`` if it is not known, even once the first list is complete."""
         self._reflector.synced.wait(SYNC_S)
-        with self._lock:
-            item = self._pods.get(uid)
+        item = self._item(uid)
         return None if item is None else item.pod
 
     def environment(self, uid: str, container: str) -> Mapping[str, str] | None:
         """Returns the literal environment variables of a container; ``None`` if the pod is not known."""
-        with self._lock:
-            item = self._pods.get(uid)
+        item = self._item(uid)
         return None if item is None else item.environments.get(container, {})
 
     def claims(self, uid: str) -> UsedClaims | None:
-        """Returns the claims that the containers of a pod use; ``None`` if the pod is not known."""
-        with self._lock:
-            item = self._pods.get(uid)
+        """Returns the claims that the containers of a pod use; ``None`` if it is not known, or they cannot be read."""
+        item = self._item(uid)
         return None if item is None else item.claims
+
+    def _item(self, uid: str) -> NodePod | None:
+        with self._lock:
+            return self._pods.get(uid)
 
     def upsert(self, item: NodePod, as_of: float = 0.0) -> None:
         """Takes the new state of a pod, from the reflector, whatever its version."""

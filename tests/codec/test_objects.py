@@ -71,6 +71,10 @@ def test_the_claims_of_a_pod():
     named = {"spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}], "containers": [
         {"name": "main", "resources": {"claims": [{"name": "gpu", "request": "a"}]}}, {"name": "log"}]}}
     assert parse_node_pod(json.dumps(named).encode()).claims == {"main": {"c": {"a"}}}
+    many = {"spec": {"resourceClaims": [{"name": f"c{number}", "resourceClaimName": "c"} for number in range(65)],
+                     "containers": [{"name": "main", "env": [{"name": "A", "value": "1"}]}]}}
+    hidden = parse_node_pod(json.dumps(many).encode())  # by nothing that a tenant writes
+    assert (hidden.claims, hidden.has_claims, hidden.environments) == (None, True, {"main": {"A": "1"}})
     extended = {"status": {"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings": []}}}
     found = parse_node_pod(json.dumps(extended).encode())
     assert (found.has_claims, found.claims) == (True, {})

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 from hami.codec.claims import parse_claim
-from hami.codec.device_requests import used_claims
+from hami.codec.pods import parse_node_pod
 from hami.codec.slices import device_name, pool_name
 from hami.devices.inventory import DeviceInventory
 from hami.dra.prepare import ClaimPreparer, PreparedRequests
@@ -84,7 +84,8 @@ class Watch:
         return self.cluster.environments.get((uid, name), {})
 
     def claims(self, uid):
-        return used_claims(self.cluster.specifications.get(uid, {}))
+        found = self.cluster.specifications.get(uid, {})
+        return parse_node_pod(json.dumps({"spec": {}} | found).encode()).claims
 
 
 class ClaimStage:

@@ -46,6 +46,14 @@ def test_a_claim_for_an_extended_resource_is_for_the_container_of_its_number(sta
     assert f"device {A} memory={1000 << 20} cores=100" in stage.limits("uid-p", "main")
 
 
+def test_a_pod_with_too_many_claims_is_refused(stage):
+    """Nobody could say which containers to check, in strict mode."""
+    claim = stage.put()
+    stage.specify("p", {"main": {}}, claims={"gpu": "p-hami"} | {f"c{number}": "other" for number in range(64)})
+    with pytest.raises(MalformedInput, match="resourceClaims"):
+        stage.claims.prepare(*claim)
+
+
 def setting(*requests, **parameters):
     return {"source": "FromClass", "requests": requests, "opaque": {"driver": "gpu.hami.io", "parameters": {
         "apiVersion": "hami.io/v1", "kind": "ShareConfig", **parameters}}}
