@@ -305,11 +305,16 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def summary(items: Iterable[Object]) -> str:
-    """Returns name, phase and node of up to forty objects, and why pods are not placed."""
-    return ", ".join(
-        f"{item['metadata']['name']}"
-        f"[{item.get('status', {}).get('phase', '?')}@{item.get('spec', {}).get('nodeName', '-')}{_reason(item)}]"
-        for item in list(items)[:40])
+    """Returns the state of up to forty objects: of nodes, what they offer; of others, phase and node, and why pods are
+    not placed."""
+    return ", ".join(f"{item['metadata']['name']}[{_state(item)}]" for item in list(items)[:40])
+
+
+def _state(item: Object) -> str:
+    status = item.get("status", {})
+    if offered := status.get("allocatable"):
+        return " ".join(f"{name}={amount}" for name, amount in sorted(offered.items()) if "/" in name)
+    return f"{status.get('phase', '?')}@{item.get('spec', {}).get('nodeName', '-')}{_reason(item)}"
 
 
 def _reason(item: Object) -> str:

@@ -97,9 +97,12 @@ class DraServer:
 
     def answers(self, timeout: float = PROBE_TIMEOUT_S) -> bool:
         """Reports whether a new client of the socket gets an answer within *timeout* seconds."""
-        if problem := call(self.path, _INFO, registration.InfoRequest(), timeout):
-            log.warning("the driver's own server does not answer", extra={"socket": self.path, "error": problem})
-        return not problem
+        try:
+            call(self.path, _INFO, registration.InfoRequest(), timeout)
+        except HamiError as error:
+            log.warning("the driver's own server does not answer", extra={"socket": self.path, "error": error})
+            return False
+        return True
 
     def _info(self, request: Any, context: Any) -> registration.PluginInfo:
         # without an endpoint, the kubelet calls the socket that it has found

@@ -30,6 +30,10 @@ Handlers = dict[str, dict[str, Any]]
 """By service, the handler of each method, as `unary` or gRPC makes them."""
 
 
+class Unanswered(HamiError):
+    """There was no answer in time: the other side may have done what was asked, or may do it yet."""
+
+
 class SocketServer:
     """Serves a socket of its own beside *path*: `start` once, `stop` once. gRPC's threads call the handlers."""
 
@@ -80,14 +84,14 @@ def stream(answers: Callable[..., Any], request: Any) -> Any:
     return grpc.unary_stream_rpc_method_handler(answers, request.FromString, serialize)
 
 
-def call(path: str | Path, method: str, request: Any, timeout: float) -> str:
-    """Makes one call, over a connection of its own; returns the error, empty if it was answered."""
+def call(path: str | Path, method: str, request: Any, timeout: float) -> None:
+    """Makes one call, over a connection of its own. Raises: Unanswered, HamiError."""
     with grpc.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         try:
             channel.unary_unary(method)(serialize(request), timeout=timeout)
         except grpc.RpcError as error:
-            return f"{error.code().name}: {error.details()}"
-    return ""
+            late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            raise (Unanswered if late else HamiError)(f"{error.code().name}: {error.details()}") from None
 
 
 def serialize(message: Any) -> bytes:

@@ -6,7 +6,11 @@ kubelet rejects the pods of the node if the plugin registers too late.
 A kubelet that closes its connection to the plugin without a restart is registered with again at once. It does so when
 an earlier plugin process ends: it closes the connection to the plugin that is registered by then, and starts no pod
 with its devices until that plugin is back (Kubernetes v1.36, pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go,
-runClient). From 1.37 on it keeps both plugins instead, which have sockets of their own (manager.go, PluginConnected).
+runClient).
+From 1.37 on it keeps both plugins instead, by the paths of their sockets, and a path may be registered only once: where
+a second registration of it meets the first, which is still being made or ended, the kubelet forgets its client and not
+the plugin (handler.go, deregisterClient; manager.go, PluginConnected). It then offers the devices of a plugin that has
+ended, until it is restarted itself. So no socket is registered twice.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from pathlib import Path
 
 from hami.devices.config import PluginConfig
 from hami.errors import HamiError
+from hami.node.sockets import Unanswered
 from hami.plugin.server import PluginServer, register, socket_path
 from hami.runtime.files import FileVersion, file_version
 from hami.runtime.once import OncePerKey
@@ -43,13 +48,13 @@ class Step(enum.Enum):
 
 
 def next_step(*, kubelet: FileVersion | None, registered: FileVersion | None, served: FileVersion | None,
-              found: FileVersion | None, disconnected: bool) -> Step:
+              found: FileVersion | None, offered: bool, disconnected: bool) -> Step:
     """Returns the next step.
 
     *kubelet*: the kubelet's socket. *registered*: the kubelet's socket at the last registration. *served*: the plugin's
-    socket as this process created it. *found*: the plugin's socket that exists now. *disconnected*: the kubelet closed
-    its connection, or has not connected for `CONNECT_TIMEOUT_S`. A plugin whose socket was replaced does nothing, so
-    that its successor can take over.
+    socket as this process created it. *found*: the plugin's socket that exists now. *offered*: a kubelet may know
+    *served* already. *disconnected*: the kubelet closed its connection, or has not connected for `CONNECT_TIMEOUT_S`.
+    A plugin whose socket was replaced does nothing, so that its successor can take over.
     """
     if kubelet is None:
         return Step.WAIT
@@ -57,7 +62,9 @@ def next_step(*, kubelet: FileVersion | None, registered: FileVersion | None, se
         return Step.SERVE
     if found != served:
         return Step.STAND_BY
-    return Step.REGISTER if kubelet != registered or disconnected else Step.DONE
+    if kubelet == registered and not disconnected:
+        return Step.DONE
+    return Step.SERVE if offered else Step.REGISTER
 
 
 class KubeletRegistration(Task):
@@ -81,6 +88,7 @@ class KubeletRegistration(Task):
         self._clock = clock
         self._server: PluginServer | None = None
         self._registered: FileVersion | None = None
+        self._offered = False
         self._connected_at = 0.0
         self._disconnected = False
         self._probed_at = self._answered_at = 0.0
@@ -126,7 +134,7 @@ class KubeletRegistration(Task):
         kubelet, found = file_version(self._kubelet), file_version(self._path)
         self._probe(found)
         step = next_step(kubelet=kubelet, registered=self._registered, found=found,
-                         served=self._server.identity if self._server is not None else None,
+                         served=self._server.identity if self._server is not None else None, offered=self._offered,
                          disconnected=self._is_disconnected())
         match step:
             case Step.WAIT:
@@ -141,8 +149,15 @@ class KubeletRegistration(Task):
                 self._registered, self._disconnected = None, False  # it may be lost again before the kubelet answers
                 server = self._server
                 assert server is not None, "next_step registers only a plugin that serves"
-                register(str(self._kubelet), server.endpoint, self._config.resource,
-                         pre_start=server.requires_pre_start)
+                self._offered = True
+                try:
+                    register(str(self._kubelet), server.endpoint, self._config.resource,
+                             pre_start=server.requires_pre_start)
+                except Unanswered:
+                    raise
+                except HamiError:
+                    self._offered = False  # the kubelet does not know this socket
+                    raise
                 self._registered, self._connected_at = kubelet, self._clock()
                 self.unready_reason = ""
                 self._reported.clear(self._path)
@@ -171,7 +186,7 @@ class KubeletRegistration(Task):
         except BaseException:
             server.stop(0)
             raise
-        self._server, self._registered, self._disconnected = server, None, False
+        self._server, self._registered, self._offered, self._disconnected = server, None, False, False
         self._probed_at = self._answered_at = self._clock()
         log.info("serving", extra={"socket": self._path})
 

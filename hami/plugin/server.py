@@ -58,15 +58,18 @@ def socket_path(config: PluginConfig) -> Path:
 
 def register(kubelet_socket: str, endpoint: str, resource: str, *, pre_start: bool = False,
              timeout: float = _REGISTER_TIMEOUT_S) -> None:
-    """Registers *resource* with the kubelet, which connects to *endpoint* before it answers. Raises: HamiError.
+    """Registers *resource* with the kubelet, which connects to *endpoint* before it answers.
 
-    *pre_start*: PreStartContainer is called for each container that starts.
+    *pre_start*: PreStartContainer is called for each container that starts. Raises: Unanswered if the kubelet may have
+    connected nevertheless; HamiError if it has not.
     """
     request = api.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource,
                                   options=_options(pre_start))
     # a kubelet that does not listen yet is not waited for: when it starts, it removes the plugin's socket
-    if problem := call(kubelet_socket, _REGISTER, request, timeout):
-        raise HamiError(f"the kubelet rejected the registration of {resource}: {problem}")
+    try:
+        call(kubelet_socket, _REGISTER, request, timeout)
+    except HamiError as error:
+        raise type(error)(f"the kubelet rejected the registration of {resource}: {error}") from None
 
 
 class PluginServer:
@@ -106,7 +109,7 @@ class PluginServer:
     @property
     def endpoint(self) -> str:
         """The name of the socket that the kubelet calls. It is of this server alone: from Kubernetes 1.37 on, a kubelet
-        rejects a plugin with the path of another that is connected, and keeps both if their paths differ."""
+        keeps plugins apart by it."""
         return self._socket.path.name
 
     @property
@@ -138,10 +141,12 @@ class PluginServer:
 
     def answers(self, timeout: float = PROBE_TIMEOUT_S) -> bool:
         """Reports whether a new client of the socket gets an answer within *timeout* seconds."""
-        problem = call(self._path, _OPTIONS, api.Empty(), timeout)
-        if problem:
-            log.warning("the plugin's own server does not answer", extra={"socket": self._path, "error": problem})
-        return not problem
+        try:
+            call(self._path, _OPTIONS, api.Empty(), timeout)
+        except HamiError as error:
+            log.warning("the plugin's own server does not answer", extra={"socket": self._path, "error": error})
+            return False
+        return True
 
     def _handlers(self) -> dict[str, Any]:
         unary = self._socket.unary

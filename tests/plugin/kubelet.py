@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -10,13 +11,16 @@ import grpc
 from hami.plugin import api_pb2 as api
 
 TIMEOUT_S = 20  # no test waits that long unless it fails
+SLOW_S = 0.5
 
 
 class Kubelet:
-    """A kubelet process. *directory*: holds its socket and those of plugins."""
+    """A kubelet process, which takes each endpoint once. *directory*: holds its socket and those of plugins."""
 
     def __init__(self, directory, *, refuses=""):
         self.directory = directory
+        self.is_slow = False
+        """Whether the next answer comes after `SLOW_S`."""
         self.registered = queue.Queue()
         self.options = queue.Queue()
         self.lists = queue.Queue()
@@ -36,6 +40,9 @@ class Kubelet:
             context.abort(grpc.StatusCode.UNKNOWN, f"device plugin already connected: {request.endpoint}")
         self._endpoints.add(request.endpoint)
         self.options.put(Caller(self.directory / request.endpoint).options())  # before it answers, as a kubelet does
+        if self.is_slow:
+            self.is_slow = False
+            time.sleep(SLOW_S)
         self.registered.put(request)
         return api.Empty()
 
@@ -59,7 +66,6 @@ class Kubelet:
 
     def disconnect(self):
         """Close the streams."""
-        self._endpoints.clear()
         for caller in self._channels:
             caller.close()
 

@@ -1,17 +1,19 @@
 """Registration with the kubelet, and again when the kubelet has lost it."""
 
 import threading
+from functools import partial
 
 import pytest
 
 from hami.devices.inventory import DeviceInventory
 from hami.errors import HamiError
+from hami.node.sockets import Unanswered
 from hami.plugin.kubelet_registration import CONNECT_TIMEOUT_S, PROBE_S, KubeletRegistration, Step, next_step
-from hami.plugin.server import PluginServer
+from hami.plugin.server import PluginServer, register
 from hami.runtime.files import file_version
 from hami.runtime.tasks import HUNG_S
 from tests.devices.cards import cards, config
-from tests.plugin.kubelet import TIMEOUT_S, Kubelet, calling
+from tests.plugin.kubelet import SLOW_S, TIMEOUT_S, Kubelet, calling
 
 ONE, OTHER, OURS = (1, 1, 1), (1, 1, 2), (1, 2, 1)
 
@@ -23,14 +25,15 @@ ONE, OTHER, OURS = (1, 1, 1), (1, 1, 2), (1, 2, 1)
     pytest.param({"found": OTHER}, Step.SERVE, id="a predecessor's socket"),
     pytest.param({"served": OURS, "registered": ONE}, Step.SERVE, id="our socket was removed"),
     pytest.param({"served": OURS, "found": OURS}, Step.REGISTER, id="not registered yet"),
-    pytest.param({"served": OURS, "found": OURS, "registered": OTHER}, Step.REGISTER, id="a new kubelet"),
-    pytest.param({"served": OURS, "found": OURS, "registered": ONE}, Step.DONE, id="all is well"),
-    pytest.param({"served": OURS, "found": OURS, "registered": ONE, "disconnected": True}, Step.REGISTER,
+    pytest.param({"served": OURS, "found": OURS, "registered": OTHER, "offered": True}, Step.SERVE, id="a new kubelet"),
+    pytest.param({"served": OURS, "found": OURS, "registered": ONE, "offered": True}, Step.DONE, id="all is well"),
+    pytest.param({"served": OURS, "found": OURS, "registered": ONE, "offered": True, "disconnected": True}, Step.SERVE,
                  id="the kubelet has disconnected"),
+    pytest.param({"served": OURS, "found": OURS, "offered": True}, Step.SERVE, id="an answer came too late"),
     pytest.param({"served": OURS, "found": OTHER, "registered": ONE}, Step.STAND_BY, id="a successor's socket"),
 ])
 def test_next_step(state, step):
-    usual = {"kubelet": ONE, "registered": None, "served": None, "found": None, "disconnected": False}
+    usual = {"kubelet": ONE, "registered": None, "served": None, "found": None, "offered": False, "disconnected": False}
     assert next_step(**usual | state) is step
 
 
@@ -129,7 +132,7 @@ def test_a_kubelet_that_restarted_between_two_checks_is_registered_with(registra
     kubelet.stop()
     (directory / "kubelet.sock").unlink(missing_ok=True)
     again = Kubelet(directory)
-    assert steps(registration, 2) == [Step.REGISTER, Step.DONE]
+    assert steps(registration, 3) == [Step.SERVE, Step.REGISTER, Step.DONE]
     again.stop()
 
 
@@ -168,7 +171,21 @@ def test_a_kubelet_that_stays_disconnected_is_registered_with_again(registration
         if (step := registration.tick()) is not Step.DONE:
             break
         clock.now += CONNECT_TIMEOUT_S + 1
-    assert step is Step.REGISTER
+    assert step is Step.SERVE
+    assert steps(registration, 2) == [Step.REGISTER, Step.DONE]
+
+
+def test_a_kubelet_that_answers_too_late_is_given_another_socket(registrations, kubelet, monkeypatch):
+    """It may have connected, and may yet: a socket that it gets a second time is never forgotten."""
+    monkeypatch.setattr("hami.plugin.kubelet_registration.register", partial(register, timeout=SLOW_S / 5))
+    registration = registrations()
+    kubelet.is_slow = True
+    assert registration.tick() is Step.SERVE
+    with pytest.raises(Unanswered, match="DEADLINE_EXCEEDED"):
+        registration.tick()
+    assert steps(registration, 3) == [Step.SERVE, Step.REGISTER, Step.DONE]
+    first, second = (kubelet.registered.get(timeout=TIMEOUT_S).endpoint for _ in range(2))
+    assert first != second
 
 
 def test_a_kubelet_that_disconnects_is_registered_with_again_at_once(registrations, kubelet):
