@@ -46,9 +46,10 @@ def holding(name, memory, cores=10, **fields):
 
 
 def started(sandbox, **memory):
-    """Starts pods with so much memory of the card, and 10 percent of its cores."""
+    """Starts pods with so much memory of the card, and 10 percent of its cores. They run: none is resized before."""
     sandbox.create(*(holding(name, mib) for name, mib in memory.items()))
-    sandbox.started(len(memory))
+    sandbox.kube.wait("Pod", lambda pods: all(pods[name]["status"].get("phase") == "Running" for name in memory),
+                      sandbox.namespace, timeout=60, what=f"{', '.join(memory)} run")
 
 
 def of(memory=None, cores=None):
