@@ -115,7 +115,10 @@ def check_claims(sandbox: Sandbox, judge: Oracle) -> None:
     """Compares the claims with the annotations of their pods, and lets Kubernetes' allocator judge them."""
     pods = {item["metadata"]["uid"]: item for item in sandbox.kube.list("Pod", sandbox.namespace)}
     slices = sandbox.kube.list("ResourceSlice")
-    claims = [item for item in sandbox.kube.list("ResourceClaim", sandbox.namespace) if OWN.fullmatch(name_of(item))]
+    own_ones = [item for item in sandbox.kube.list("ResourceClaim", sandbox.namespace) if OWN.fullmatch(name_of(item))]
+    claims = [item for item in own_ones if "allocation" in item.get("status", {})]
+    assert not [name_of(item) for item in own_ones if item not in claims
+                and pods[item["metadata"]["ownerReferences"][0]["uid"]]["spec"].get("nodeName")]
     for item in claims:
         (consumer,) = item["status"]["reservedFor"]
         owner = pods[consumer["uid"]]
@@ -279,6 +282,51 @@ def test_a_claim_goes_with_its_pod(sandbox: Sandbox) -> None:
         assert place(sandbox, name, gpucores=100) == {"n0/0"}
         sandbox.delete(name)
     wait_claims(sandbox, lambda claims: not claims, "the claims are gone")
+
+
+# -- pods that wait
+
+
+def test_the_claim_of_a_pod_that_waits_exists_before_it_is_placed(sandbox: Sandbox) -> None:
+    """It says what the pod needs, also in percent, and its pod gets it."""
+    manage(sandbox, n0=(gpu(memory_mib=40_960),), n1=(gpu(memory_mib=81_920),))
+    large = {"nvidia.com/use-gpuuuid": sandbox.uuid("n1", 0)}
+    assert place(sandbox, "first", large, gpumem=60_000) == {"n1/0"}
+    sandbox.create(pod("waits", gpu=1, gpumem=30_000, gpucores=30, annotations=large))
+    sandbox.create(pod("part", gpu=1, percent=50, annotations=large))
+    names = {name: claim_name(sandbox.pod(name)) for name in ("waits", "part")}
+    made = wait_claims(sandbox, lambda claims: claims if set(names.values()) <= claims.keys() else None,
+                       "the claims of the pods that wait")
+    (waits,), (part,) = (made[names[name]]["spec"]["devices"]["requests"] for name in ("waits", "part"))
+    assert waits["exactly"]["capacity"]["requests"] == {"memory": "30000Mi", "cores": "30"}
+    assert [one["capacity"]["requests"]["memory"] for one in part["firstAvailable"]] == ["40Gi", "20Gi"]
+    assert not [item for item in made.values() if name_of(item) in names.values() and item.get("status")]
+
+    sandbox.delete("first")
+    wait_bound(sandbox, "waits", "part")
+    claims = {name: claim_of(sandbox, name) for name in names}
+    assert {name: claim["metadata"]["uid"] for name, claim in claims.items()} == {
+        name: made[names[name]]["metadata"]["uid"] for name in names}
+    assert {name: amounts(claim) for name, claim in claims.items()} == {
+        "waits": {"main": [(30_000, 30, 10)]}, "part": {"main": [(40_960, 0, 10)]}}
+    assert claims["part"]["status"]["allocation"]["devices"]["results"][0]["request"] == "main/m81920"
+
+
+def test_no_other_scheduler_allocates_the_claim_of_a_pod_that_waits(sandbox: Sandbox) -> None:
+    """The pod waits for a GPU that nobody uses; for its claim alone, kube-scheduler would find one."""
+    manage(sandbox, n0=gpus(1))
+    place(sandbox, "user")
+    sandbox.create(pod("waits", gpu=1, gpumem=1000, annotations={GPU_POLICY: "mutex"}))
+    name = claim_name(sandbox.pod("waits"))
+    wait_claims(sandbox, lambda claims: name in claims, "the claim of the pod that waits")
+    thief = pod("thief", labels={DOOR: "plugin"}, scheduler="default-scheduler")
+    thief["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
+    thief["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": name}]
+    sandbox.create(thief)
+    sandbox.event("thief", "FailedScheduling", "only the scheduler creates and allocates claims", timeout=TIMEOUT_S)
+    sandbox.delete("user")
+    wait_bound(sandbox, "waits")
+    assert not sandbox.pod("thief")["spec"].get("nodeName")
 
 
 # -- policies

@@ -87,7 +87,7 @@ def forged_is_refused(kube: Kube) -> bool:
     try:
         kube.dry_run(claim, "default")
     except ApiError as error:
-        return "only the scheduler creates claims" in error.message
+        return "only the scheduler creates" in error.message
     return False
 
 

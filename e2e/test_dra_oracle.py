@@ -15,9 +15,10 @@ import pytest
 from e2e.oracle import Oracle, oracle
 from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.keys import CORDON, DOOR, GPU_POLICY, NUMA_BIND
-from hami.codec.own_claims import StoredClaim, booked_claim, render_allocation, render_claim
+from hami.codec.own_claims import booked_claim, parse_stored_claim, render_allocation, render_claim
 from hami.codec.slices import DRIVER, device_name, mig_devices, pool_name, render_slices
 from hami.dra.guard import PreparedPlacement, PreparedRequest, PreparedShare, excess
+from hami.dra.own_claim import waiting_claim
 from hami.model import Device, Pod, Share
 from hami.scheduling.refusal import Choice
 from hami.state.store import Store
@@ -65,12 +66,15 @@ def some_pod(rng: random.Random, name: str) -> Pod:
     return pod(*containers, name=name, claim=f"hami-{rng.getrandbits(128):032x}", annotations=annotations)
 
 
-def allocated(asked: Pod, choice: Choice, cards: Sequence[Device]) -> Object:
-    """The claim that the scheduler writes for a pod that was placed, as it is stored."""
+def allocated(asked: Pod, choice: Choice, cards: Sequence[Device], waiting: Object | None = None) -> Object:
+    """The claim that the scheduler writes for a pod that was placed, as it is stored. *waiting*: that which it made
+    before."""
     claim = booked_claim(asked, choice.node, choice.placement, {card.uuid: card for card in cards}, uuid.uuid4())
-    stored = StoredClaim(f"claim-{asked.ref.uid}", "1", frozenset(), None, is_allocated=False)
+    made = render_claim(claim) if waiting is None else waiting
+    stored = parse_stored_claim(json.dumps(
+        {**made, "metadata": {**made["metadata"], "uid": f"claim-{asked.ref.uid}", "resourceVersion": "1"}}).encode())
     update = render_allocation(claim, stored, choice.node, NOON)
-    return json.loads(json.dumps({**update, "spec": render_claim(claim)["spec"]}))
+    return json.loads(json.dumps({**update, "spec": made["spec"]}))
 
 
 def forced(rng: random.Random, asked: Pod, cards: Sequence[Device]) -> Choice:
@@ -187,6 +191,35 @@ def test_the_allocator_could_have_made_each_allocation_of_the_scheduler(judge: O
             del others[ended]
             store.reservations.forget(ended)
     assert claims["divided"] and (claims["alike"] or claims["mixed"])
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_the_claim_of_a_pod_that_waited_asks_for_what_it_gets(judge: Oracle, seed: int) -> None:
+    """So an autoscaler that simulates the allocation sees what the pod needs."""
+    rng = random.Random(seed)
+    names = ("small", "large")
+    cards = {name: tuple(replace(card, memory_mib=memory, cores=100) for card in some_cards(rng, name))
+             for name, memory in zip(names, (15_360, 81_921))}
+    clock = Clock()
+    store = Store(ONLY_NVIDIA, Policies(), clock=clock, now=clock.now)
+    for name, own in cards.items():
+        store.nodes.upsert(node(name, *own, annotations={
+            DOOR: "dra", CORDON: ",".join(card.uuid for card in own if card.cordoned)}))
+    claims: dict[str, list[Object]] = {name: [] for name in names}
+    judged = 0
+    for number in range(PODS):
+        asked = some_pod(rng, f"p{number}")
+        waiting = waiting_claim(asked, ONLY_NVIDIA, "binpack", store.claimable_sizes)
+        assert isinstance(waiting, dict), waiting
+        choice = store.assume(asked, names)
+        if isinstance(choice, Choice):
+            claim = allocated(asked, choice, cards[choice.node], waiting)
+            if "constraints" not in waiting["spec"]["devices"]:
+                judged += 1
+                assert judge.objection(choice.node, render_slices(choice.node, cards[choice.node]),
+                                       claims[choice.node], claim) == ""
+            claims[choice.node].append(claim)
+    assert judged
 
 
 @pytest.mark.parametrize("seed", range(CASES))

@@ -147,6 +147,39 @@ def test_the_scheduler_writes_the_claim_of_a_pod_for_mig_instances(sandbox: Sand
     assert put_status(extender, allocated(made))["status"]["allocation"]
 
 
+def alternatives(owner: Object, **fields: Any) -> Object:
+    """The claim of the pod *owner* with an alternative. *fields*: of that one."""
+    made = claim(owner)
+    (request,) = made["spec"]["devices"]["requests"]
+    return {**made, "spec": {"devices": {"requests": [
+        {"name": "main", "firstAvailable": [{"name": "m80", **request["exactly"], **fields}]}]}}}
+
+
+def test_the_scheduler_writes_the_claim_of_a_pod_with_alternatives(sandbox: Sandbox, owner: Object,
+                                                                   extender: Kube) -> None:
+    made = extender.create(alternatives(owner), sandbox.namespace)
+    assert put_status(extender, allocated(made, request="main/m80"))["status"]["allocation"]
+
+
+@pytest.mark.parametrize("change", [
+    pytest.param({"tolerations": [{"operator": "Exists"}]}, id="all taints"),
+    pytest.param({"deviceClassName": "gpu.nvidia.com"}, id="another class"),
+])
+def test_the_scheduler_writes_no_other_alternatives(sandbox: Sandbox, owner: Object, extender: Kube,
+                                                    change: Object) -> None:
+    assert is_refused(lambda: extender.create(alternatives(owner, **change), sandbox.namespace))
+
+
+def test_nobody_else_allocates_such_a_claim(sandbox: Sandbox, owner: Object, extender: Kube) -> None:
+    """It waits for its pod; kube-scheduler would allocate it for any pod that names it."""
+    made = extender.create(claim(owner), sandbox.namespace)
+    assert is_refused(lambda: put_status(sandbox.kube, allocated(made)))
+    done = put_status(extender, allocated(made))
+    data = [{"driver": DRIVER, "pool": "hami/n", "device": "gpu-0"}]
+    done = put_status(sandbox.kube, {**done, "status": {**done["status"], "devices": data}})  # as a driver writes
+    assert put_status(sandbox.kube, {**done, "status": {}}).get("status", {}) == {}  # as kube-controller-manager does
+
+
 @pytest.mark.parametrize("change", [
     pytest.param({"name": "mine"}, id="another name"),
     pytest.param({"toleration": {"operator": "Exists"}}, id="all taints"),

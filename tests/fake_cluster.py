@@ -282,7 +282,8 @@ class FakeCluster:
                 raise ClusterError("reservedFor without an allocation", 422)
             if allocation is not None and earlier is not None and allocation != earlier:
                 raise ClusterError("allocation is immutable", 422)
-            if allocation is not None and not names >= {one["request"] for one in allocation["devices"]["results"]}:
+            if allocation is not None and not names >= {
+                    one["request"].partition("/")[0] for one in allocation["devices"]["results"]}:
                 raise ClusterError("no such request", 422)
             self.claims[key] = {**stored, "status": status, "metadata": {
                 **stored["metadata"], "resourceVersion": self._next_version()}}

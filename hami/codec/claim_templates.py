@@ -121,16 +121,19 @@ def is_template_name(name: str) -> bool:
 
 def render_template(text: str) -> dict[str, Any]:
     """The template for the annotation *text*. Raises: MalformedInput."""
-    claim = parse_claim_request(text)
-    spec = claim_spec(claim, DevicePolicy((), numa_bind=claim.numa_bind))
+    spec = claim_spec(parse_claim_request(text))
     if isinstance(spec, Inexpressible):
         raise MalformedInput(CLAIM_REQUEST, text, spec.reason)
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
             "metadata": {"name": template_name(text), "labels": {CLAIM_TEMPLATE: "true"}}, "spec": {"spec": spec}}
 
 
-def claim_spec(claim: ClaimRequest, policy: DevicePolicy) -> dict[str, Any] | Inexpressible:
-    """Returns the ``spec`` of *claim*, of a pod with *policy*, or why the API server would not accept it."""
+def claim_spec(claim: ClaimRequest, policy: DevicePolicy | None = None) -> dict[str, Any] | Inexpressible:
+    """Returns the ``spec`` of *claim*, or why the API server would not accept it.
+
+    *policy*: of its pod, if the claim has to say all of it.
+    """
+    policy = policy or DevicePolicy((), numa_bind=claim.numa_bind)
     spec = render_claim_spec(claim.requests, claim.selector, policy, claim.card_sizes)
     if isinstance(spec, Inexpressible):
         return spec

@@ -1,15 +1,16 @@
 """ResourceClaims (resource.k8s.io/v1) that the scheduler makes and allocates, from what it has booked for a pod.
 
 A claim is created with its owner and what it asks for; the API server drops a status then. The status, which says what
-was allocated, is written next. An allocation never changes: it is removed before another one is written.
+was allocated, is written next, or once a pod that waits has its node. An allocation never changes: it is removed before
+another one is written.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -32,8 +33,8 @@ from hami.codec.slices import (
 )
 from hami.codec.times import render_time
 from hami.errors import MalformedInput
-from hami.model import Allocation, Device, Pod, Share
-from hami.quantity import render_mib, render_milli
+from hami.model import Allocation, Device, Pod, PodRef, Share
+from hami.quantity import MIB, render_mib, render_milli, rounded_up
 
 FINALIZER = "resource.kubernetes.io/delete-protection"
 """Keeps a claim until kube-controller-manager has removed its allocation, once no pod is left that uses it."""
@@ -45,13 +46,15 @@ _TOLERATION = {"key": MANAGED_TAINT, "operator": "Exists", "effect": "NoSchedule
 @dataclass(frozen=True, slots=True)
 class StoredClaim:
     """A claim on the API server. *owners*: the uids of the objects with which it is deleted. *claim*: None if its
-    allocation is none of ours. *is_allocated*: it has an allocation, perhaps of another driver."""
+    allocation is none of ours. *is_allocated*: it has an allocation, perhaps of another driver. *alternatives*: of
+    requests that have some, their names as results of an allocation have them, by request and MiB."""
 
     uid: str
     version: str
     owners: frozenset[str]
     claim: AllocatedClaim | None
     is_allocated: bool
+    alternatives: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
 
 def booked_claim(pod: Pod, node: str, booked: Allocation, devices: Mapping[str, Device],
@@ -99,12 +102,19 @@ def render_claim(claim: AllocatedClaim) -> dict[str, Any]:
     A request of several devices asks of each for what the one with the least has: they may differ in size.
     """
     (pod,) = claim.pods
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": True}
-    return {"apiVersion": API_VERSION, "kind": "ResourceClaim",
-            "metadata": {"namespace": claim.namespace, "name": claim.name, "finalizers": [FINALIZER],
-                         "ownerReferences": [owner]},
-            "spec": {"devices": {"requests": [
-                {"name": request.name, "exactly": _exactly(request.devices)} for request in claim.requests]}}}
+    return _owned(pod, claim.name, {"requests": [
+        {"name": request.name, "exactly": _exactly(request.devices)} for request in claim.requests]})
+
+
+def render_waiting_claim(pod: Pod, devices: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the claim of *pod*, which has no node yet, as it is created. *devices*: what it asks for."""
+    def tolerating(part: Mapping[str, Any]) -> dict[str, Any]:
+        return {**part, "tolerations": [_TOLERATION]}
+
+    return _owned(pod.ref, pod.claim, {**devices, "requests": [
+        {**request, "exactly": tolerating(request["exactly"])} if "exactly" in request
+        else {**request, "firstAvailable": [tolerating(part) for part in request["firstAvailable"]]}
+        for request in devices["requests"]]})
 
 
 def render_allocation(claim: AllocatedClaim, stored: StoredClaim, node: str, now: datetime) -> dict[str, Any]:
@@ -112,7 +122,8 @@ def render_allocation(claim: AllocatedClaim, stored: StoredClaim, node: str, now
 
     The time is that of the allocation: kube-scheduler adds one where there is none, and is refused.
     """
-    results = [{"request": request.name, "driver": DRIVER, "pool": device.pool, "device": device.device,
+    results = [{"request": stored.alternatives.get((request.name, device.memory_mib), request.name),
+                "driver": DRIVER, "pool": device.pool, "device": device.device,
                 "tolerations": [_TOLERATION], **_consumed(device)}
                for request in claim.requests for device in request.devices]
     selector = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]}
@@ -136,19 +147,50 @@ def parse_stored_claim(data: bytes | msgspec.Raw) -> StoredClaim:
         claim = None
     return StoredClaim(wire.metadata.uid or "", wire.metadata.resource_version or "",
                        frozenset(owner.uid or "" for owner in wire.metadata.owner_references or ()), claim,
-                       wire.status is not None and wire.status.allocation is not None)
+                       wire.status is not None and wire.status.allocation is not None,
+                       dict(_alternatives(wire.spec.devices.requests or ())))
 
 
 class _Status(msgspec.Struct):
     allocation: dict[str, Any] | None = None
 
 
+class _Capacity(msgspec.Struct):
+    requests: dict[str, str] | None = None
+
+
+class _Alternative(msgspec.Struct):
+    name: str
+    capacity: _Capacity | None = None
+
+
+class _Request(msgspec.Struct, rename="camel"):
+    name: str
+    first_available: list[_Alternative] | None = None
+
+
+class _Devices(msgspec.Struct):
+    requests: list[_Request] | None = None
+
+
+class _Spec(msgspec.Struct):
+    devices: _Devices = msgspec.field(default_factory=_Devices)
+
+
 class _Stored(msgspec.Struct):
     metadata: Metadata
+    spec: _Spec = msgspec.field(default_factory=_Spec)
     status: _Status | None = None
 
 
 _STORED = msgspec.json.Decoder(_Stored)
+
+
+def _alternatives(requests: Iterable[_Request]) -> Iterator[tuple[tuple[str, int], str]]:
+    for request in requests:
+        for part in request.first_available or ():
+            memory = ((part.capacity and part.capacity.requests) or {}).get("memory", "0")
+            yield (request.name, rounded_up(memory) // MIB), f"{request.name}/{part.name}"
 
 
 def _claimed(node: str, share: Share, devices: Mapping[str, Device]) -> ClaimedDevice:
@@ -171,11 +213,20 @@ def _name_and_amounts(share: Share) -> tuple[str, int, int]:
     return device_name(share.uuid), share.memory_mib, share.cores
 
 
+def _owned(pod: PodRef, name: str, devices: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the claim *name* of *pod*, which is deleted with it."""
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": True}
+    return {"apiVersion": API_VERSION, "kind": "ResourceClaim",
+            "metadata": {"namespace": pod.namespace, "name": name, "finalizers": [FINALIZER],
+                         "ownerReferences": [owner]},
+            "spec": {"devices": devices}}
+
+
 def _exactly(devices: Sequence[ClaimedDevice]) -> dict[str, Any]:
     if is_instance(devices[0].device):
         return {"deviceClassName": MIG_CLASS, "count": len(devices), "tolerations": [_TOLERATION]}
-    least = ClaimedDevice(pool="", device="", **{field: min(getattr(device, field) for device in devices)
-                                                 for field in ("memory_mib", "cores", "share_milli")})
+    least = ClaimedDevice(pool="", device="", **{amount: min(getattr(device, amount) for device in devices)
+                                                 for amount in ("memory_mib", "cores", "share_milli")})
     return {"deviceClassName": DRIVER, "count": len(devices),
             "capacity": {"requests": dict(zip(_CONSUMED, _amounts(least)))},
             "tolerations": [_TOLERATION]}

@@ -1,4 +1,5 @@
-"""The text of a pod with a claim of its own, which the scheduler makes and allocates when it binds the pod.
+"""The text of a pod with a claim of its own, which the scheduler makes and allocates when it binds the pod; and that
+claim, if the pod waits for long.
 
 What the containers request moves from their resources to an annotation (:mod:`hami.codec.claim_amounts`), from where it
 is read back wherever a pod is parsed. So such a pod requests the same as before, and all policies hold for it.
@@ -7,14 +8,16 @@ is read back wherever a pod is parsed. So such a pod requests the same as before
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hami.codec.claim_amounts import CLAIM, VENDOR, Amounts, parse_claim_amounts, render_claim_amounts
-from hami.codec.claims import Inexpressible
+from hami.codec.claim_templates import ClaimRequest, claim_spec
+from hami.codec.claims import Inexpressible, needs_card_sizes
 from hami.codec.documents import entries
 from hami.codec.keys import CLAIM_AMOUNTS, CLAIM_RESOURCE
+from hami.codec.own_claims import render_waiting_claim
 from hami.codec.pods import convert_pod
 from hami.dra.translate import (
     claims_of,
@@ -84,6 +87,25 @@ def give_claim(wire: Mapping[str, Any], vendors: Catalog, device_policy: str, na
     if reason := too_long_annotations(claiming):
         return Inexpressible(reason)
     return _marked(claiming, next(iter(amounts)), scheduler)
+
+
+def waiting_claim(pod: Pod, vendors: Catalog, device_policy: str,
+                  card_sizes: Callable[[], Collection[int]]) -> dict[str, Any] | Inexpressible:
+    """Returns the claim of *pod*, which has one and waits, or why it gets none yet.
+
+    What a claim cannot say of a policy is left out: the scheduler decides, and not by the claim. *card_sizes* returns
+    the different amounts of memory (MiB) of the devices that pods get by claims. Raises: MalformedInput.
+    """
+    request = make_pod_request(pod, vendors, device_policy)
+    if request is None:
+        return Inexpressible("the pod requests no devices")
+    requests = {container.name: part.requests[0]
+                for container, part in zip(pod.containers, request.containers, strict=True) if part.requests}
+    selector = request.vendor_request(VENDOR).selector
+    sizes = card_sizes() if needs_card_sizes(requests.values(), selector) else ()
+    spec = claim_spec(ClaimRequest(requests=requests, selector=selector, numa_bind=request.policy.numa_bind,
+                                   card_sizes=frozenset(sizes)))
+    return spec if isinstance(spec, Inexpressible) else render_waiting_claim(pod, spec["devices"])
 
 
 def take_claim(wire: Mapping[str, Any], pod: Pod, vendors: Catalog) -> ClaimedPod:

@@ -125,8 +125,9 @@ REGISTRATION = (
          "whose handshakes are then answered."),
     Flag("--publish-capacity", choice("mode", *CAPACITY_MODES), "What the capacity of the node shows: totals (memory "
          "and cores of its healthy devices together, as nvidia.com/total-gpumem and nvidia.com/total-gpucores, for "
-         "dashboards), requests (also nvidia.com/gpumem, nvidia.com/gpumem-percentage and nvidia.com/gpucores, for "
-         "autoscalers and topology-aware scheduling of Kueue; the kubelet enforces these), or off."),
+         "dashboards), requests (also nvidia.com/gpumem, nvidia.com/gpumem-percentage and nvidia.com/gpucores, or with "
+         "--claim-allocator=hami hami.io/claim, for autoscalers and topology-aware scheduling of Kueue; the kubelet "
+         "enforces these), or off."),
     Flag("--topology-score", BOOLEAN, "Register scores for pairs of devices by their links.",
          environment=("ENABLE_TOPOLOGY_SCORE",)),
     Flag("--unregister-on-stop", BOOLEAN, "Unregister the devices when the plugin stops. Running pods keep theirs."),

@@ -19,24 +19,33 @@ from hami.scheduler.admit import Admitter
 from hami.scheduler.admit_claims import ClaimAdmitter, ClaimsOfTemplates, OwnClaims
 from hami.scheduler.claim_bind import ClaimBinder
 from hami.scheduler.settings import Settings
+from hami.scheduler.waiting_claims import WaitingClaims
 from hami.state.claims import ClaimCache
 from hami.state.store import Store
 
 
 class ClaimParts:
-    """The watches of slices and claims, unless this scheduler allocates all claims: then pods say what they hold.
+    """The watches of slices and claims, unless this scheduler allocates all claims: then pods say what they hold, and
+    those that wait get claims.
 
     If pods are given claims, their admission; if these are made of templates, the templates and the watch of these.
     """
 
-    def __init__(self, api: Api, cluster: Cluster, events: EventRecorder, leads: Callable[[], bool],
+    def __init__(self, api: Api, cluster: Cluster, store: Store, events: EventRecorder, leads: Callable[[], bool],
                  settings: Settings, *, clock: Callable[[], float]) -> None:
+        self._store = store
         self._settings = settings
         self.cache = ClaimCache()
         """What claims hold that others allocate."""
-        self.tasks: tuple[Task, ...] = () if settings.dra == ALLOCATE else watch_devices(api, self.cache)
-        self.binder = ClaimBinder(ClaimWriter(api), now=utc_now) if settings.dra == ALLOCATE else None
+        self.tasks: tuple[Task, ...]
+        self.binder = None
         """Writes claims of pods before they are bound; ``None`` if HAMi allocates no claims."""
+        if settings.dra == ALLOCATE:
+            claims = ClaimWriter(api)
+            self.binder = ClaimBinder(claims, now=utc_now)
+            self.tasks = (WaitingClaims(store, claims, leads, settings.gpu_scheduler_policy, clock=clock),)
+        else:
+            self.tasks = watch_devices(api, self.cache)
         self._templates = None
         if settings.dra == OPTIONAL:
             self._templates = ClaimTemplates(cluster, events, leads, unused_s=settings.dra_template_ttl, clock=clock)
@@ -46,11 +55,11 @@ class ClaimParts:
         """Returns a sink for the watch of pods that passes them on to *sink*."""
         return PodsWithClaims(sink, self._templates) if self._templates is not None else sink
 
-    def admitter(self, admitter: Admitter, cache: Store) -> ClaimAdmitter | None:
+    def admitter(self, admitter: Admitter) -> ClaimAdmitter | None:
         """Returns the admission of pods that are to get claims; *admitter* is that of the others. ``None`` if none do.
         """
         if self._settings.dra == ALLOCATE:
             return ClaimAdmitter(admitter, OwnClaims(admitter))
         if self._templates is None:
             return None
-        return ClaimAdmitter(admitter, ClaimsOfTemplates(cache, self._settings, self.cache.card_sizes))
+        return ClaimAdmitter(admitter, ClaimsOfTemplates(self._store, self._settings, self.cache.card_sizes))

@@ -83,7 +83,7 @@ class SchedulerProgram:
             from hami.scheduler.claims import ClaimParts  # with what it needs, 50 ms and 2 MB
 
             claims = self._claims = ClaimParts(
-                api, self._cluster, self._events, self._leadership.leads, settings, clock=clock)
+                api, self._cluster, self._cache, self._events, self._leadership.leads, settings, clock=clock)
         pods = ResizablePods(self._cache.pods, self._resizer.observe)
         self._watches = Watches(api, nodes=WatchedNodes(self._cache.nodes, self._lock_states),
                                 pods=claims.pods(pods) if claims else pods,
@@ -106,7 +106,7 @@ class SchedulerProgram:
             NodeFilter(self._cache, self._events, self._leadership, self._metrics,
                        is_selected=selection(settings.node_selector), on_preemptor=self._preemptor.wake),
             PreemptionFilter(self._cache, self._leadership, planner, clock=clock), self._binder,
-            self._cache.reservations.get, in_flight, claims.admitter(admitter, self._cache) if claims else None)
+            self._cache.reservations.get, in_flight, claims.admitter(admitter) if claims else None)
         self._controller = Controller(self._cluster, self._cache, locks, self._events, self._leadership, settings,
                                       clock=clock, now=utc_now)
 

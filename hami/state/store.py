@@ -265,6 +265,20 @@ class Store:
         with self._lock:
             return self.reservations.are_binding() or self._bookings.growing()
 
+    # Claims
+
+    def refused(self) -> list[str]:
+        """Returns the uids of the pods that were refused last, at most `hami.state.pending.LIMIT`."""
+        with self._lock:
+            return [pending.pod.ref.uid for pending in self._pending.all()]
+
+    def claimable_sizes(self) -> frozenset[int]:
+        """Returns the different amounts of memory (MiB) of the devices that pods get by claims and share."""
+        with self._lock:
+            return frozenset(
+                device.memory_mib for node in self._table.nodes.values() for devices in node.devices.values()
+                for device in devices if device.by_claims and not device.is_partitioned)
+
     # Preemption
 
     def preemptors(self) -> list[PendingPod]:

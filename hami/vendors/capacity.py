@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hami.codec.keys import CLAIM_RESOURCE
 from hami.model import Device
 from hami.vendors.request import WHOLE
 from hami.vendors.resources import Resources
@@ -21,7 +22,8 @@ def capacity_names(resources: Resources) -> list[str]:
     Not the priority: it is no amount, so the sum of those of all pods says nothing, but the kubelet would enforce it.
     """
     totals = [total_name(name) for name in (resources.memory, resources.cores) if name]
-    return [*totals, *(name for name in (resources.memory, resources.memory_percent, resources.cores) if name)]
+    requests = (resources.memory, resources.memory_percent, resources.cores, CLAIM_RESOURCE)
+    return [*totals, *filter(None, requests)]
 
 
 def offered_devices(devices: Iterable[Device]) -> list[Device]:
@@ -38,7 +40,13 @@ def device_sums(resources: Resources, devices: Iterable[Device]) -> dict[str, in
 
 
 def request_sums(resources: Resources, devices: Iterable[Device]) -> dict[str, int]:
-    """Returns `device_sums` and, where pods may request percentages of memory, 100 for each of the devices."""
+    """Returns `device_sums` and, where pods may request percentages of memory, 100 for each of the devices.
+
+    A pod that gets devices by a claim of the scheduler requests nothing of them, and is counted once: so the slots of
+    devices that are given out by claims are all that is counted.
+    """
     offered = offered_devices(devices)
+    if any(device.by_claims for device in offered):
+        return {CLAIM_RESOURCE: sum(device.slots for device in offered)}
     percent = {resources.memory_percent: WHOLE * len(offered)} if resources.memory_percent else {}
     return device_sums(resources, offered) | percent

@@ -21,6 +21,7 @@ from hami.codec.own_claims import (
     render_allocation,
     render_claim,
     render_deallocation,
+    render_waiting_claim,
 )
 from hami.codec.slices import mig_devices, render_slices
 from hami.dra.guard import PreparedRequest, PreparedShare, excess
@@ -102,6 +103,26 @@ def test_the_allocation_names_node_devices_and_time():
                 "allocationTimestamp": "2026-08-21T12:00:00Z"},
             "reservedFor": [{"resource": "pods", "name": "pod1", "uid": "uid-pod1"}]}}
     assert render_deallocation(claim, STORED)["status"] == {}
+
+
+def test_the_claim_of_a_pod_that_waits_is_allocated_by_the_alternative_that_it_gets():
+    def part(name, memory):
+        return {"name": name, "deviceClassName": "gpu.hami.io", "capacity": {"requests": {"memory": memory}}}
+
+    asks = {"requests": [{"name": "c0", "firstAvailable": [part("large", "40Gi"), part("small", "7680Mi")]},
+                         {"name": "c1", "exactly": {"deviceClassName": "gpu.hami.io", "count": 1}}], "constraints": []}
+    document = render_waiting_claim(asking(2), asks)
+    tolerated = [{"key": "hami.io/managed", "operator": "Exists", "effect": "NoSchedule"}]
+    alternatives, exact = document["spec"]["devices"]["requests"]
+    assert [one["tolerations"] for one in (*alternatives["firstAvailable"], exact["exactly"])] == [tolerated] * 3
+    assert document["metadata"] == render_claim(booked((share("GPU-A", 1),)))["metadata"]
+    kept = parse_stored_claim(json.dumps(document).encode())
+    assert (kept.claim, kept.is_allocated, kept.owners) == (None, False, {"uid-pod1"})
+    claim = booked((share("GPU-A", 7680),), (share("GPU-B", 40_960),))
+    written = render_allocation(claim, kept, "n1", NOW)
+    assert [one["request"] for one in written["status"]["allocation"]["devices"]["results"]] == ["c0/small", "c1"]
+    assert parse_claim(json.dumps(document | {"status": written["status"], "metadata": {
+        **document["metadata"], "uid": "u-1"}}).encode()) == replace(claim, uid="u-1")
 
 
 def test_shares_of_another_booking_have_other_names():

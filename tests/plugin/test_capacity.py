@@ -7,7 +7,7 @@ import pytest
 from pytest import param
 
 from hami.codec.device_config import chart_config
-from hami.codec.keys import CAPACITY, CORDON
+from hami.codec.keys import CAPACITY, CLAIM_RESOURCE, CORDON, DOOR
 from hami.errors import ClusterError
 from hami.model import Node
 from hami.plugin.capacity import publish_capacity
@@ -126,6 +126,16 @@ def test_what_is_bound_on_an_unhealthy_device_leaves_room_for_the_others(pods, m
 def test_percentages_that_no_device_is_charged_leave_room_for_the_others(pods, percent):
     devices = replace(CARDS[0], healthy=False), CARDS[1]
     assert published(*devices, mode="requests", pods=pods)[PERCENT] == str(percent)
+
+
+@pytest.mark.parametrize("pods, slots", [
+    param(0, 20, id="nothing bound"), param(3, 20, id="on the devices"), param(25, 25, id="more than there is")])
+def test_of_devices_that_are_given_out_by_claims_slots_are_counted(pods, slots):
+    """A pod requests none of their amounts, and the resource of such claims once."""
+    claimed = [pod(container(requests={CLAIM_RESOURCE: 1}), name=f"p{number}", node_name="n1",
+                   annotations={ALLOCATED: "GPU-a,NVIDIA,1,0:;"}) for number in range(pods)]
+    assert published(*CARDS, mode="requests", pods=claimed, annotations={DOOR: "dra"}) == {
+        CLAIM_RESOURCE: str(slots), TOTAL_MEMORY: "4000", TOTAL_CORES: "250"}
 
 
 def test_the_priority_is_never_published():

@@ -104,7 +104,7 @@ func judge(asked question) string {
 	for _, request := range asked.Claim.Spec.Devices.Requests {
 		var results []resourceapi.DeviceRequestAllocationResult
 		for _, result := range allocation.Devices.Results {
-			if result.Request == request.Name {
+			if base, _, _ := strings.Cut(result.Request, "/"); base == request.Name {
 				results = append(results, result)
 			}
 		}
@@ -143,8 +143,14 @@ func judgeRequest(asked question, request resourceapi.DeviceRequest,
 	claim := asked.Claim.DeepCopy()
 	claim.Status = resourceapi.ResourceClaimStatus{}
 	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{*request.DeepCopy()}
-	if exactly := claim.Spec.Devices.Requests[0].Exactly; exactly != nil && exactly.AllocationMode == "" {
-		exactly.AllocationMode = resourceapi.DeviceAllocationModeExactCount // as the API server does
+	asking := &claim.Spec.Devices.Requests[0]
+	if asking.Exactly != nil && asking.Exactly.AllocationMode == "" { // the API server sets the default
+		asking.Exactly.AllocationMode = resourceapi.DeviceAllocationModeExactCount
+	}
+	for i := range asking.FirstAvailable {
+		if asking.FirstAvailable[i].AllocationMode == "" {
+			asking.FirstAvailable[i].AllocationMode = resourceapi.DeviceAllocationModeExactCount
+		}
 	}
 	node := &v1.Node{}
 	node.Name = asked.Node
