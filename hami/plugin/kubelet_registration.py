@@ -179,16 +179,19 @@ class KubeletRegistration(Task):
         return None
 
     def _serve(self) -> None:
-        self.finish()
-        server = self._make_server(self._path, self._on_disconnect)
+        """Serves a new socket, and then no earlier one: a process that stands by would take over a path without any."""
+        server: PluginServer = self._make_server(self._path, lambda: self._on_disconnect(server))
         try:
             server.start()
         except BaseException:
             server.stop(0)
             raise
-        self._server, self._registered, self._offered, self._disconnected = server, None, False, False
+        earlier, self._server = self._server, server
+        self._registered, self._offered, self._disconnected = None, False, False
         self._probed_at = self._answered_at = self._clock()
         log.info("serving", extra={"socket": self._path})
+        if earlier is not None:
+            earlier.stop()
 
     def _probe(self, found: FileVersion | None) -> None:
         """Calls the plugin's own server at intervals, unless its socket is gone, or that of another process.
@@ -204,9 +207,10 @@ class KubeletRegistration(Task):
             self._answered_at = self._clock()
         self._completed_calls = server.completed_calls
 
-    def _on_disconnect(self) -> None:
-        self._disconnected = True
-        self.wake()
+    def _on_disconnect(self, server: PluginServer) -> None:
+        if server is self._server:
+            self._disconnected = True
+            self.wake()
 
     def _is_disconnected(self) -> bool:
         if self._server is not None and self._server.streams:

@@ -188,6 +188,23 @@ def test_a_kubelet_that_answers_too_late_is_given_another_socket(registrations, 
     assert first != second
 
 
+def test_a_socket_takes_the_place_of_an_earlier_one_at_once(registrations, kubelet, directory, clock, monkeypatch):
+    """A predecessor that stands by would take over if there were none."""
+    registration = registrations()
+    steps(registration, 2)
+    seen = []
+    for method in ("start", "stop"):
+        def watched(self, *args, original=getattr(PluginServer, method)):
+            seen.append(file_version(directory / "nvidia-gpu.sock") is not None)
+            original(self, *args)
+            seen.append(file_version(directory / "nvidia-gpu.sock") is not None)
+        monkeypatch.setattr(PluginServer, method, watched)
+    clock.now += CONNECT_TIMEOUT_S + 1  # nobody has connected
+    assert steps(registration, 3) == [Step.SERVE, Step.REGISTER, Step.DONE]
+    assert seen == [True] * 4 and not [path for path in directory.glob("*.new")]
+    assert len(list(directory.glob("nvidia-gpu-*.sock"))) == 1
+
+
 def test_a_kubelet_that_disconnects_is_registered_with_again_at_once(registrations, kubelet):
     registration = registrations()  # by its clock, no time passes
     running = threading.Thread(target=registration.run)
