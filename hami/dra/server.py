@@ -22,7 +22,7 @@ from hami.dra import health_pb2 as health
 from hami.dra import registration_pb2 as registration
 from hami.dra.prepare import ClaimPreparer
 from hami.errors import HamiError
-from hami.node.sockets import PROBE_TIMEOUT_S, SocketServer, call, stream
+from hami.node.sockets import PROBE_TIMEOUT_S, SocketServer, answers, stream
 from hami.runtime.files import file_version
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import HUNG_S, Task
@@ -97,12 +97,7 @@ class DraServer:
 
     def answers(self, timeout: float = PROBE_TIMEOUT_S) -> bool:
         """Reports whether a new client of the socket gets an answer within *timeout* seconds."""
-        try:
-            call(self.path, _INFO, registration.InfoRequest(), timeout)
-        except HamiError as error:
-            log.warning("the driver's own server does not answer", extra={"socket": self.path, "error": error})
-            return False
-        return True
+        return answers(self.path, _INFO, registration.InfoRequest(), timeout, whose="driver")
 
     def _info(self, request: Any, context: Any) -> registration.PluginInfo:
         # without an endpoint, the kubelet calls the socket that it has found

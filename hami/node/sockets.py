@@ -94,6 +94,17 @@ def call(path: str | Path, method: str, request: Any, timeout: float) -> None:
             raise (Unanswered if late else HamiError)(f"{error.code().name}: {error.details()}") from None
 
 
+def answers(path: str | Path, method: str, request: Any, timeout: float, *, whose: str) -> bool:
+    """Reports whether a new client of the socket *path*, that of *whose* own server, gets an answer within *timeout*
+    seconds."""
+    try:
+        call(path, method, request, timeout)
+    except HamiError as error:
+        log.warning(f"the {whose}'s own server does not answer", extra={"socket": path, "error": error})
+        return False
+    return True
+
+
 def serialize(message: Any) -> bytes:
     """Returns the bytes of a message."""
     data: bytes = message.SerializeToString()

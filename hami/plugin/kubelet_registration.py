@@ -146,17 +146,15 @@ class KubeletRegistration(Task):
             case Step.STAND_BY:
                 self._warn("another process has replaced the plugin's socket, standing by", socket=self._path)
             case Step.REGISTER:
-                self._registered, self._disconnected = None, False  # it may be lost again before the kubelet answers
+                self._disconnected = False  # the connection may be lost again before the kubelet answers
                 server = self._server
                 assert server is not None, "next_step registers only a plugin that serves"
                 self._offered = True
                 try:
                     register(str(self._kubelet), server.endpoint, self._config.resource,
                              pre_start=server.requires_pre_start)
-                except Unanswered:
-                    raise
-                except HamiError:
-                    self._offered = False  # the kubelet does not know this socket
+                except HamiError as error:
+                    self._offered = isinstance(error, Unanswered)  # otherwise the kubelet does not know this socket
                     raise
                 self._registered, self._connected_at = kubelet, self._clock()
                 self.unready_reason = ""

@@ -23,7 +23,7 @@ from hami.devices.inventory import DeviceInventory, InventorySnapshot
 from hami.devices.registration import kubelet_ids
 from hami.errors import HamiError
 from hami.node.grant import Grant
-from hami.node.sockets import PROBE_TIMEOUT_S, SocketServer, call, own_path, stream
+from hami.node.sockets import PROBE_TIMEOUT_S, SocketServer, answers, call, own_path, stream
 from hami.plugin import api_pb2 as api
 from hami.runtime.files import FileVersion, file_version
 
@@ -141,12 +141,7 @@ class PluginServer:
 
     def answers(self, timeout: float = PROBE_TIMEOUT_S) -> bool:
         """Reports whether a new client of the socket gets an answer within *timeout* seconds."""
-        try:
-            call(self._path, _OPTIONS, api.Empty(), timeout)
-        except HamiError as error:
-            log.warning("the plugin's own server does not answer", extra={"socket": self._path, "error": error})
-            return False
-        return True
+        return answers(self._path, _OPTIONS, api.Empty(), timeout, whose="plugin")
 
     def _handlers(self) -> dict[str, Any]:
         unary = self._socket.unary
