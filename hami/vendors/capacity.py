@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from hami.codec.keys import CLAIM_RESOURCE
 from hami.model import Device
@@ -39,14 +39,14 @@ def device_sums(resources: Resources, devices: Iterable[Device]) -> dict[str, in
     return {name: amount for name, amount in sums.items() if name}
 
 
-def request_sums(resources: Resources, devices: Iterable[Device]) -> dict[str, int]:
+def request_sums(resources: Resources, devices: Collection[Device]) -> dict[str, int]:
     """Returns `device_sums` and, where pods may request percentages of memory, 100 for each of the devices.
 
-    A pod that gets devices by a claim of the scheduler requests nothing of them, and is counted once: so the slots of
-    devices that are given out by claims are all that is counted.
+    Where pods get the devices by claims of the scheduler, returns their slots: such a pod requests none of the amounts,
+    and `CLAIM_RESOURCE` once.
     """
     offered = offered_devices(devices)
-    if any(device.by_claims for device in offered):
+    if any(device.by_claims for device in devices):
         return {CLAIM_RESOURCE: sum(device.slots for device in offered)}
     percent = {resources.memory_percent: WHOLE * len(offered)} if resources.memory_percent else {}
     return device_sums(resources, offered) | percent

@@ -136,6 +136,9 @@ def test_of_devices_that_are_given_out_by_claims_slots_are_counted(pods, slots):
                    annotations={ALLOCATED: "GPU-a,NVIDIA,1,0:;"}) for number in range(pods)]
     assert published(*CARDS, mode="requests", pods=claimed, annotations={DOOR: "dra"}) == {
         CLAIM_RESOURCE: str(slots), TOTAL_MEMORY: "4000", TOTAL_CORES: "250"}
+    cordoned = {DOOR: "dra", CORDON: "GPU-a,GPU-b"}
+    assert published(*CARDS, mode="requests", pods=claimed, annotations=cordoned) == {
+        CLAIM_RESOURCE: str(pods), TOTAL_MEMORY: "0", TOTAL_CORES: "0"}
 
 
 def test_the_priority_is_never_published():
