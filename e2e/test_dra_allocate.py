@@ -33,7 +33,7 @@ from e2e.scheduler import Certificates, Scheduler
 from hami import model
 from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.slices import is_instance, pool_name, render_slices
-from hami.model import Device
+from hami.model import Device, Selector
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)
@@ -274,6 +274,40 @@ def test_what_pods_get_by_claims(sandbox: Sandbox) -> None:
         "percent": {"main": [(40_960, 30, 10)]}, "whole": {"main": [(81_920, 100, 100)]},
         "two": {"main": [(1000, 0, 10)] * 2}, "several": {
             "sidecar": [(300, 0, 10)], "a": [(100, 0, 10)], "b": [(5000, 0, 10)]}}
+
+
+def test_the_template_of_a_user_is_said_as_amounts(sandbox: Sandbox) -> None:
+    """The pod has a claim of the scheduler's for what the template asks, and its policies and quotas hold."""
+    manage(sandbox, n0=(gpu(), gpu(model="NVIDIA T4")), n1=gpus(1))
+    only = Selector(use_types=("a100",), nouse_uuids=(sandbox.uuid("n1", 0),))
+    sandbox.kube.create(template("parts", spec_of(only, a=share(3000, 30), b=share(2000))), sandbox.namespace)
+    user = claiming(pod("user", scheduler="default-scheduler", containers=[container("a"), container("b")],
+                        inits=[init()], annotations={GPU_POLICY: "binpack"}), "parts")
+    user["spec"]["initContainers"][0]["resources"] = user["spec"]["containers"][0]["resources"]
+    sandbox.create(user)
+    wait_bound(sandbox, "user")
+    assert sandbox.cards("user") == {"n0/0"}
+    assert amounts(claim_of(sandbox, "user")) == {"a": [(3000, 30, 10)], "b": [(2000, 0, 10)]}
+    assert sandbox.pod("user")["spec"]["schedulerName"] == CLAIMS_PROFILE
+    assert len(sandbox.kube.list("ResourceClaim", sandbox.namespace)) == 1
+
+    requests = spec_of(main=share(1000))["devices"]["requests"]
+    requests[0]["exactly"]["selectors"] = [{"cel": {"expression": "true"}}]
+    sandbox.kube.create(template("any", {"devices": {"requests": requests}}), sandbox.namespace)
+    with pytest.raises(ApiError, match="requires a claim for the pod's devices.*request main: selectors: expected"):
+        sandbox.create(claiming(pod("other"), "any"))
+    with pytest.raises(ApiError, match="ResourceClaimTemplate none does not exist"):
+        sandbox.create(claiming(pod("other"), "none"))
+
+
+def test_pods_with_claims_of_other_drivers_stay_as_they_are(sandbox: Sandbox) -> None:
+    spec = {"devices": {"requests": [{"name": "main", "exactly": {"deviceClassName": "nic.example.com"}}]}}
+    sandbox.kube.create(template("nic", spec), sandbox.namespace)
+    user = claiming(pod("user", scheduler="default-scheduler"), "nic")
+    sandbox.create(user)
+    found = sandbox.pod("user")["spec"]
+    assert (found["schedulerName"], found["resourceClaims"]) == ("default-scheduler", user["spec"]["resourceClaims"])
+    sandbox.delete("user")
 
 
 def test_a_claim_goes_with_its_pod(sandbox: Sandbox) -> None:

@@ -242,7 +242,7 @@ def test_the_scheduler_may_write_claims_only_where_it_allocates_them():
     found, of_kubernetes = rights("hami-scheduler-extender", "components/dra-allocate")
     assert ({(resource, verb) for _, resource, _, verb in found}, of_kubernetes) == ({
         ("resourceclaims", "get"), ("resourceclaims", "create"), ("resourceclaims/status", "update"),
-        ("resourceclaims/binding", "update"), ("devicetaints", "tolerate")}, set())
+        ("resourceclaims/binding", "update"), ("devicetaints", "tolerate"), ("resourceclaimtemplates", "get")}, set())
 
 
 def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import itertools
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,6 +18,7 @@ from msgspec import Meta
 from hami.codec.claim_amounts import MAX_RESULTS, TOO_MANY, VENDOR
 from hami.codec.documents import convert, decode, places_in
 from hami.codec.register import Amount
+from hami.codec.selectors import ATTRIBUTES, render_selectors
 from hami.codec.slices import DRIVER, MIG_CLASS, NUMA_NODE, SHARE, is_instance
 from hami.errors import MalformedInput
 from hami.model import DevicePolicy, PodRef, Request, Selector
@@ -32,7 +32,6 @@ MAX_SELECTED = 64  # items of a list of types or UUIDs: an expression of more wo
 LONGEST_ITEM = 64  # characters: no attribute is longer
 WHOLE = 100  # percent: all memory or cores of a card
 DEFAULT_PRIORITY = 1
-_ATTRIBUTES = f'device.attributes["{DRIVER}"]'
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _Label = Annotated[str, Meta(pattern=rf"^{_LABEL}\Z", description="a name of lower case letters, digits and -, "
@@ -139,7 +138,7 @@ def render_claim_spec(requests: Mapping[str, Request], selector: Selector, polic
     """
     if (reason := next(_objections(requests, selector, policy, card_sizes), None)) is not None:
         return Inexpressible(reason)
-    selectors = tuple(_selectors(selector))
+    selectors = tuple(render_selectors(selector))
 
     def rendered(request: Request) -> dict[str, Any]:
         if selector.is_for_instances:
@@ -351,7 +350,7 @@ def _alternatives(request: Request, selectors: tuple[str, ...], card_sizes: Coll
     if (percent := _percent(request)) is None:
         return {"exactly": _exactly(request, selectors, request.memory_mib)}
     return {"firstAvailable": [
-        {"name": f"m{size}", **_exactly(request, (f"{_ATTRIBUTES}.memoryMiB == {size}", *selectors),
+        {"name": f"m{size}", **_exactly(request, (f"{ATTRIBUTES}.memoryMiB == {size}", *selectors),
                                         max(size * percent // WHOLE, 1))} for size in sorted(card_sizes, reverse=True)]}
 
 
@@ -369,7 +368,7 @@ def _instances(request: Request, selectors: tuple[str, ...]) -> dict[str, Any]:
     """Returns a request for MIG instances. All memory is that of an instance of the whole card, though it has less."""
     if request.memory_mib:
         return _of_class(MIG_CLASS, request, selectors, {"memory": render_mib(request.memory_mib)})
-    own, whole = f"{_ATTRIBUTES}.memoryMiB", f"{_ATTRIBUTES}.parentMemoryMiB"
+    own, whole = f"{ATTRIBUTES}.memoryMiB", f"{ATTRIBUTES}.parentMemoryMiB"
     percent = _percent(request)
     condition = f"{own} * 2 > {whole}" if percent is None else f"{own} >= {whole} * {percent} / {WHOLE}"
     return _of_class(MIG_CLASS, request, (condition, *selectors), {})
@@ -379,27 +378,3 @@ def _of_class(name: str, request: Request, selectors: tuple[str, ...], amounts: 
     return {"deviceClassName": name, "count": request.count,
             **({"selectors": [{"cel": {"expression": expression}} for expression in selectors]} if selectors else {}),
             **({"capacity": {"requests": amounts}} if amounts else {})}
-
-
-def _selectors(selector: Selector) -> Iterator[str]:
-    """Yields the conditions on cards, or on those of MIG instances, in the language of selectors (CEL)."""
-    uuid = f"{_ATTRIBUTES}.{'parentUUID' if selector.is_for_instances else 'uuid'}"
-    if selector.use_types is not None:
-        yield _any_type(selector.use_types)
-    if selector.nouse_types:
-        yield f"!({_any_type(selector.nouse_types)})"
-    if selector.use_uuids is not None:
-        yield f"{uuid} in {_text(list(selector.use_uuids))}"
-    if selector.nouse_uuids:
-        yield f"!({uuid} in {_text(list(selector.nouse_uuids))})"
-    if selector.mode is not None and not selector.is_for_instances:
-        yield f"{_text(selector.mode)}.contains({_ATTRIBUTES}.mode)"
-
-
-def _any_type(types: Iterable[str]) -> str:
-    return " || ".join(f"{_ATTRIBUTES}.productName.lowerAscii().contains({_text(type.lower())})" for type in types)
-
-
-def _text(value: object) -> str:
-    """Returns a literal: those of JSON are also such of CEL, except for characters that are written as two."""
-    return json.dumps(value, ensure_ascii=False)

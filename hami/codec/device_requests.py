@@ -111,10 +111,16 @@ class DeviceConstraint:
 
 @dataclass(frozen=True, slots=True)
 class DeviceClaim:
-    """The devices that a claim asks for."""
+    """The devices that a claim asks for. *has_parameters*: it has some for drivers."""
 
     requests: tuple[DeviceRequest, ...]
     constraints: tuple[DeviceConstraint, ...] = ()
+    has_parameters: bool = False
+
+    @property
+    def is_ours(self) -> bool:
+        """Reports whether a request may be served with devices of our driver."""
+        return any(request.is_ours for request in self.requests)
 
     def with_classes(self, selectors: Mapping[str, tuple[str, ...]]) -> DeviceClaim:
         """Returns the claim with the *selectors* of classes, by name."""
@@ -144,14 +150,22 @@ def claim_sources(pod: Mapping[str, Any]) -> tuple[ClaimSource, ...]:
 
 def used_claims(pod: Mapping[str, Any]) -> UsedClaims:
     """Returns the claims that the containers of *pod* (as JSON) use, of those that are made. Raises: MalformedInput."""
-    spec = convert(pod, _PodWithClaims, places_in("pod")).spec
     names = {source.name: source.claim for source in claim_sources(pod) if source.claim}
+    used = {container: {names[name]: requests for name, requests in claims.items() if name in names}
+            for container, claims in named_claims(pod).items()}
+    return {container: claims for container, claims in used.items() if claims}
+
+
+def named_claims(pod: Mapping[str, Any]) -> UsedClaims:
+    """Returns the claims that the containers of *pod* (as JSON) use, by their names in the pod. Raises: MalformedInput.
+    """
+    spec = convert(pod, _PodWithClaims, places_in("pod")).spec
     used: dict[str, dict[str, frozenset[str]]] = {}
     for container in (*(spec.init_containers or ()), *(spec.containers or ())):
         uses = (container.resources or _Resources()).claims or ()
-        for name in dict.fromkeys(use.name for use in uses if use.name in names):
+        for name in dict.fromkeys(use.name for use in uses):
             requests = frozenset(use.request for use in uses if use.name == name)
-            used.setdefault(container.name, {})[names[name]] = frozenset() if "" in requests else requests
+            used.setdefault(container.name, {})[name] = frozenset() if "" in requests else requests
     return used
 
 
@@ -199,7 +213,8 @@ def parse_device_claim(document: Mapping[str, Any], place: str) -> DeviceClaim:
     devices = convert(spec or {}, _ClaimSpec, below).devices
     return DeviceClaim(
         tuple(_request(request, f"{place}: request {request.name}") for request in devices.requests or ()),
-        tuple(_constraint(constraint, place) for constraint in devices.constraints or ()))
+        tuple(_constraint(constraint, place) for constraint in devices.constraints or ()),
+        has_parameters=bool(devices.config))
 
 
 def parse_class_selectors(document: Mapping[str, Any], place: str) -> tuple[str, ...]:
@@ -252,6 +267,7 @@ class _ConstraintEntry(msgspec.Struct, rename="camel"):
 class _DevicesOfClaim(msgspec.Struct):
     requests: Annotated[list[_RequestEntry], Meta(max_length=MAX_RESULTS)] | None = None
     constraints: Annotated[list[_ConstraintEntry], Meta(max_length=32)] | None = None
+    config: Annotated[list[Any], Meta(max_length=32)] | None = None
 
 
 class _ClaimSpec(msgspec.Struct):

@@ -22,6 +22,8 @@ from hami.quantity import MIB, parse_quantity
 
 Condition = Callable[[Device], bool]
 """Reports whether a device meets a selector."""
+Token = tuple[str, str]
+"""The kind of a token (``text``, ``number``, ``word``, ``sign``), and how it is written."""
 
 _STANDARD = "resource.kubernetes.io"
 _LONGEST_NUMBER = 18  # digits
@@ -56,11 +58,30 @@ class _Operand(NamedTuple):
 @functools.lru_cache(maxsize=512)
 def parse_condition(text: str) -> Condition | None:
     """Returns the condition in the selector *text*; ``None`` if it is not read."""
-    if len(text.encode(errors="surrogatepass")) > MAX_EXPRESSION:
-        return None
     try:
         return _Parser(_tokens(text)).condition()
     except _Unread:
+        return None
+
+
+def tokens_of(text: str) -> list[Token]:
+    """Returns the tokens of *text*; none if it is no expression of this kind."""
+    try:
+        return _tokens(text)
+    except _Unread:
+        return []
+
+
+def text_of(token: Token) -> str | None:
+    """Returns the text that the literal *token* stands for; ``None`` if it is no such literal."""
+    kind, literal = token
+    if kind != "text":
+        return None
+    if literal.startswith("'"):
+        return literal[1:-1]
+    try:
+        return str(json.loads(literal))
+    except ValueError:
         return None
 
 
@@ -76,7 +97,9 @@ class _Unread(Exception):
     """An expression of another kind."""
 
 
-def _tokens(text: str) -> list[tuple[str, str]]:
+def _tokens(text: str) -> list[Token]:
+    if len(text.encode(errors="surrogatepass")) > MAX_EXPRESSION:
+        raise _Unread
     tokens, end, text = [], 0, text.rstrip()
     while end < len(text):
         if (match := _TOKEN.match(text, end)) is None:
@@ -89,7 +112,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
 class _Parser:
     """Reads the tokens of an expression, one after the other. Each method raises _Unread."""
 
-    def __init__(self, tokens: list[tuple[str, str]]) -> None:
+    def __init__(self, tokens: list[Token]) -> None:
         self._tokens = tokens
         self._next = 0
         self._depth = 0
@@ -209,14 +232,12 @@ class _Parser:
         if (kind, type) not in (("text", str), ("number", int)) or (kind == "number" and len(token) > _LONGEST_NUMBER):
             raise _Unread
         self._next += 1
-        if kind == "number" or token.startswith("'"):
-            return int(token) if kind == "number" else token[1:-1]
-        try:
-            return str(json.loads(token))
-        except ValueError:
-            raise _Unread from None
+        value = int(token) if kind == "number" else text_of((kind, token))
+        if value is None:
+            raise _Unread
+        return value
 
-    def _peek(self) -> tuple[str, str]:
+    def _peek(self) -> Token:
         if self._next == len(self._tokens):
             raise _Unread
         return self._tokens[self._next]

@@ -20,6 +20,7 @@ from hami.codec.keys import CLAIM_AMOUNTS, CLAIM_RESOURCE
 from hami.codec.own_claims import render_waiting_claim
 from hami.codec.pods import convert_pod
 from hami.dra.translate import (
+    NO_OTHERS,
     claims_of,
     memory_size,
     share_requests,
@@ -67,7 +68,7 @@ def give_claim(wire: Mapping[str, Any], vendors: Catalog, device_policy: str, na
     if request is None or all(shared.vendor.key != VENDOR for shared in request.vendor_requests):
         return None
     if claims_of(wire):
-        return Inexpressible("spec.resourceClaims: the scheduler that allocates claims for GPUs allocates no others")
+        return Inexpressible(f"spec.resourceClaims: {NO_OTHERS}")
     if (reason := next(unclaimable(pod, vendors), None)) is not None:
         return Inexpressible(reason)
     shared = share_requests(pod, request)

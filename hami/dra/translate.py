@@ -32,6 +32,7 @@ from hami.vendors.claims import too_many_devices, unclaimable
 from hami.vendors.draft import PodDraft
 from hami.vendors.spec import Catalog, Vendor
 
+NO_OTHERS = "the scheduler that allocates claims for GPUs allocates no others"
 _ORDERS = ("spread", "numa")  # policies that order cards by their use
 MAX_ANNOTATIONS = 262_144  # bytes of all annotations of a pod
 _SHOWN = 100  # characters of a value in a reason

@@ -54,7 +54,7 @@ class PodClaims:
     @property
     def has_ours(self) -> bool:
         """Reports whether one is about devices of our driver."""
-        return any(request.is_ours for claim in self.claims for request in claim.requested.requests)
+        return any(claim.requested.is_ours for claim in self.claims)
 
     @property
     def waiting(self) -> list[DeviceClaim]:

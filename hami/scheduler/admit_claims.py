@@ -4,6 +4,8 @@ that has it. The API server evaluates the labels of namespaces, and calls a path
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hami.codec.admission import Review
@@ -11,12 +13,14 @@ from hami.codec.claims import Inexpressible
 from hami.codec.keys import CLAIM_DOORS, DOOR, PREFERRED, is_scheduler_owned
 from hami.dra.own_claim import make_claim_name
 from hami.dra.translate import Translation, has_claim, translate
-from hami.errors import MalformedInput
+from hami.dra.written_claims import plain_pod
+from hami.errors import ClusterError, MalformedInput
 from hami.model import Pod
 from hami.scheduler.admit import Admitted, Admitter, Denied, beyond_bounds
 from hami.scheduler.settings import Settings
 from hami.state.store import Store
 from hami.vendors.draft import PodDraft
+from hami.vendors.spec import Catalog
 
 PLUGIN = "plugin"  # a value of the label that leaves a pod as it is, whatever its namespace says
 _SHOWN = 100  # characters of a value in a message
@@ -24,7 +28,9 @@ _SHOWN = 100  # characters of a value in a message
 
 Translate = Callable[[Review], "Mapping[str, Any] | Inexpressible | None"]
 """Returns the pod of a review with a claim, or why it gets none; ``None`` if it is judged like any other. Raises:
-MalformedInput."""
+MalformedInput; ClusterError."""
+Template = Callable[[str, str], "Mapping[str, Any] | None"]
+"""Returns a ResourceClaimTemplate by its namespace and name; ``None`` if there is none. Raises: ClusterError."""
 
 
 class ClaimAdmitter:
@@ -44,6 +50,8 @@ class ClaimAdmitter:
             translated = self._translate(review)
         except MalformedInput as error:
             translated = Inexpressible(str(error))
+        except ClusterError as error:
+            return Denied(f"the claims of the pod are not known: {error}", 503)
         labels = ((review.pod or {}).get("metadata") or {}).get("labels") or {}
         value = labels.get(DOOR, door)
         if translated is None or value == PLUGIN:
@@ -61,19 +69,28 @@ class ClaimAdmitter:
 
 
 class OwnClaims:
-    """Gives pods claims of their own, which the scheduler allocates. *admitter* judges the pods before. *make_name*
-    returns the name of the next claim."""
+    """Gives pods claims of their own, which the scheduler allocates: for what their containers request, or the
+    templates that they name."""
 
-    def __init__(self, admitter: Admitter, make_name: Callable[[], str] = make_claim_name) -> None:
+    def __init__(self, admitter: Admitter, vendors: Catalog, template: Template,
+                 make_name: Callable[[], str] = make_claim_name) -> None:
+        """*admitter* judges the pods before. *make_name* returns the name of the next claim."""
         self._admitter = admitter
+        self._vendors = vendors
+        self._template = template
         self._make_name = make_name
 
     def __call__(self, review: Review) -> Mapping[str, Any] | Inexpressible | None:
-        """Returns the pod as `Translate` says. Raises: MalformedInput."""
-        answer = self._admitter.admit(review)
+        """Returns the pod as `Translate` says. Raises: MalformedInput; ClusterError."""
+        answer, users = self._admitter.admit(review), None
         if isinstance(answer, Denied) or has_claim(answer.pod):
             return None
-        return self._admitter.give_claim(answer, review.namespace, self._make_name())
+        plain = plain_pod(review.pod or {}, partial(self._template, review.namespace), self._vendors)
+        if plain is not None:
+            answer, users = self._admitter.admit(replace(review, pod=plain.wire)), plain.users
+            if isinstance(answer, Denied):
+                return Inexpressible(answer.message)
+        return self._admitter.give_claim(answer, review.namespace, self._make_name(), users)
 
 
 class ClaimsOfTemplates:

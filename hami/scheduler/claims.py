@@ -35,6 +35,7 @@ class ClaimParts:
                  settings: Settings, *, clock: Callable[[], float]) -> None:
         self._store = store
         self._settings = settings
+        self._cluster = cluster
         self.cache = ClaimCache()
         """What claims hold that others allocate."""
         self.tasks: tuple[Task, ...]
@@ -59,7 +60,7 @@ class ClaimParts:
         """Returns the admission of pods that are to get claims; *admitter* is that of the others. ``None`` if none do.
         """
         if self._settings.dra == ALLOCATE:
-            return ClaimAdmitter(admitter, OwnClaims(admitter))
+            return ClaimAdmitter(admitter, OwnClaims(admitter, self._store.vendors, self._cluster.claim_template))
         if self._templates is None:
             return None
         return ClaimAdmitter(admitter, ClaimsOfTemplates(self._store, self._settings, self.cache.card_sizes))

@@ -12,7 +12,7 @@ from hami.codec.admission import Review, render_allowed
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
 from hami.codec.keys import ASSIGNED_NODE, CLAIM_AMOUNTS, CLAIM_RESOURCE, CORES_LIMIT
 from hami.codec.pods import convert_pod
-from hami.errors import HamiError
+from hami.errors import ClusterError, HamiError
 from hami.runtime.settings import ALLOCATE
 from hami.scheduler.admit import Admitted, Admitter, Denied
 from hami.scheduler.admit_claims import ClaimAdmitter, OwnClaims
@@ -28,14 +28,18 @@ CLAIMS, NAME = "hami-scheduler-claims", "hami-" + f"{1:032x}"
 ALLOCATING = Settings(dra=ALLOCATE)
 
 
-def admitters(*quotas, settings=ALLOCATING, catalog=None, **config):
+def no_template(namespace, name):
+    return None
+
+
+def admitters(*quotas, settings=ALLOCATING, catalog=None, template=no_template, **config):
     """The admission of every pod, and of those with the label."""
     catalog = catalog or vendors(DeviceConfig(nvidia=NvidiaConfig(**config)))
     replica, numbers = Replica(WatchedCluster(), Clock(), vendors=catalog), itertools.count(1)
     for item in quotas:
         replica.cache.quotas.upsert(item)
     plain = Admitter(replica.cache, settings)
-    return plain, ClaimAdmitter(plain, OwnClaims(plain, lambda: f"hami-{next(numbers):032x}"))
+    return plain, ClaimAdmitter(plain, OwnClaims(plain, catalog, template, lambda: f"hami-{next(numbers):032x}"))
 
 
 def admit(pod, door="dra", **options):
@@ -158,6 +162,70 @@ def test_both_profiles_are_this_scheduler():
         True, True, False, False]
     with pytest.raises(HamiError, match="--dra=allocate without --scheduler-name"):
         Settings(dra=ALLOCATE, scheduler_name="")
+
+
+# Pods that name templates which users have written
+
+SLICE = {"spec": {"spec": {"devices": {"requests": [{"name": "main", "exactly": {
+    "deviceClassName": "gpu.hami.io", "capacity": {"requests": {"memory": "3000Mi", "cores": "30"}}}}]}}}}
+
+
+def of_template(name="slice", **fields):
+    pod = wire(**fields)
+    pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": name}]
+    pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
+    return pod
+
+
+def slices(namespace, name):
+    return SLICE if (namespace, name) == ("team", "slice") else None
+
+
+@pytest.mark.parametrize("door", ["dra", "dra-preferred"])
+@pytest.mark.parametrize("config", [{}, {"strict": True, "overwrite_env": True, "runtime_class_name": "nvidia"}])
+def test_a_template_is_said_as_amounts(door, config):
+    claimed = claimed_by(of_template(), door=door, template=slices, **config)
+    same = claimed_by(wire(gpucores=30, annotations={"nvidia.com/vgpu-mode": "hami-core,mps"}), door=door, **config)
+    assert claimed == same
+    assert by_the_extender(claimed, template=slices, **config) == Admitted(claimed)
+
+
+def test_init_containers_that_share_a_request_keep_it():
+    pod = of_template(spec={"initContainers": [{"name": "i", "resources": {"claims": [{"name": "gpu"}]}}]})
+    claimed = claimed_by(pod, template=slices)
+    assert [one["resources"]["claims"] for one in (*claimed["spec"]["initContainers"], *claimed["spec"]["containers"])
+            ] == [[{"name": "hami", "request": "c"}]] * 2
+    assert admit(claimed).pod == claimed == by_the_extender(claimed).pod
+
+
+@pytest.mark.parametrize("pod, options, reason", [
+    param(of_template("gone"), {}, "ResourceClaimTemplate gone does not exist", id="no template"),
+    param(of_template(spec={"schedulerName": "volcano"}), {}, "its scheduler is not HAMi's", id="another scheduler"),
+    param(of_template(securityContext={"privileged": True}), {}, "container c is privileged", id="privileged"),
+    param(of_template(env=LIFTED), {}, "CUDA_DEVICE_MEMORY_LIMIT", id="a limit"),
+    param(of_template(spec={"nodeName": "n1"}), {}, "pod has node assigned", id="a node"),
+    param(of_template(annotations={"nvidia.com/vgpu-mode": "mig"}), {}, "annotation nvidia.com/vgpu-mode", id="mode")])
+def test_templates_of_which_no_claim_is_made(pod, options, reason):
+    denied = admit(pod, template=slices, **options)
+    assert isinstance(denied, Denied) and denied.message.startswith("hami.io/door=dra requires a claim")
+    assert reason in denied.message
+    assert admit(pod, "dra-preferred", template=slices, **options) == by_the_extender(pod, **options)
+
+
+def test_quotas_hold_for_templates():
+    for memory, is_admitted in ((3000, True), (2999, False)):
+        claims = admitters(quota("budget", "team", gpumem=memory), template=slices)[1]
+        assert isinstance(claims.admit(review(of_template()), "dra"), Admitted) is is_admitted
+
+
+@pytest.mark.parametrize("door", ["dra", "dra-preferred"])
+def test_while_templates_cannot_be_read_no_pod_is_admitted(door):
+    def unreachable(namespace, name):
+        raise ClusterError("the API server is away")
+
+    denied = admit(of_template(), door, template=unreachable)
+    assert denied == Denied("the claims of the pod are not known: the API server is away", 503)
+    assert isinstance(admit(wire(), door, template=unreachable), Admitted)
 
 
 # Pods that have a claim already

@@ -1,0 +1,211 @@
+"""The text of a pod whose claims users have written, in the words of the device plugin: the same pod, with amounts in
+place of claims.
+
+So the scheduler decides about it as about any other, and gives it a claim of its own for the same devices. Where these
+words mean less than a template says, there is no such text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hami.codec.claim_amounts import VENDOR
+from hami.codec.claims import WHOLE
+from hami.codec.device_requests import (
+    DeviceClaim,
+    DeviceConstraint,
+    DeviceRequest,
+    DeviceSubRequest,
+    claim_sources,
+    named_claims,
+    parse_device_claim,
+)
+from hami.codec.keys import NUMA_BIND
+from hami.codec.pods import convert_pod
+from hami.codec.selectors import parse_selectors
+from hami.codec.slices import DRIVER, MIG_CLASS, NUMA_NODE, SHARE
+from hami.dra.translate import NO_OTHERS, claims_of, with_containers
+from hami.errors import PodRefused
+from hami.model import ContainerKind, Selector
+from hami.vendors.resources import Resources
+from hami.vendors.spec import Catalog, SelectorKeys
+
+ReadTemplate = Callable[[str], "Mapping[str, Any] | None"]
+"""Returns a ResourceClaimTemplate of the pod's namespace by its name; ``None`` if there is none."""
+_MIG, _SHARED = "mig", "hami-core,mps"  # texts that contain the modes of the devices
+_SHOWN = 100  # characters of a value in a reason
+_UUID = "uuid", f"{DRIVER}/uuid"
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPod:
+    """A pod without claims. *users*: the request of a claim that each container is to use; ``None`` if that follows
+    from the pod."""
+
+    wire: Mapping[str, Any]
+    users: Mapping[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A request of a template. *place*: for errors."""
+
+    place: str
+    sub: DeviceSubRequest
+    selector: Selector
+
+
+def plain_pod(wire: Mapping[str, Any], read: ReadTemplate, vendors: Catalog) -> PlainPod | None:
+    """Returns the new pod *wire* with the amounts that templates of claims say in place of these claims; ``None`` if
+    it names no template that is about our devices.
+
+    Raises: PodRefused with what cannot be said so; MalformedInput; and what *read* raises.
+    """
+    claims = {source.name: _claim(source.template, read) for source in claim_sources(wire) if source.template}
+    if not any(claim.is_ours for claim in claims.values()):
+        return None
+    if others := [str(entry.get("name")) for entry in claims_of(wire) if str(entry.get("name")) not in claims]:
+        raise PodRefused(f"spec.resourceClaims {others[0]}: {NO_OTHERS}")
+    if configured := [name for name, claim in claims.items() if claim.has_parameters]:
+        raise PodRefused(f"spec.resourceClaims {configured[0]}: config: claims of the scheduler have no parameters")
+    requests = {(name, request.name): _written(f"spec.resourceClaims {name}: request {request.name}", request)
+                for name, claim in claims.items() for request in claim.requests}
+    resources, keys = vendors[VENDOR].resources, vendors[VENDOR].annotations.selectors
+    annotations = dict(_annotations(requests, claims, keys))
+    meta = wire.get("metadata") or {}
+    own = meta.get("annotations") or {}
+    if other := next((key for key in annotations if own.get(key, annotations[key]) != annotations[key]), ""):
+        raise PodRefused(
+            f"annotation {other}={own[other][:_SHOWN]}: the pod's claim says {annotations[other][:_SHOWN]}")
+    users, chosen = _users(wire, requests, frozenset(resources.names))
+
+    def plain(container: Mapping[str, Any]) -> Mapping[str, Any]:
+        if (request := chosen.get(str(container.get("name")))) is None:
+            return container
+        given = {key: value for key, value in container["resources"].items() if key != "claims"}
+        return {**container, "resources": {**given, "limits": {
+            **(given.get("limits") or {}), **_amounts(requests[request], resources)}}}
+
+    changed = with_containers(wire, plain)
+    spec = {key: value for key, value in changed["spec"].items() if key != "resourceClaims"}
+    return PlainPod({**changed, "spec": spec, "metadata": {
+        **meta, "annotations": {**own, **annotations}}}, users)
+
+
+def _claim(template: str, read: ReadTemplate) -> DeviceClaim:
+    document, title = read(template), f"ResourceClaimTemplate {template}"
+    if document is None:
+        raise PodRefused(f"{title} does not exist")
+    return parse_device_claim({**document, "kind": "ResourceClaimTemplate"}, title)
+
+
+def _written(place: str, request: DeviceRequest) -> _Written:
+    """Returns *request*. Raises: PodRefused for what amounts and annotations do not say."""
+    if len(request.subrequests) != 1:
+        raise PodRefused(f"{place}: firstAvailable: expected exactly one kind of devices")
+    (sub,) = request.subrequests
+    if (objection := next(_objections(sub), None)) is not None:
+        raise PodRefused(f"{place}: {objection}")
+    selector = parse_selectors(sub.selectors)
+    if selector is None:
+        raise PodRefused(f"{place}: selectors: expected lists of UUIDs and of parts of productName.lowerAscii()")
+    return _Written(place, sub, replace(selector, mode=_MIG if sub.device_class == MIG_CLASS else _SHARED))
+
+
+def _objections(sub: DeviceSubRequest) -> Iterator[str]:
+    if sub.device_class not in (DRIVER, MIG_CLASS):
+        yield f"deviceClassName={sub.device_class}: {NO_OTHERS}"
+    if sub.count is None:
+        yield "allocationMode=All: expected a count"
+    if sub.is_admin:
+        yield "adminAccess: it is not supported"
+    if sub.tolerations:
+        yield "tolerations: the scheduler gives nobody a GPU that is cordoned or unhealthy"
+    if sub.unknown_capacities:
+        yield f"capacity {sub.unknown_capacities[0]}: no device of HAMi has it"
+    if sub.cores > WHOLE:
+        yield f"capacity cores={sub.cores}: expected at most {WHOLE}"
+    if sub.share_milli is not None and (sub.share_milli != SHARE * 1000 or sub.cores not in (0, WHOLE)):
+        yield (f"capacity share={sub.share_milli / 1000:g}, cores={sub.cores}: expected a share of {SHARE} for a GPU "
+               f"alone, with {WHOLE} cores or none")
+    if sub.device_class == MIG_CLASS and (sub.memory_mib is None or sub.selectors or sub.cores or sub.share_milli):
+        yield "a MIG instance follows from its memory: expected that capacity, no other, and no selectors"
+
+
+def _annotations(requests: Mapping[tuple[str, str], _Written], claims: Mapping[str, DeviceClaim],
+                 keys: SelectorKeys) -> Iterator[tuple[str, str]]:
+    """Yields the annotations that select the devices of all *requests*. Raises: PodRefused."""
+    first = next(iter(requests.values()))
+    for other in requests.values():
+        if other.selector != first.selector:
+            raise PodRefused(f"{other.place}: it selects other devices than {first.place}")
+    selector = first.selector
+    for key, items in ((keys.use_types, selector.use_types), (keys.nouse_types, selector.nouse_types),
+                       (keys.use_uuids[0], selector.use_uuids), (keys.nouse_uuids[0], selector.nouse_uuids)):
+        if items is not None:
+            yield key, ",".join(items)
+    yield keys.mode, selector.mode or ""
+    bound = {(name, request) for name, claim in claims.items() for constraint in claim.constraints
+             for request in _bound(f"spec.resourceClaims {name}", claim, constraint)}
+    several = {key for key, request in requests.items() if (request.sub.count or 1) > 1}
+    if bound and bound != several:
+        raise PodRefused(f"{requests[min(several - bound)].place}: expected matchAttribute {NUMA_NODE} for each "
+                         "request of several devices, or for none")
+    if bound:
+        yield NUMA_BIND, "true"
+
+
+def _bound(place: str, claim: DeviceClaim, constraint: DeviceConstraint) -> list[str]:
+    """Returns the requests whose several devices *constraint* binds to one NUMA node: one, or none if it always holds.
+
+    Raises: PodRefused for other constraints.
+    """
+    about = [request for request in claim.requests if constraint.applies_to(request.name, "")]
+    if len(about) > 1 or constraint.attribute not in ((*_UUID,) if constraint.is_distinct else (NUMA_NODE,)):
+        kind = "distinctAttribute" if constraint.is_distinct else "matchAttribute"
+        raise PodRefused(f"{place}: {kind} {constraint.attribute}: expected {NUMA_NODE} for one request")
+    return [request.name for request in about
+            if not constraint.is_distinct and (request.subrequests[0].count or 1) > 1]
+
+
+def _users(wire: Mapping[str, Any], requests: Mapping[tuple[str, str], _Written], resources: frozenset[str],
+           ) -> tuple[dict[str, str] | None, dict[str, tuple[str, str]]]:
+    """Returns the container whose request each one is to use, if init containers use those of others, and the request
+    of its claims that each container uses. Raises: PodRefused."""
+    named, owners = named_claims(wire), dict[tuple[str, str], str]()
+    users, chosen = dict[str, str](), dict[str, tuple[str, str]]()
+    containers = convert_pod(wire).containers
+    for container in sorted(containers, key=lambda container: container.kind is ContainerKind.INIT):
+        about = f"container {container.name}"
+        if amounts := sorted(resources & {*container.limits, *container.requests}):
+            raise PodRefused(f"{about}: {amounts[0]} beside a claim for GPUs, expected one of the two")
+        used = [(name, request) for name, request in requests
+                if (own := named.get(container.name, {}).get(name)) is not None and (not own or request in own)]
+        if not used:
+            continue
+        if len(used) > 1:
+            raise PodRefused(f"{about} uses {len(used)} requests of claims, expected one")
+        (request,) = used
+        owner = owners.get(request)
+        if container.kind is not ContainerKind.INIT:
+            owners.setdefault(request, container.name)
+            if owner is not None:
+                raise PodRefused(f"containers {owner} and {container.name} share {requests[request].place}")
+        elif owner is None or next(
+                other for other in containers if other.name == owner).kind is not ContainerKind.APP:
+            raise PodRefused(f"{about} uses {requests[request].place}, and no container after it does")
+        chosen[container.name], users[container.name] = request, owner or container.name
+    if unused := [request.place for key, request in requests.items() if key not in owners]:
+        raise PodRefused(f"{unused[0]}: no container uses it")
+    return (users if len(users) > len(owners) else None), chosen
+
+
+def _amounts(request: _Written, resources: Resources) -> dict[str, str]:
+    """Returns what *request* asks for, as limits of a container."""
+    sub = request.sub
+    memory = ({resources.memory_percent: str(WHOLE)} if sub.memory_mib is None
+              else {resources.memory: str(-(-max(sub.memory_mib, 1) // resources.memory_factor))})
+    cores = {} if request.selector.is_for_instances else {resources.cores: str(WHOLE if sub.share_milli else sub.cores)}
+    return {resources.count: str(sub.count), **memory, **cores}
