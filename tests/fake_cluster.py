@@ -58,6 +58,7 @@ class FakeCluster:
         self.budgets: list[DisruptionBudget] = []
         self.gang_sizes: dict[tuple[str, str], int] = {}
         self.claim_templates: dict[tuple[str, str], ClaimTemplate] = {}
+        self.written_templates: dict[tuple[str, str], dict[str, Any]] = {}  # those of users, as JSON
         self.claims: dict[tuple[str, str], dict[str, Any]] = {}  # as the API server has them
         self.deletion = "2026-08-21T12:10:00Z"  # when pods that are evicted end at the latest
         self.calls: list[Call] = []
@@ -267,6 +268,10 @@ class FakeCluster:
     def stored_claim(self, namespace: str, name: str, *, timeout: float) -> StoredClaim | None:
         return self._do("stored_claim", lambda: self._stored_claim(namespace, name), namespace=namespace, name=name,
                         timeout=timeout)
+
+    def template(self, namespace: str, name: str, *, timeout: float) -> dict[str, Any] | None:
+        return self._do("template", lambda: self.written_templates.get((namespace, name)), namespace=namespace,
+                        name=name, timeout=timeout)
 
     def write_claim_status(self, claim: Mapping[str, Any], *, timeout: float) -> StoredClaim:
         def effect():

@@ -246,7 +246,8 @@ def test_the_scheduler_may_write_claims_only_where_it_allocates_them():
 
 
 def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
-    """Those of labels on pods also see pods that have a claim already, which the other webhook leaves to them."""
+    """Those of labels on pods also see pods that have a claim already, which the other webhook leaves to them. All see
+    pods that name templates of claims, except for those of the scheduler."""
     folder = ROOT / "manifests" / "components" / "dra-translate" / "webhooks"
     component = yaml.safe_load((folder / "kustomization.yaml").read_text())
     (text,) = (patch["patch"] for patch in component["patches"]
@@ -256,7 +257,7 @@ def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
     names = list(config.resources.names)
     assert {webhook["name"]: [re.findall(r"'([^']+)'", condition["expression"])
                               for condition in webhook["matchConditions"]] for webhook in webhooks} == {
-        f"{kind}.{door}.hami.io": [names + more] for kind, more in (("pods", ["hami.io/claim"]), ("namespaces", []))
+        f"{kind}.{door}.hami.io": [[*names, *more, "^hami-[0-9a-f]{20}$"]] for kind, more in (("pods", ["hami.io/claim"]), ("namespaces", []))
         for door in ("dra", "dra-preferred")}
 
 

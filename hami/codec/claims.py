@@ -18,7 +18,7 @@ from msgspec import Meta
 from hami.codec.claim_amounts import MAX_RESULTS, TOO_MANY, VENDOR
 from hami.codec.documents import convert, decode, places_in
 from hami.codec.register import Amount
-from hami.codec.selectors import ATTRIBUTES, render_selectors
+from hami.codec.selectors import ATTRIBUTES, render_selectors, render_size
 from hami.codec.slices import DRIVER, MIG_CLASS, NUMA_NODE, SHARE, is_instance
 from hami.errors import MalformedInput
 from hami.model import DevicePolicy, PodRef, Request, Selector
@@ -350,8 +350,13 @@ def _alternatives(request: Request, selectors: tuple[str, ...], card_sizes: Coll
     if (percent := _percent(request)) is None:
         return {"exactly": _exactly(request, selectors, request.memory_mib)}
     return {"firstAvailable": [
-        {"name": f"m{size}", **_exactly(request, (f"{ATTRIBUTES}.memoryMiB == {size}", *selectors),
-                                        max(size * percent // WHOLE, 1))} for size in sorted(card_sizes, reverse=True)]}
+        {"name": f"m{size}", **_exactly(request, (render_size(size), *selectors),
+                                        part_of(size, percent))} for size in sorted(card_sizes, reverse=True)]}
+
+
+def part_of(memory_mib: int, percent: int) -> int:
+    """Returns *percent* of the memory of a card, in MiB."""
+    return max(memory_mib * percent // WHOLE, 1)
 
 
 def _exactly(request: Request, selectors: tuple[str, ...], memory_mib: int) -> dict[str, Any]:

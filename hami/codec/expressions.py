@@ -26,7 +26,7 @@ Token = tuple[str, str]
 """The kind of a token (``text``, ``number``, ``word``, ``sign``), and how it is written."""
 
 _STANDARD = "resource.kubernetes.io"
-_LONGEST_NUMBER = 18  # digits
+LONGEST_NUMBER = 18  # digits
 _MAX_DEPTH = 16  # of parentheses and negations
 _TOKEN = re.compile(r'\s*(?:(?P<text>"(?:[^"\\]|\\.)*"|\'[^\'\\]*\')|(?P<number>-?[0-9]+)'
                     r"|(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>&&|\|\||[=!<>]=|[!<>().,\[\]]))")
@@ -229,7 +229,7 @@ class _Parser:
 
     def _literal(self, type: type) -> str | int:
         kind, token = self._peek()
-        if (kind, type) not in (("text", str), ("number", int)) or (kind == "number" and len(token) > _LONGEST_NUMBER):
+        if (kind, type) not in (("text", str), ("number", int)) or (kind == "number" and len(token) > LONGEST_NUMBER):
             raise _Unread
         self._next += 1
         value = int(token) if kind == "number" else text_of((kind, token))

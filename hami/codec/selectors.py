@@ -6,13 +6,15 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
-from hami.codec.expressions import Token, text_of, tokens_of
+from hami.codec.expressions import LONGEST_NUMBER, Token, text_of, tokens_of
 from hami.codec.slices import DRIVER
 from hami.model import Selector
 
 ATTRIBUTES = f'device.attributes["{DRIVER}"]'
 _UUID = tokens_of(f"{ATTRIBUTES}.uuid")
 _TYPE = tokens_of(f"{ATTRIBUTES}.productName.lowerAscii().contains(")
+_SIZE = tokens_of(f"{ATTRIBUTES}.memoryMiB ==")
+_LONGEST_SIZE = 200  # characters: a longer condition says something else
 _OR, _NOT, _OPEN, _CLOSE, _COMMA = (("sign", text) for text in ("||", "!", "(", ")", ","))
 
 
@@ -51,6 +53,19 @@ def parse_selectors(expressions: Iterable[str]) -> Selector | None:
         found[name] = (*found.get(name, ()), *items)
     return Selector(use_types=found.get("use_types"), nouse_types=found.get("nouse_types"),
                     use_uuids=found.get("use_uuids"), nouse_uuids=found.get("nouse_uuids"))
+
+
+def render_size(memory_mib: int) -> str:
+    """Returns the condition on cards with so much memory."""
+    return f"{ATTRIBUTES}.memoryMiB == {memory_mib}"
+
+
+def parse_size(expression: str) -> int | None:
+    """The memory in MiB that cards need to meet *expression*; ``None`` if it says something else."""
+    tokens = tokens_of(expression) if len(expression) < _LONGEST_SIZE else []
+    if tokens[:-1] != _SIZE or tokens[-1][0] != "number":
+        return None
+    return int(tokens[-1][1]) if len(tokens[-1][1]) <= LONGEST_NUMBER else None
 
 
 def _any_type(types: Iterable[str]) -> str:

@@ -7,12 +7,13 @@ words mean less than a template says, there is no such text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hami.codec.claim_amounts import VENDOR
-from hami.codec.claims import WHOLE
+from hami.codec.claim_templates import MAX_TEXT
+from hami.codec.claims import WHOLE, part_of
 from hami.codec.device_requests import (
     DeviceClaim,
     DeviceConstraint,
@@ -24,7 +25,7 @@ from hami.codec.device_requests import (
 )
 from hami.codec.keys import NUMA_BIND
 from hami.codec.pods import convert_pod
-from hami.codec.selectors import parse_selectors
+from hami.codec.selectors import parse_selectors, parse_size
 from hami.codec.slices import DRIVER, MIG_CLASS, NUMA_NODE, SHARE
 from hami.dra.translate import NO_OTHERS, claims_of, with_containers
 from hami.errors import PodRefused
@@ -34,6 +35,7 @@ from hami.vendors.spec import Catalog, SelectorKeys
 
 ReadTemplate = Callable[[str], "Mapping[str, Any] | None"]
 """Returns a ResourceClaimTemplate of the pod's namespace by its name; ``None`` if there is none."""
+MAX_TEMPLATES = 4  # of a pod: each is read, and may have 1.5 MB
 _MIG, _SHARED = "mig", "hami-core,mps"  # texts that contain the modes of the devices
 _SHOWN = 100  # characters of a value in a reason
 _UUID = "uuid", f"{DRIVER}/uuid"
@@ -50,27 +52,34 @@ class PlainPod:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A request of a template. *place*: for errors."""
+    """A request of a template. *place*: for errors. *percent*: of the memory, where it is an alternative for each size
+    of cards."""
 
     place: str
     sub: DeviceSubRequest
-    selector: Selector
+    percent: int | None = None
 
 
-def plain_pod(wire: Mapping[str, Any], read: ReadTemplate, vendors: Catalog) -> PlainPod | None:
+def plain_pod(wire: Mapping[str, Any], read: ReadTemplate, vendors: Catalog,
+              card_sizes: Callable[[], Collection[int]]) -> PlainPod | None:
     """Returns the new pod *wire* with the amounts that templates of claims say in place of these claims; ``None`` if
     it names no template that is about our devices.
 
+    *card_sizes* returns the different amounts of memory (MiB) of the devices that pods get by claims.
     Raises: PodRefused with what cannot be said so; MalformedInput; and what *read* raises.
     """
-    claims = {source.name: _claim(source.template, read) for source in claim_sources(wire) if source.template}
+    templates = {source.name: source.template for source in claim_sources(wire) if source.template}
+    if len(templates) > MAX_TEMPLATES:
+        raise PodRefused(f"spec.resourceClaims: {len(templates)} templates of claims, expected at most {MAX_TEMPLATES}")
+    claims = {name: _claim(template, read) for name, template in templates.items()}
     if not any(claim.is_ours for claim in claims.values()):
         return None
     if others := [str(entry.get("name")) for entry in claims_of(wire) if str(entry.get("name")) not in claims]:
         raise PodRefused(f"spec.resourceClaims {others[0]}: {NO_OTHERS}")
     if configured := [name for name, claim in claims.items() if claim.has_parameters]:
         raise PodRefused(f"spec.resourceClaims {configured[0]}: config: claims of the scheduler have no parameters")
-    requests = {(name, request.name): _written(f"spec.resourceClaims {name}: request {request.name}", request)
+    requests = {(name, request.name): _written(
+        f"spec.resourceClaims {name}: request {request.name}", request, card_sizes)
                 for name, claim in claims.items() for request in claim.requests}
     resources, keys = vendors[VENDOR].resources, vendors[VENDOR].annotations.selectors
     annotations = dict(_annotations(requests, claims, keys))
@@ -101,17 +110,37 @@ def _claim(template: str, read: ReadTemplate) -> DeviceClaim:
     return parse_device_claim({**document, "kind": "ResourceClaimTemplate"}, title)
 
 
-def _written(place: str, request: DeviceRequest) -> _Written:
+def _written(place: str, request: DeviceRequest, card_sizes: Callable[[], Collection[int]]) -> _Written:
     """Returns *request*. Raises: PodRefused for what amounts and annotations do not say."""
-    if len(request.subrequests) != 1:
-        raise PodRefused(f"{place}: firstAvailable: expected exactly one kind of devices")
-    (sub,) = request.subrequests
+    sub, percent = request.subrequests[0], None
+    if len(request.subrequests) > 1:
+        sub, percent = _percentage(place, request.subrequests, card_sizes)
     if (objection := next(_objections(sub), None)) is not None:
         raise PodRefused(f"{place}: {objection}")
-    selector = parse_selectors(sub.selectors)
-    if selector is None:
-        raise PodRefused(f"{place}: selectors: expected lists of UUIDs and of parts of productName.lowerAscii()")
-    return _Written(place, sub, replace(selector, mode=_MIG if sub.device_class == MIG_CLASS else _SHARED))
+    return _Written(place, sub, percent)
+
+
+def _percentage(place: str, alternatives: Sequence[DeviceSubRequest],
+                card_sizes: Callable[[], Collection[int]]) -> tuple[DeviceSubRequest, int]:
+    """Returns what *alternatives* say beside memory, which is the same percentage of each size of cards, and that
+    percentage. Raises: PodRefused if they say something else."""
+    memory: dict[int, int] = {}
+    beside: list[DeviceSubRequest] = []
+    for sub in alternatives:
+        sizes = {text: size for text in sub.selectors if (size := parse_size(text)) is not None}
+        if len(sizes) == 1 and sub.memory_mib is not None:
+            memory |= {size: sub.memory_mib for size in sizes.values()}
+        beside.append(replace(sub, name="", memory_mib=None, selectors=tuple(
+            text for text in sub.selectors if text not in sizes)))
+    percent = next((percent for percent in range(1, WHOLE) if all(
+        part_of(size, percent) == given for size, given in memory.items())), None)
+    if percent is None or len(memory) < len(alternatives) or any(sub != beside[0] for sub in beside):
+        raise PodRefused(f"{place}: firstAvailable: expected the same percentage of each memoryMiB, and nothing else "
+                         "in which the alternatives differ")
+    if missing := sorted(set(card_sizes()) - memory.keys()):
+        raise PodRefused(f"{place}: firstAvailable: there are GPUs of {missing[0]} MiB, for which it has no "
+                         "alternative")
+    return beside[0], percent
 
 
 def _objections(sub: DeviceSubRequest) -> Iterator[str]:
@@ -137,16 +166,12 @@ def _objections(sub: DeviceSubRequest) -> Iterator[str]:
 def _annotations(requests: Mapping[tuple[str, str], _Written], claims: Mapping[str, DeviceClaim],
                  keys: SelectorKeys) -> Iterator[tuple[str, str]]:
     """Yields the annotations that select the devices of all *requests*. Raises: PodRefused."""
-    first = next(iter(requests.values()))
-    for other in requests.values():
-        if other.selector != first.selector:
-            raise PodRefused(f"{other.place}: it selects other devices than {first.place}")
-    selector = first.selector
+    selector = _selector(list(requests.values()))
     for key, items in ((keys.use_types, selector.use_types), (keys.nouse_types, selector.nouse_types),
                        (keys.use_uuids[0], selector.use_uuids), (keys.nouse_uuids[0], selector.nouse_uuids)):
         if items is not None:
             yield key, ",".join(items)
-    yield keys.mode, selector.mode or ""
+    yield keys.mode, str(selector.mode)
     bound = {(name, request) for name, claim in claims.items() for constraint in claim.constraints
              for request in _bound(f"spec.resourceClaims {name}", claim, constraint)}
     several = {key for key, request in requests.items() if (request.sub.count or 1) > 1}
@@ -155,6 +180,20 @@ def _annotations(requests: Mapping[tuple[str, str], _Written], claims: Mapping[s
                          "request of several devices, or for none")
     if bound:
         yield NUMA_BIND, "true"
+
+
+def _selector(requests: Sequence[_Written]) -> Selector:
+    """Returns what all *requests* select. Raises: PodRefused."""
+    first = requests[0]
+    for other in requests:
+        if (other.sub.device_class, other.sub.selectors) != (first.sub.device_class, first.sub.selectors):
+            raise PodRefused(f"{other.place}: it selects other devices than {first.place}")
+    if (length := sum(map(len, first.sub.selectors))) > MAX_TEXT:
+        raise PodRefused(f"{first.place}: selectors: {length} characters, expected at most {MAX_TEXT}")
+    selector = parse_selectors(first.sub.selectors)
+    if selector is None:
+        raise PodRefused(f"{first.place}: selectors: expected lists of UUIDs and of parts of productName.lowerAscii()")
+    return replace(selector, mode=_MIG if first.sub.device_class == MIG_CLASS else _SHARED)
 
 
 def _bound(place: str, claim: DeviceClaim, constraint: DeviceConstraint) -> list[str]:
@@ -205,7 +244,7 @@ def _users(wire: Mapping[str, Any], requests: Mapping[tuple[str, str], _Written]
 def _amounts(request: _Written, resources: Resources) -> dict[str, str]:
     """Returns what *request* asks for, as limits of a container."""
     sub = request.sub
-    memory = ({resources.memory_percent: str(WHOLE)} if sub.memory_mib is None
+    memory = ({resources.memory_percent: str(request.percent or WHOLE)} if sub.memory_mib is None
               else {resources.memory: str(-(-max(sub.memory_mib, 1) // resources.memory_factor))})
-    cores = {} if request.selector.is_for_instances else {resources.cores: str(WHOLE if sub.share_milli else sub.cores)}
+    cores = {} if sub.device_class == MIG_CLASS else {resources.cores: str(WHOLE if sub.share_milli else sub.cores)}
     return {resources.count: str(sub.count), **memory, **cores}

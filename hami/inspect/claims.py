@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hami.codec.claim_amounts import MAX_RESULTS, VENDOR
 from hami.codec.claims import AllocatedClaim
 from hami.codec.device_requests import DeviceClaim, DeviceRequest, DeviceSubRequest
-from hami.codec.slices import SHARE, device_name, pool_name
+from hami.codec.keys import DOOR, REQUIRED
+from hami.codec.slices import DRIVER, MIG_CLASS, SHARE, device_name, pool_name
+from hami.dra.written_claims import plain_pod
+from hami.errors import MalformedInput
 from hami.inspect.claim_fit import (
     ClaimPlacement,
     ClaimUnfit,
@@ -46,10 +50,15 @@ class PodClaim:
 
 @dataclass(frozen=True, slots=True)
 class PodClaims:
-    """The claims of a pod. *problems*: a sentence for each part that could not be read."""
+    """The claims of a pod. *problems*: a sentence for each part that could not be read.
+
+    *pod*: the pod, and *templates*: those that it names, by name, as JSON.
+    """
 
     claims: tuple[PodClaim, ...]
     problems: tuple[str, ...] = ()
+    pod: Mapping[str, Any] = field(default_factory=dict)
+    templates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def has_ours(self) -> bool:
@@ -167,7 +176,7 @@ def _is_of_class(selector: str) -> bool:
 
 def _notes(cluster: InspectedCluster, pod: Pod, claims: PodClaims, undecided: Sequence[str]) -> Iterator[str]:
     """Yields what is to be known about *claims*, at most MAX_NOTES sentences."""
-    notes = [*claims.problems, *_publication_notes(cluster)]
+    notes = [*claims.problems, *_publication_notes(cluster, claims)]
     for claim in claims.claims:
         notes += _allocation_notes(pod, claim) if claim.allocated is not None else _claim_notes(claim)
     if undecided:
@@ -177,12 +186,26 @@ def _notes(cluster: InspectedCluster, pod: Pod, claims: PodClaims, undecided: Se
         yield f"And {len(notes) - MAX_NOTES} more of the kind."
 
 
-def _publication_notes(cluster: InspectedCluster) -> Iterator[str]:
+def _publication_notes(cluster: InspectedCluster, claims: PodClaims) -> Iterator[str]:
     managed = {part.node for part in cluster.record.slices if any(
         card.by_claims for card in (*part.devices, *(instance.card for instance in part.instances)))}
     if managed:
         yield (f"HAMi's scheduler allocates the devices of {counted(len(managed), 'node')}, and kube-scheduler gives "
                "them to no claim that users have written.")
+        yield _translation_note(cluster, claims)
+
+
+def _translation_note(cluster: InspectedCluster, claims: PodClaims) -> str:
+    """Returns what HAMi's scheduler would do about *claims* of a pod, if that had the label by which it sees them."""
+    try:
+        translated = plain_pod(claims.pod, claims.templates.get, cluster.vendors, lambda: {
+            usage.device.memory_mib for _, usage in cluster.usages() if usage.device.by_claims})
+    except MalformedInput as error:
+        return f"HAMi's scheduler makes no claim in place of these: {error}."
+    if translated is None:
+        return ("HAMi's scheduler makes claims in place of those of templates, with a deviceClassName of "
+                f"{DRIVER} or {MIG_CLASS}.")
+    return f"A pod with the label {DOOR}={REQUIRED} gets a claim of HAMi's scheduler in place of these."
 
 
 def _allocation_notes(pod: Pod, claim: PodClaim) -> Iterator[str]:

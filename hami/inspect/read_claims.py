@@ -110,7 +110,9 @@ def resolve_claims(pod: Mapping[str, Any], namespace: str, get: _GetObject,
     claims = [claim for source in sources if (claim := reader.read(source)) is not None]
     claims += [reader.of_resource(container, resource, by_resource[resource], count)
                for container, resource, count in resources if resource in by_resource]
-    return PodClaims(tuple(claims), tuple(reader.problems)) if claims or sources else None
+    if not claims and not sources:
+        return None
+    return PodClaims(tuple(claims), tuple(reader.problems), pod, reader.templates)
 
 
 class _ClaimReader:
@@ -118,6 +120,7 @@ class _ClaimReader:
 
     def __init__(self, namespace: str, get: _GetObject) -> None:
         self.problems: list[str] = []
+        self.templates: dict[str, Mapping[str, Any]] = {}  # also those whose claim is made already
         self._namespace = namespace
         self._get = get
         self._selectors: dict[str, tuple[str, ...]] = {}  # of classes
@@ -129,6 +132,8 @@ class _ClaimReader:
         document = self._read(kind, title, name)
         if document is None:
             return None
+        if source.template:
+            self.templates[source.template] = {"spec": {"spec": document.get("spec")}} if source.claim else document
         try:
             requested = parse_device_claim({**document, "kind": kind}, title)
             status = document.get("status")

@@ -193,14 +193,6 @@ class Cluster:
         MalformedInput."""
         return read_gang_size(lambda path: self._read("GET", path), pod)
 
-    def claim_template(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """Returns the ResourceClaimTemplate as JSON; ``None`` if there is none. Raises also: MalformedInput."""
-        try:
-            data = self._read("GET", _path("resourceclaimtemplates", namespace, name))
-        except NotFound:
-            return None
-        return decode("resourceclaimtemplate", _OBJECT, data)
-
     def create_claim_template(self, namespace: str, template: Mapping[str, Any]) -> None:
         """Creates a ResourceClaimTemplate. Raises: Conflict if its name exists, NotFound if the namespace does not."""
         self._write("POST", _path("resourceclaimtemplates", namespace), body=_json(template))

@@ -71,7 +71,7 @@ class DynamicResources:
 
 
 class ClaimWriter:
-    """Claims that the scheduler makes; threads may share it.
+    """Claims that the scheduler makes, and templates in place of which it makes them; threads may share it.
 
     Every call is one attempt, which waits for the server for *timeout* seconds at most. It raises a ClusterError if the
     server refuses. An error without a status means that a write may have taken effect.
@@ -90,6 +90,14 @@ class ClaimWriter:
         """Returns the current claim; ``None`` if there is none. Raises also: MalformedInput."""
         try:
             return parse_stored_claim(self._api.request("GET", _claim_path(namespace, name), timeout=timeout))
+        except NotFound:
+            return None
+
+    def template(self, namespace: str, name: str, *, timeout: float) -> dict[str, Any] | None:
+        """Returns a ResourceClaimTemplate as JSON; ``None`` if there is none. Raises also: MalformedInput."""
+        path = f"{API}/namespaces/{quote(namespace, safe='')}/resourceclaimtemplates/{quote(name, safe='')}"
+        try:
+            return decode("resourceclaimtemplate", _DOCUMENT, self._api.request("GET", path, timeout=timeout))
         except NotFound:
             return None
 

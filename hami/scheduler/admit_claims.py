@@ -20,7 +20,6 @@ from hami.scheduler.admit import Admitted, Admitter, Denied, beyond_bounds
 from hami.scheduler.settings import Settings
 from hami.state.store import Store
 from hami.vendors.draft import PodDraft
-from hami.vendors.spec import Catalog
 
 PLUGIN = "plugin"  # a value of the label that leaves a pod as it is, whatever its namespace says
 _SHOWN = 100  # characters of a value in a message
@@ -72,11 +71,11 @@ class OwnClaims:
     """Gives pods claims of their own, which the scheduler allocates: for what their containers request, or the
     templates that they name."""
 
-    def __init__(self, admitter: Admitter, vendors: Catalog, template: Template,
+    def __init__(self, admitter: Admitter, cache: Store, template: Template,
                  make_name: Callable[[], str] = make_claim_name) -> None:
         """*admitter* judges the pods before. *make_name* returns the name of the next claim."""
         self._admitter = admitter
-        self._vendors = vendors
+        self._cache = cache
         self._template = template
         self._make_name = make_name
 
@@ -85,7 +84,8 @@ class OwnClaims:
         answer, users = self._admitter.admit(review), None
         if isinstance(answer, Denied) or has_claim(answer.pod):
             return None
-        plain = plain_pod(review.pod or {}, partial(self._template, review.namespace), self._vendors)
+        plain = plain_pod(review.pod or {}, partial(self._template, review.namespace), self._cache.vendors,
+                          self._cache.claimable_sizes)
         if plain is not None:
             answer, users = self._admitter.admit(replace(review, pod=plain.wire)), plain.users
             if isinstance(answer, Denied):

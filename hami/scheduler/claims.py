@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from hami.dra.templates import ClaimTemplates
 from hami.dra.watches import PodsWithClaims, watch_devices, watch_templates
@@ -22,6 +23,9 @@ from hami.scheduler.settings import Settings
 from hami.scheduler.waiting_claims import WaitingClaims
 from hami.state.claims import ClaimCache
 from hami.state.store import Store
+from hami.web.connections import without_turn
+
+_TEMPLATE_S = 2.0  # of the ten that the API server waits for the webhook; a pod names four templates at most
 
 
 class ClaimParts:
@@ -35,16 +39,15 @@ class ClaimParts:
                  settings: Settings, *, clock: Callable[[], float]) -> None:
         self._store = store
         self._settings = settings
-        self._cluster = cluster
+        self._claims = ClaimWriter(api)
         self.cache = ClaimCache()
         """What claims hold that others allocate."""
         self.tasks: tuple[Task, ...]
         self.binder = None
         """Writes claims of pods before they are bound; ``None`` if HAMi allocates no claims."""
         if settings.dra == ALLOCATE:
-            claims = ClaimWriter(api)
-            self.binder = ClaimBinder(claims, now=utc_now)
-            self.tasks = (WaitingClaims(store, claims, leads, settings.gpu_scheduler_policy, clock=clock),)
+            self.binder = ClaimBinder(self._claims, now=utc_now)
+            self.tasks = (WaitingClaims(store, self._claims, leads, settings.gpu_scheduler_policy, clock=clock),)
         else:
             self.tasks = watch_devices(api, self.cache)
         self._templates = None
@@ -60,7 +63,12 @@ class ClaimParts:
         """Returns the admission of pods that are to get claims; *admitter* is that of the others. ``None`` if none do.
         """
         if self._settings.dra == ALLOCATE:
-            return ClaimAdmitter(admitter, OwnClaims(admitter, self._store.vendors, self._cluster.claim_template))
+            return ClaimAdmitter(admitter, OwnClaims(admitter, self._store, self._template))
         if self._templates is None:
             return None
         return ClaimAdmitter(admitter, ClaimsOfTemplates(self._store, self._settings, self.cache.card_sizes))
+
+    def _template(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        """Returns a template while other requests are worked on. Raises: ClusterError; MalformedInput."""
+        with without_turn():
+            return self._claims.template(namespace, name, timeout=_TEMPLATE_S)

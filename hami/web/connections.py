@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from hami.errors import HamiError
@@ -35,6 +35,16 @@ def client_is_trusted(environ: Mapping[str, object]) -> bool:
     """Reports whether the client of a request may do what only kube-scheduler does. The address of a client says
     nothing: that of a proxy in the same pod is on loopback."""
     return environ.get(TRUSTED) is True
+
+
+_served = threading.local()
+
+
+def without_turn() -> AbstractContextManager[None]:
+    """While this thread waits for something else than its client, others have the turn that the thread has, if it has
+    one: see :meth:`Connection.taking_turns`."""
+    connection: Connection | None = getattr(_served, "connection", None)
+    return nullcontext() if connection is None else connection._without_turn()
 
 
 class Connection(io.RawIOBase):
@@ -102,8 +112,8 @@ class Connection(io.RawIOBase):
         if not data:  # the end, maybe before the handshake
             return data
         self._has_received = True
-        if self._takes_turns and self._turn is not None and not self.is_trusted:
-            self._has_turn = self._turn.acquire()
+        if self._takes_turns and not self.is_trusted:
+            self._take_turn()
         return data
 
     def sendall(self, data: bytes) -> None:
@@ -118,11 +128,27 @@ class Connection(io.RawIOBase):
         """While it is served, the thread of a client that is not trusted has the turn from when it has received
         something until it waits for the client again."""
         self._takes_turns = True
+        _served.connection = self
         try:
             yield
         finally:
+            del _served.connection
             self._takes_turns = False
             self._end_turn()
+
+    @contextmanager
+    def _without_turn(self) -> Iterator[None]:
+        had_turn = self._has_turn
+        self._end_turn()
+        try:
+            yield
+        finally:
+            if had_turn:
+                self._take_turn()
+
+    def _take_turn(self) -> None:
+        if self._turn is not None:
+            self._has_turn = self._turn.acquire()
 
     def _end_turn(self) -> None:
         if self._turn is not None and self._has_turn:

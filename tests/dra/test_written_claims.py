@@ -57,7 +57,7 @@ def template(*requests, **devices):
 
 def plain(wire, *requests, catalog=ONLY_NVIDIA, **devices):
     """The pod, where its template has these requests."""
-    return plain_pod(wire, {"slice": template(*requests, **devices)}.get, catalog)
+    return plain_pod(wire, {"slice": template(*requests, **devices)}.get, catalog, lambda: SIZES)
 
 
 def in_words(wire, *requests, **devices):
@@ -89,6 +89,18 @@ def test_amounts(exactly, amounts):
 def test_memory_is_rounded_up_to_units():
     (container,) = plain(claiming(), request(**capacity(memory="3001Mi")), catalog=IN_UNITS).wire["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpumem"] == "1501"
+
+
+def parts(*amounts, name="main", **more):
+    """A request with an alternative for each size of GPUs: amounts of memory in MiB."""
+    return {"name": name, "firstAvailable": [
+        {"name": f"m{size}", "deviceClassName": "gpu.hami.io", **selecting(f"{OF}.memoryMiB == {size}"),
+         **capacity(memory=f"{memory}Mi"), **more} for size, memory in amounts]}
+
+
+def test_an_alternative_for_each_size_is_a_percentage():
+    halves = parts((81920, 40960), (46068, 23034), (15360, 7680), count=2)
+    assert in_words(claiming(), halves) == ({"main": limits(2, gpumem_percentage=50, gpucores=0)}, SHARED)
 
 
 def test_a_mig_instance_follows_from_its_memory():
@@ -126,7 +138,7 @@ def test_the_claims_of_several_containers():
     wire["spec"]["resourceClaims"].append({"name": "second", "resourceClaimTemplateName": "slice2"})
     templates = {"slice": template(request("x", **capacity(memory="1Gi")), request("y")),
                  "slice2": template(request("x"))}
-    found = plain_pod(wire, templates.get, ONLY_NVIDIA)
+    found = plain_pod(wire, templates.get, ONLY_NVIDIA, lambda: SIZES)
     assert found.users is None
     assert [one.get("resources") for one in found.wire["spec"]["containers"]] == [
         {"limits": limits(1, gpumem=1024, gpucores=0)}, {"limits": WHOLE}, None, {"limits": {"cpu": 1, **WHOLE}}]
@@ -163,7 +175,13 @@ FIRST = {"name": "main", "firstAvailable": [{"name": name, "deviceClassName": "g
 
 
 @pytest.mark.parametrize(("wire", "requests", "devices", "reason"), [
-    (claiming(), [FIRST], {}, "spec.resourceClaims gpu: request main: firstAvailable"),
+    (claiming(), [FIRST], {}, "spec.resourceClaims gpu: request main: firstAvailable: expected the same percentage"),
+    (claiming(), [parts((81920, 40960), (46068, 1000))], {}, "firstAvailable: expected the same percentage"),
+    (claiming(), [parts((81920, 81920), (46068, 46068))], {}, "firstAvailable: expected the same percentage"),
+    (claiming(), [parts((81920, 40960), (15360, 7680))], {}, "there are GPUs of 46068 MiB, for which it has no alt"),
+    (claiming(), [{"name": "main", "firstAvailable": [
+        {**each, "count": place + 1} for place, each in enumerate(parts((81920, 8), (46068, 8))["firstAvailable"])]}],
+     {}, "firstAvailable: expected the same percentage"),
     (claiming(), [request(), NIC], {}, "request nic: deviceClassName=nic.example.com"),
     (claiming(), [request(allocationMode="All")], {}, "request main: allocationMode=All"),
     (claiming(), [request(adminAccess=True)], {}, "request main: adminAccess"),
@@ -177,6 +195,8 @@ FIRST = {"name": "main", "firstAvailable": [{"name": name, "deviceClassName": "g
     (claiming(), [request(deviceClassName="mig.hami.io", **capacity(memory="1Gi"), **selecting(
         f'{OF}.profile == "3g.40gb"'))], {}, "request main: a MIG instance"),
     (claiming(), [request(**selecting(f"{OF}.memoryMiB == 81920"))], {}, "request main: selectors: expected lists"),
+    (claiming(), [request(**selecting(f"{OF}.uuid in ['{'x' * 9000}']", *["true" * 2500] * 2))], {},
+     "request main: selectors: 29045 characters, expected at most 24576"),
     (claiming(), [request()], {"config": [{"opaque": {"driver": "gpu.hami.io"}}]}, "spec.resourceClaims gpu: config"),
     (claiming(), [request()], {"constraints": [{"matchAttribute": "gpu.hami.io/productName"}]},
      "spec.resourceClaims gpu: matchAttribute gpu.hami.io/productName"),
@@ -202,16 +222,25 @@ def test_what_amounts_do_not_say(wire, requests, devices, reason):
         plain(wire, *requests, **devices)
 
 
+def test_a_pod_names_few_templates():
+    wire, asked = claiming(), []
+    wire["spec"]["resourceClaims"] = [{"name": f"c{place}", "resourceClaimTemplateName": "slice"} for place in range(5)]
+    with pytest.raises(MalformedInput, match="spec.resourceClaims: 5 templates of claims, expected at most 4"):
+        plain_pod(wire, asked.append, ONLY_NVIDIA, lambda: SIZES)
+    assert not asked
+
+
 def test_a_template_that_does_not_exist():
     with pytest.raises(MalformedInput, match="ResourceClaimTemplate slice does not exist"):
-        plain_pod(claiming(), {}.get, ONLY_NVIDIA)
+        plain_pod(claiming(), {}.get, ONLY_NVIDIA, lambda: SIZES)
 
 
 @pytest.mark.parametrize("catalog", [ONLY_NVIDIA, IN_UNITS], ids=["plain", "with defaults"])
+@pytest.mark.parametrize("unit", ["gpumem", "gpumem_percentage"])
 @given(rng=randoms(use_true_random=True))
-def test_what_admission_says_in_a_claim_is_read_back(rng, catalog):
+def test_what_admission_says_in_a_claim_is_read_back(rng, unit, catalog):
     """kube-scheduler's claim for a pod, said in the words of the pod, asks for what the pod did."""
-    wire = some_pod(rng, "gpumem")
+    wire = some_pod(rng, unit)
     try:
         claimed = translate(wire, catalog, "spread", SIZES)
         assume(isinstance(claimed, Translation))
@@ -220,7 +249,7 @@ def test_what_admission_says_in_a_claim_is_read_back(rng, catalog):
     except MalformedInput:
         assume(False)
     try:
-        found = plain_pod(claimed.pod, {claimed.template: render_template(claimed.text)}.get, catalog)
+        found = plain_pod(claimed.pod, {claimed.template: render_template(claimed.text)}.get, catalog, lambda: SIZES)
     except MalformedInput as error:  # an init container has the devices of a container after it, or of none
         assert "container i" in str(error)
         return
@@ -233,4 +262,4 @@ def test_the_example_of_the_documentation():
     templates = {one["metadata"]["name"]: one for one in documents if one["kind"] == "ResourceClaimTemplate"}
     (wire,) = [one for one in documents if one["kind"] == "Pod"]
     with pytest.raises(MalformedInput, match="containers left and right share spec.resourceClaims gpu: request"):
-        plain_pod(wire, templates.get, ONLY_NVIDIA)
+        plain_pod(wire, templates.get, ONLY_NVIDIA, lambda: SIZES)

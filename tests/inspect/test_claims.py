@@ -189,6 +189,21 @@ def test_what_is_wrong_with_a_claim_is_told(change, said):
     assert said in explained(of)
 
 
+@pytest.mark.parametrize("claim, waits, said", [
+    (template(memory="1Gi"), pod(), "A pod with the label hami.io/door=dra gets a claim of HAMi's scheduler"),
+    (template("made", "ResourceClaim", memory="1Gi"), {**pod(), "status": {"resourceClaimStatuses": [
+        {"name": "gpu", "resourceClaimName": "made"}]}}, "A pod with the label hami.io/door=dra gets a claim"),
+    (template(share="30"), pod(),
+     "makes no claim in place of these: spec.resourceClaims gpu: request main: capacity share=30, cores=0: expected"),
+    (template("mine", "ResourceClaim"), pod(resource_claim="mine"), "in place of those of templates, with a device")])
+def test_what_the_scheduler_that_allocates_claims_would_do_is_told(claim, waits, said):
+    of = api(claim, pods=[waits])
+    of.nodes.append(node("other"))
+    of.others |= {"resourceclaims": [claim], "resourceslices": [
+        *render_slices("d1", [gpu(by_claims=True)]), *render_slices("d2", [gpu("GPU-d2-0")])]}
+    assert said in explained(of)
+
+
 def test_a_claim_that_is_allocated_waits_for_its_node():
     own = claimed("web", "d2") | {"spec": template(kind="ResourceClaim")["spec"]}
     own["metadata"] |= {"namespace": "team", "name": "mine"}

@@ -100,8 +100,18 @@ def test_a_claim_is_created_read_and_allocated_in_one_attempt_each():
     assert {call[4] for call in api.calls} == {3.0}
 
 
+def test_a_template_is_read_in_one_attempt():
+    api, claims = own({"spec": {"spec": {}}}, NotFound("no", 404))
+    assert claims.template("team", "slice", timeout=2.0) == {"spec": {"spec": {}}}
+    assert claims.template("te/am", "a b", timeout=2.0) is None
+    assert [(*call[:2], call[4]) for call in api.calls] == [
+        ("GET", f"{GROUP}/namespaces/team/resourceclaimtemplates/slice", 2.0),
+        ("GET", f"{GROUP}/namespaces/te%2Fam/resourceclaimtemplates/a%20b", 2.0)]
+
+
 @pytest.mark.parametrize("call", [lambda claims: claims.create_claim(CLAIM, timeout=3.0),
                                   lambda claims: claims.stored_claim("team", "hami-1", timeout=3.0),
+                                  lambda claims: claims.template("team", "slice", timeout=3.0),
                                   lambda claims: claims.write_claim_status(CLAIM, timeout=3.0)])
 @pytest.mark.parametrize("error", [REFUSED, LATE, BROKEN, Conflict("changed", 409)])
 def test_no_call_about_own_claims_is_repeated(call, error):

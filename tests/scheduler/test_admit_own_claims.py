@@ -39,7 +39,7 @@ def admitters(*quotas, settings=ALLOCATING, catalog=None, template=no_template, 
     for item in quotas:
         replica.cache.quotas.upsert(item)
     plain = Admitter(replica.cache, settings)
-    return plain, ClaimAdmitter(plain, OwnClaims(plain, catalog, template, lambda: f"hami-{next(numbers):032x}"))
+    return plain, ClaimAdmitter(plain, OwnClaims(plain, replica.cache, template, lambda: f"hami-{next(numbers):032x}"))
 
 
 def admit(pod, door="dra", **options):

@@ -32,7 +32,7 @@ PROGRAM = textwrap.dedent("""
     from hami.runtime import logs
     from hami.errors import ClusterError
     from hami.web.server import serve
-    from hami.web.connections import client_is_trusted
+    from hami.web.connections import client_is_trusted, without_turn
     from hami.web.tls import TlsContext
 
     options = json.loads(sys.argv[1])
@@ -45,6 +45,9 @@ PROGRAM = textwrap.dedent("""
         status, body = "200 OK", path
         if path == "/wait":
             body = "released" if released.wait(30) else "late"
+        elif path == "/pause":
+            with without_turn():
+                body = "released" if released.wait(30) else "late"
         elif path == "/release":
             released.set()
         elif path == "/stubborn":
@@ -433,6 +436,14 @@ def test_untrusted_requests_are_worked_on_one_at_a_time(start):
         assert fetch(plain, "/hello") == (200, "/hello") and not is_answered(server, 0.1)
         assert fetch(plain, "/release") == (200, "/release")
         assert first() == (200, "released") and second() == (200, "/hello")
+
+
+def test_an_untrusted_request_that_waits_for_something_else_keeps_nobody_waiting(start):
+    server = start(host="", threads=16)
+    waiting = [in_background(server.get, "/pause") for _ in range(2)]
+    busy(server, 2)
+    assert server.get("/hello") == (200, "/hello") and server.get("/release") == (200, "/release")
+    assert [answer() for answer in waiting] == [(200, "released")] * 2
 
 
 def test_other_clients_take_no_thread_from_those_of_an_address_on_loopback(start):
