@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from typing import Any
 
 from hami.errors import HamiError
@@ -37,13 +38,13 @@ def client_is_trusted(environ: Mapping[str, object]) -> bool:
     return environ.get(TRUSTED) is True
 
 
-_served = threading.local()
+_served: ContextVar[Connection | None] = ContextVar("served", default=None)  # by this thread
 
 
 def without_turn() -> AbstractContextManager[None]:
     """While this thread waits for something else than its client, others have the turn that the thread has, if it has
     one: see :meth:`Connection.taking_turns`."""
-    connection: Connection | None = getattr(_served, "connection", None)
+    connection = _served.get()
     return nullcontext() if connection is None else connection._without_turn()
 
 
@@ -128,11 +129,11 @@ class Connection(io.RawIOBase):
         """While it is served, the thread of a client that is not trusted has the turn from when it has received
         something until it waits for the client again."""
         self._takes_turns = True
-        _served.connection = self
+        token = _served.set(self)
         try:
             yield
         finally:
-            del _served.connection
+            _served.reset(token)
             self._takes_turns = False
             self._end_turn()
 
