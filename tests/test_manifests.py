@@ -257,7 +257,8 @@ def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
     names = list(config.resources.names)
     assert {webhook["name"]: [re.findall(r"'([^']+)'", condition["expression"])
                               for condition in webhook["matchConditions"]] for webhook in webhooks} == {
-        f"{kind}.{door}.hami.io": [[*names, *more, "^hami-[0-9a-f]{20}$"]] for kind, more in (("pods", ["hami.io/claim"]), ("namespaces", []))
+        f"{kind}.{door}.hami.io": [[*names, *more, "^hami-[0-9a-f]{20}$"]]
+        for kind, more in (("pods", ["hami.io/claim"]), ("namespaces", []))
         for door in ("dra", "dra-preferred")}
 
 
