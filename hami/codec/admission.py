@@ -56,14 +56,17 @@ def parse_review(body: bytes) -> Review:
                   subresource=wire.request.subresource or "", before=wire.request.before)
 
 
-def render_allowed(review: Review, pod: Mapping[str, Any] | None, message: str = "") -> bytes:
-    """Allows the pod, changed to *pod*; without a patch if it equals the pod received."""
+def render_allowed(review: Review, pod: Mapping[str, Any] | None, message: str = "", warning: str = "") -> bytes:
+    """Allows the pod, changed to *pod*; without a patch if it equals the pod received. *warning*: what ``kubectl``
+    shows; the API server may cut it after 256 characters."""
     response: dict[str, Any] = {"uid": review.uid, "allowed": True}
     if pod is not None and pod is not review.pod and (operations := _difference(review.pod or {}, pod)):
         response["patch"] = base64.b64encode(msgspec.json.encode(operations)).decode()
         response["patchType"] = "JSONPatch"
     if message:
         response["status"] = {"code": 200, "message": message}
+    if warning:
+        response["warnings"] = [warning]
     return _rendered(review.api_version, review.kind, response)
 
 

@@ -220,8 +220,11 @@ def _users(wire: Mapping[str, Any], requests: Mapping[tuple[str, str], _Written]
         about = f"container {container.name}"
         if amounts := sorted(resources & {*container.limits, *container.requests}):
             raise PodRefused(f"{about}: {amounts[0]} beside a claim for GPUs, expected one of the two")
+        uses = named.get(container.name, {})
         used = [(name, request) for name, request in requests
-                if (own := named.get(container.name, {}).get(name)) is not None and (not own or request in own)]
+                if name in uses and request in (uses[name] or (request,))]
+        if unknown := sorted({(name, request) for name in uses for request in uses[name]} - requests.keys()):
+            raise PodRefused(f"{about} uses request {unknown[0][1]}, which claim {unknown[0][0]} does not have")
         if not used:
             continue
         if len(used) > 1:

@@ -32,10 +32,11 @@ _FOREIGN = "pod already has different scheduler assigned"
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The pod is allowed, as *pod* (the same object if it is unchanged)."""
+    """The pod is allowed, as *pod* (the same object if it is unchanged). *warning*: for its author."""
 
     pod: Mapping[str, Any]
     message: str = ""
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

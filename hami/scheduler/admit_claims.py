@@ -42,8 +42,8 @@ class ClaimAdmitter:
     def admit(self, review: Review, door: str) -> Admitted | Denied:
         """Decides about the pod in *review*. *door*: the label of its namespace; that of the pod takes precedence.
 
-        A pod that requests no devices is admitted as any other. So is one that asks for what no claim can say, unless
-        *door* requires a claim: then it is denied.
+        A pod that requests no devices is admitted as any other. So is one that asks for what no claim can say, with a
+        warning, unless *door* requires a claim: then it is denied.
         """
         try:
             translated = self._translate(review)
@@ -62,7 +62,9 @@ class ClaimAdmitter:
             meta = translated["metadata"]
             return Admitted({**translated, "metadata": {**meta, "labels": {**labels, DOOR: value}}})
         if value == PREFERRED:
-            return self._admitter.admit(review)
+            answer = self._admitter.admit(review)
+            return answer if isinstance(answer, Denied) else replace(
+                answer, warning=f"{DOOR}={value}: no claim is made for the pod's devices: {translated.reason}")
         return Denied(
             f"{DOOR}={value} requires a claim for the pod's devices, and none can be made: {translated.reason}")
 

@@ -155,7 +155,7 @@ def _admit(admit: Admit, review: Review) -> tuple[bytes, str]:
     if isinstance(verdict, Denied):
         log.info("pod denied", extra={"namespace": review.namespace, "reason": verdict.message[:LOGGED]})
         return admission.render_denied(review, verdict.code, verdict.message), "refused"
-    return admission.render_allowed(review, verdict.pod, verdict.message), "ok"
+    return admission.render_allowed(review, verdict.pod, verdict.message, verdict.warning), "ok"
 
 
 def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds: int) -> dict[str, Answer]:

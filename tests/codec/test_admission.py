@@ -168,6 +168,11 @@ def test_allowed_with_a_message():
                                                  "message": "pod already has different scheduler assigned"}}
 
 
+def test_allowed_with_a_warning():
+    assert json.loads(render_allowed(review(), None, warning="no claim"))["response"] == {
+        "uid": "r1", "allowed": True, "warnings": ["no claim"]}
+
+
 @pytest.mark.parametrize("code, reason", [(403, "Forbidden"), (400, "BadRequest"), (413, "RequestEntityTooLarge"),
                                           (500, "InternalError")])
 def test_denied(code, reason):

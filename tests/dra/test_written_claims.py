@@ -209,6 +209,8 @@ FIRST = {"name": "main", "firstAvailable": [{"name": name, "deviceClassName": "g
     (claiming(using("a"), using("b")), [request()], {}, "containers a and b share spec.resourceClaims gpu"),
     (claiming(using("a", "a", "b")), [request("a"), request("b")], {}, "container a uses 2 requests"),
     (claiming(using("a", "a")), [request("a"), request("b")], {}, "request b: no container uses it"),
+    (claiming(using("a", "a"), using("b", "c")), [request("a")], {},
+     "container b uses request c, which claim gpu does not have"),
     (claiming({"name": "main"}, inits=[using("i")]), [request()], {}, "container i uses"),
     (claiming({"name": "main"}, inits=[using("s", restartPolicy="Always"), using("i")]), [request()], {},
      "container i uses"),

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,13 @@ def by_the_extender(pod, *quotas, **options):
     return admitters(*quotas, **options)[0].admit(review(pod))
 
 
+def warned(answer, containing):
+    """The answer without its warning, which the pod's author sees."""
+    assert answer.warning.startswith("hami.io/door=dra-preferred: no claim is made for the pod's devices: ")
+    assert containing in answer.warning
+    return replace(answer, warning="")
+
+
 @pytest.mark.parametrize("door", ["dra", "dra-preferred"])
 @pytest.mark.parametrize("scheduler", ["default-scheduler", "volcano", "hami-scheduler"])
 def test_the_scheduler_stays_who_it_is(door, scheduler):
@@ -73,7 +81,8 @@ def test_what_no_claim_says_is_denied_where_one_is_required():
 def test_what_no_claim_says_stays_with_the_extender_where_one_is_preferred():
     pod = wire(annotations=TOPOLOGY)
     answer = admit(pod, "dra-preferred")
-    assert answer == by_the_extender(pod) and answer.pod["spec"]["schedulerName"] == "hami-scheduler"
+    assert warned(answer, "topology-aware") == by_the_extender(pod)
+    assert answer.pod["spec"]["schedulerName"] == "hami-scheduler"
 
 
 @pytest.mark.parametrize(("of_namespace", "of_pod", "outcome"), [
@@ -132,7 +141,8 @@ def test_claims_do_not_evade_a_quota(hard, scopes, limited):
     assert isinstance(answer, Denied) == (limited is not None)
     if limited:
         assert f"ResourceQuota budget limits {limited}" in answer.message
-        assert admit(wire(), "dra-preferred", quota(hard, scopes)) == by_the_extender(wire(), quota(hard, scopes))
+        assert warned(admit(wire(), "dra-preferred", quota(hard, scopes)), limited) == by_the_extender(
+            wire(), quota(hard, scopes))
 
 
 def ephemeral(pod, **config):
@@ -164,7 +174,9 @@ def test_each_value_of_the_label_has_a_path():
     answers = {path: post(client(with_claims=True), path, wire(annotations=TOPOLOGY)).json["response"]
                for path in ("/webhook", "/webhook/dra", "/webhook/dra-preferred")}
     assert not answers["/webhook/dra"]["allowed"]
+    (warning,) = answers["/webhook/dra-preferred"].pop("warnings")
     assert answers["/webhook"] == answers["/webhook/dra-preferred"] and answers["/webhook"]["allowed"]
+    assert "topology-aware" in warning
     patch = json.loads(base64.b64decode(
         post(client(with_claims=True), "/webhook/dra", wire()).json["response"]["patch"]))
     assert {operation["path"]: operation["op"] for operation in patch} == {

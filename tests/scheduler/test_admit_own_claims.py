@@ -20,7 +20,7 @@ from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
 from tests.builders import quota
 from tests.codec.fuzz import mutated
-from tests.scheduler.test_admit_claims import TOPOLOGY, review, wire
+from tests.scheduler.test_admit_claims import TOPOLOGY, review, warned, wire
 from tests.scheduler.test_admit_claims import admit as admit_by_template
 from tests.world import Clock, Replica, WatchedCluster
 
@@ -100,7 +100,7 @@ def test_what_no_claim_says(pod, reason):
     denied = admit(pod)
     assert isinstance(denied, Denied) and denied.message.startswith("hami.io/door=dra requires a claim")
     assert reason in denied.message
-    assert admit(pod, "dra-preferred") == by_the_extender(pod)
+    assert warned(admit(pod, "dra-preferred"), reason) == by_the_extender(pod)
 
 
 def test_other_vendors_in_the_pod():
@@ -198,18 +198,18 @@ def test_init_containers_that_share_a_request_keep_it():
     assert admit(claimed).pod == claimed == by_the_extender(claimed).pod
 
 
-@pytest.mark.parametrize("pod, options, reason", [
-    param(of_template("gone"), {}, "ResourceClaimTemplate gone does not exist", id="no template"),
-    param(of_template(spec={"schedulerName": "volcano"}), {}, "its scheduler is not HAMi's", id="another scheduler"),
-    param(of_template(securityContext={"privileged": True}), {}, "container c is privileged", id="privileged"),
-    param(of_template(env=LIFTED), {}, "CUDA_DEVICE_MEMORY_LIMIT", id="a limit"),
-    param(of_template(spec={"nodeName": "n1"}), {}, "pod has node assigned", id="a node"),
-    param(of_template(annotations={"nvidia.com/vgpu-mode": "mig"}), {}, "annotation nvidia.com/vgpu-mode", id="mode")])
-def test_templates_of_which_no_claim_is_made(pod, options, reason):
-    denied = admit(pod, template=slices, **options)
+@pytest.mark.parametrize("pod, reason", [
+    param(of_template("gone"), "ResourceClaimTemplate gone does not exist", id="no template"),
+    param(of_template(spec={"schedulerName": "volcano"}), "its scheduler is not HAMi's", id="another scheduler"),
+    param(of_template(securityContext={"privileged": True}), "container c is privileged", id="privileged"),
+    param(of_template(env=LIFTED), "CUDA_DEVICE_MEMORY_LIMIT", id="a limit"),
+    param(of_template(spec={"nodeName": "n1"}), "pod has node assigned", id="a node"),
+    param(of_template(annotations={"nvidia.com/vgpu-mode": "mig"}), "annotation nvidia.com/vgpu-mode", id="mode")])
+def test_templates_of_which_no_claim_is_made(pod, reason):
+    denied = admit(pod, template=slices)
     assert isinstance(denied, Denied) and denied.message.startswith("hami.io/door=dra requires a claim")
     assert reason in denied.message
-    assert admit(pod, "dra-preferred", template=slices, **options) == by_the_extender(pod, **options)
+    assert warned(admit(pod, "dra-preferred", template=slices), reason) == by_the_extender(pod)
 
 
 def test_quotas_hold_for_templates():
