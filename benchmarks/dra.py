@@ -50,6 +50,7 @@ DOORS = ("plugin", "dra")
 NO_DEVICES = Case("without devices", 200, 300, extender=False, asks=Asks.NOTHING, client=CLIENT_LIFTED)
 CLAIMS = replace(NO_DEVICES, name="with a claim", asks=Asks.CLAIM)
 OWN_CLAIMS = replace(NO_DEVICES, name="with a claim of its own", asks=Asks.OWN_CLAIM, extender=True, lock_free=True)
+TEMPLATES = replace(OWN_CLAIMS, name="with a claim of its own for a template", asks=Asks.CLAIM)
 LARGE = 1000
 LARGE_PODS = 100
 BESIDE_KUBE_SCHEDULER = {CLAIMS.nodes: 2, LARGE: 5}
@@ -80,9 +81,10 @@ def dra_rows(run: Run, rounds: int) -> Iterator[Row]:
         for nodes, pods, turns in ((CLAIMS.nodes, CLAIMS.pods, rounds), (LARGE, LARGE_PODS, 1)):
             with stage.nodes(nodes):
                 outcomes = [stage.play_all(nodes, pods) for _ in range(turns)]
-            bare, claiming, own = map(list, zip(*outcomes, strict=True))
+            bare, claiming, own, templated = map(list, zip(*outcomes, strict=True))
             yield placed_row(replace(CLAIMS, nodes=nodes, pods=pods), bare, claiming)
             yield own_row(replace(OWN_CLAIMS, nodes=nodes, pods=pods), bare, claiming, own)
+            yield template_row(replace(TEMPLATES, nodes=nodes, pods=pods), own, templated)
     yield from real_node_rows(run, rounds)
 
 
@@ -90,12 +92,14 @@ class ClaimStage(Stage):
     """A control plane without HAMi."""
 
     def play_all(self, nodes: int, pods: int) -> list[Outcome]:
-        """Runs each case once: without devices, with claims of kube-scheduler, and of HAMi's scheduler."""
-        bare, claiming, own = (replace(case, nodes=nodes, pods=pods) for case in (NO_DEVICES, CLAIMS, OWN_CLAIMS))
+        """Runs each case once: without devices, with claims of kube-scheduler, and of HAMi's scheduler, for pods with
+        the text of the device plugin and for such that name a template."""
+        bare, claiming, own, templated = (
+            replace(case, nodes=nodes, pods=pods) for case in (NO_DEVICES, CLAIMS, OWN_CLAIMS, TEMPLATES))
         with self.published():
             outcomes = [self.play(bare), self.play(claiming)]
         with self.published(by_claims=True):
-            return [*outcomes, self.play(own)]
+            return [*outcomes, self.play(own), self.play(templated)]
 
     @contextlib.contextmanager
     def published(self, *, by_claims: bool = False) -> Iterator[None]:
@@ -132,6 +136,16 @@ def own_row(case: Case, bare: list[Outcome], claiming: list[Outcome], own: list[
                compared=remarks(ratio(rate, usual, f"pods without devices ({usual:.1f} pods/s)"),
                                 ratio(rate, other, f"claims of kube-scheduler ({other:.1f} pods/s)"), disturbance(own)),
                figures={"own_claims": figures(own)})
+
+
+def template_row(case: Case, own: list[Outcome], templated: list[Outcome]) -> Row:
+    rate, usual = mean(templated, "rate"), mean(own, "rate")
+    return Row(group=GROUP, what=f"{case.pods} pods that name a template of claims, {case.nodes:,} × {fleet.GPUS}, "
+               "HAMi's scheduler", measured=remarks(f"{rate:.1f} pods/s {each(templated)}".strip(), cost(templated),
+                                                    trouble(templated)),
+               compared=remarks(ratio(rate, usual, f"pods with a claim of their own ({usual:.1f} pods/s)"),
+                                disturbance(templated)),
+               figures={"templates": figures(templated)})
 
 
 def cost(outcomes: list[Outcome]) -> str:

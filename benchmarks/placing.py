@@ -51,7 +51,8 @@ DELETING = 4  # pods at once
 
 class Asks(StrEnum):
     """What a pod asks for where there is no extender: a whole GPU by its plain name, nothing, or a claim, whose
-    template is called so. With the extender, part of a GPU: from a device plugin, or by a claim of its own."""
+    template is called so. With the extender, part of a GPU: from a device plugin, or by a claim of its own, for what
+    its containers request or that template says."""
 
     GPU = "gpu"
     NOTHING = "nothing"
@@ -83,6 +84,11 @@ class Case:
     config: Object = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def allocates_claims(self) -> bool:
+        """Reports whether HAMi's scheduler gives the pods claims."""
+        return self.extender and self.asks in (Asks.CLAIM, Asks.OWN_CLAIM)
 
 
 SPREAD = Case("spread", 200, 500, "spread")
@@ -339,18 +345,18 @@ class Stage:
             pids = {name: program.pid for name, program in self.cluster.components.items() if program.running()}
             for name in self.names:
                 texts = {key: text if case.lock_free else None for key, text in LOCK_FREE.items()}
-                texts[DOOR] = "dra" if case.asks == Asks.OWN_CLAIM else None
+                texts[DOOR] = "dra" if case.allocates_claims else None
                 self.kube.merge_patch("Node", name, {"metadata": {"annotations": texts}})
             if case.extender:
                 flags = {}
-                if case.asks == Asks.OWN_CLAIM:
+                if case.allocates_claims:
                     call_webhooks(self.kube, self.certificates, self.cluster.webhook_port)
                     flags["dra"] = "allocate"
                 replica = Scheduler(self.cluster, self.certificates, self.kubeconfig)
                 replica.start(node_scheduler_policy=case.policy, **flags)
                 stack.callback(replica.stop)
                 pids["hami"] = replica.program.pid
-                if case.asks != Asks.OWN_CLAIM:
+                if not case.allocates_claims:
                     switch_to(POLICIES if case.policies else WEBHOOK, self.kube, replica)
                 if not case.lock_free:
                     pids["allocator"] = stack.enter_context(self.started("allocator", [
@@ -406,7 +412,7 @@ class Stage:
         """Runs kube-scheduler with the shipped configuration and the extender at *port*, or with the defaults of
         Kubernetes."""
         if case.extender:
-            folder = ALLOCATE if case.asks == Asks.OWN_CLAIM else MANIFESTS
+            folder = ALLOCATE if case.allocates_claims else MANIFESTS
             config = scheduler_config(port, folder=folder)
         else:
             config = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration",
@@ -439,8 +445,11 @@ def pod_of(case: Case) -> Object:
     pod["metadata"]["namespace"] = NAMESPACE
     if case.extender:
         del pod["spec"]["schedulerName"]
-        if case.asks == Asks.OWN_CLAIM:
+        if case.allocates_claims:
             pod["metadata"]["labels"] |= {DOOR: "dra"}
+        if case.asks == Asks.CLAIM:
+            del pod["spec"]["containers"][0]["resources"]
+            return claiming(pod, Asks.CLAIM)
         if case.wishes:
             pod["metadata"]["labels"] = {"app": "bench"}
             pod["spec"]["affinity"] = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [
