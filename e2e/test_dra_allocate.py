@@ -281,9 +281,10 @@ def test_the_template_of_a_user_is_said_as_amounts(sandbox: Sandbox) -> None:
     manage(sandbox, n0=(gpu(), gpu(model="NVIDIA T4")), n1=gpus(1))
     only = Selector(use_types=("a100",), nouse_uuids=(sandbox.uuid("n1", 0),))
     sandbox.kube.create(template("parts", spec_of(only, a=share(3000, 30), b=share(2000))), sandbox.namespace)
-    user = claiming(pod("user", scheduler="default-scheduler", containers=[container("a"), container("b")],
-                        inits=[init()], annotations={GPU_POLICY: "binpack"}), "parts")
-    user["spec"]["initContainers"][0]["resources"] = user["spec"]["containers"][0]["resources"]
+    user = claiming(pod("user", scheduler="default-scheduler", containers=[
+        container("a"), container("b"), container("c")], inits=[init()], annotations={GPU_POLICY: "binpack"}), "parts")
+    for sharing in (user["spec"]["initContainers"][0], user["spec"]["containers"][2]):
+        sharing["resources"] = user["spec"]["containers"][0]["resources"]
     sandbox.create(user)
     wait_bound(sandbox, "user")
     assert sandbox.cards("user") == {"n0/0"}

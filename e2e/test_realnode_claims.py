@@ -20,7 +20,7 @@ from e2e.claims import (
     serving,
     specifications,
 )
-from e2e.cluster import LocalCluster
+from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.device_plugin import HOOK, RESOURCE, DevicePlugin, cards
 from e2e.eventually import eventually
 from e2e.nodes import REGISTER
@@ -125,6 +125,21 @@ def test_containers_get_what_the_scheduler_has_allocated(sandbox: Sandbox, real:
 def results(claim: Object) -> list[Object]:
     found: list[Object] = claim["status"]["allocation"]["devices"]["results"]
     return found
+
+
+def test_containers_share_what_a_template_of_a_user_says(sandbox: Sandbox, real: RealNode,
+                                                         driver: DevicePlugin) -> None:
+    """The example, with containers that show what they got."""
+    template, example = yaml.safe_load_all((MANIFESTS.parent.parent / "examples" / "claim.yaml").read_text())
+    sandbox.kube.create(template, sandbox.namespace)
+    shown = [{**showing(HOOK, one["name"]), "resources": one["resources"]} for one in example["spec"]["containers"]]
+    sandbox.create({**example, "spec": {**example["spec"], "containers": shown}})
+    running(sandbox, "claims")
+    found = {name: seen(sandbox, real, "claims", name) for name in ("left", "right", "beside")}
+    assert {name: view.limit[1:] for name, view in found.items()} == {
+        "left": ("6000m", "30"), "right": ("6000m", "30"), "beside": ("2000m", "0")}
+    directories = {name: view.mounts[f"{HOOK}/vgpu/limits"][0] for name, view in found.items()}
+    assert directories["left"] == directories["right"] != directories["beside"]
 
 
 def test_claims_go_with_their_pods(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:

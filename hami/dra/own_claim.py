@@ -112,7 +112,7 @@ def waiting_claim(pod: Pod, vendors: Catalog, device_policy: str,
 def take_claim(wire: Mapping[str, Any], pod: Pod, vendors: Catalog) -> ClaimedPod:
     """Returns the pod *wire*, which was decoded as *pod* and has a claim of its own, as it was without that claim.
 
-    An init container that uses the request of another container requests what that one does.
+    A container that uses the request of another one requests what that one does.
     Raises: MalformedInput if :func:`give_claim` returns no such pod.
     """
     if pod.claim_problem:
@@ -146,6 +146,7 @@ def _users(wire: Mapping[str, Any], pod: Pod, amounts: Amounts) -> dict[str, str
     spec, users = wire["spec"], dict[str, str]()
     kinds = {container.name: container.kind for container in pod.containers}
     shared = ContainerKind.APP if ContainerKind.APP in map(kinds.get, amounts) else ContainerKind.INIT
+    sharing = {ContainerKind.INIT: shared, ContainerKind.APP: ContainerKind.APP}
     for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
         name = container.get("name") or ""
         used = [str(entry.get("request")) for entry in entries((container.get("resources") or {}).get("claims"))
@@ -153,8 +154,8 @@ def _users(wire: Mapping[str, Any], pod: Pod, amounts: Amounts) -> dict[str, str
         if not used and name not in amounts:
             continue
         own = used == [name] and name in amounts
-        if not own and not (kinds[name] is ContainerKind.INIT and name not in amounts and len(used) == 1
-                            and used[0] in amounts and kinds[used[0]] is shared):
+        if not own and (name in amounts or len(used) != 1 or used[0] not in amounts
+                        or kinds[used[0]] is not sharing.get(kinds[name])):
             raise PodRefused(f"container {name} uses {', '.join(used) or 'nothing'} of the claim {pod.claim}, expected "
                              f"{'its own request' if name in amounts else 'none of its requests'}")
         users[name] = used[0]

@@ -211,11 +211,12 @@ def _bound(place: str, claim: DeviceClaim, constraint: DeviceConstraint) -> list
 
 def _users(wire: Mapping[str, Any], requests: Mapping[tuple[str, str], _Written], resources: frozenset[str],
            ) -> tuple[dict[str, str] | None, dict[str, tuple[str, str]]]:
-    """Returns the container whose request each one is to use, if init containers use those of others, and the request
-    of its claims that each container uses. Raises: PodRefused."""
+    """Returns the container whose request each one is to use, if some use those of others, and the request of its
+    claims that each container uses. Raises: PodRefused."""
     named, owners = named_claims(wire), dict[tuple[str, str], str]()
     users, chosen = dict[str, str](), dict[str, tuple[str, str]]()
     containers = convert_pod(wire).containers
+    kinds = {container.name: container.kind for container in containers}
     for container in sorted(containers, key=lambda container: container.kind is ContainerKind.INIT):
         about = f"container {container.name}"
         if amounts := sorted(resources & {*container.limits, *container.requests}):
@@ -231,14 +232,14 @@ def _users(wire: Mapping[str, Any], requests: Mapping[tuple[str, str], _Written]
             raise PodRefused(f"{about} uses {len(used)} requests of claims, expected one")
         (request,) = used
         owner = owners.get(request)
-        if container.kind is not ContainerKind.INIT:
-            owners.setdefault(request, container.name)
-            if owner is not None:
-                raise PodRefused(f"containers {owner} and {container.name} share {requests[request].place}")
-        elif owner is None or next(
-                other for other in containers if other.name == owner).kind is not ContainerKind.APP:
+        if owner is None and container.kind is not ContainerKind.INIT:
+            owner = owners[request] = container.name
+        elif owner is None:
             raise PodRefused(f"{about} uses {requests[request].place}, and no container after it does")
-        chosen[container.name], users[container.name] = request, owner or container.name
+        elif ContainerKind.SIDECAR in (kinds[owner], container.kind):
+            raise PodRefused(f"containers {owner} and {container.name} share {requests[request].place}, and one of "
+                             "them is a sidecar")
+        chosen[container.name], users[container.name] = request, owner
     if unused := [request.place for key, request in requests.items() if key not in owners]:
         raise PodRefused(f"{unused[0]}: no container uses it")
     return (users if len(users) > len(owners) else None), chosen

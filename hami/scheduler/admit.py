@@ -47,6 +47,9 @@ class Denied:
     code: int = 403
 
 
+_OVER_QUOTA = Denied("exceeding resource quota")
+
+
 class Admitter:
     """The admission of pods."""
 
@@ -79,13 +82,24 @@ class Admitter:
         from hami.dra.own_claim import take_claim
 
         claimed = take_claim(draft.wire, draft.decoded, self._cache.vendors)
-        answer = self._admit_new(PodDraft(claimed.plain, draft.namespace))
-        if isinstance(answer, Denied):
-            return answer
-        given = self.give_claim(answer, draft.namespace, claimed.name, claimed.users)
+        given = self.admit_with_claim(claimed.plain, draft.namespace, claimed.name, claimed.users)
+        if isinstance(given, Denied):
+            return given
         if isinstance(given, Mapping):
             return Admitted(given)
         return Denied(f"claim {claimed.name}: {given.reason if given is not None else 'the pod requests no GPUs'}")
+
+    def admit_with_claim(self, plain: Mapping[str, Any], namespace: str, name: str,
+                         users: Mapping[str, str] | None) -> Mapping[str, Any] | Inexpressible | Denied | None:
+        """Returns the new pod *plain* with the claim *name*, as :func:`hami.dra.own_claim.give_claim`, if it is
+        admitted. What containers share by their claim counts once. Raises: MalformedInput."""
+        answer = self._admit_new(PodDraft(plain, namespace), counts=False)
+        if isinstance(answer, Denied):
+            return answer
+        given = self.give_claim(answer, namespace, name, users)
+        if isinstance(given, Mapping) and not self._fits_quota(PodDraft(given, namespace)):
+            return _OVER_QUOTA
+        return given
 
     def give_claim(self, answer: Admitted, namespace: str, name: str,
                    users: Mapping[str, str] | None = None) -> Mapping[str, Any] | Inexpressible | None:
@@ -126,7 +140,8 @@ class Admitter:
                    for container in entries((before.get("spec") or {}).get("ephemeralContainers"))}
         return Admitted(confine_ephemeral(self._cache.vendors, draft, earlier))
 
-    def _admit_new(self, draft: PodDraft) -> Admitted | Denied:
+    def _admit_new(self, draft: PodDraft, *, counts: bool = True) -> Admitted | Denied:
+        """Decides about a new pod. *counts*: it counts for quotas as it is."""
         pod, vendors = draft.decoded, self._cache.vendors
         if not any(container.kind is ContainerKind.APP for container in pod.containers):
             return Denied("pod has no containers")
@@ -150,9 +165,10 @@ class Admitter:
                 if pod.node_name:
                     return Denied("pod has node assigned")
                 draft.set_scheduler(scheduler)
-        if self._cache.quotas_of(draft.namespace) and not self._cache.quota_allows(draft.namespace, draft.changed()):
-            return Denied("exceeding resource quota")
-        return Admitted(draft.render())
+        return Admitted(draft.render()) if not counts or self._fits_quota(draft) else _OVER_QUOTA
+
+    def _fits_quota(self, draft: PodDraft) -> bool:
+        return not self._cache.quotas_of(draft.namespace) or self._cache.quota_allows(draft.namespace, draft.changed())
 
     def _requested_vendors(self, draft: PodDraft) -> Iterator[Vendor]:
         """Returns the vendors whose resources the containers name, for one container after the other."""

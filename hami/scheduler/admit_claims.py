@@ -83,16 +83,15 @@ class OwnClaims:
 
     def __call__(self, review: Review) -> Mapping[str, Any] | Inexpressible | None:
         """Returns the pod as `Translate` says. Raises: MalformedInput; ClusterError."""
-        answer, users = self._admitter.admit(review), None
+        answer = self._admitter.admit(review)
         if isinstance(answer, Denied) or has_claim(answer.pod):
             return None
         plain = plain_pod(review.pod or {}, partial(self._template, review.namespace), self._cache.vendors,
                           self._cache.claimable_sizes)
-        if plain is not None:
-            answer, users = self._admitter.admit(replace(review, pod=plain.wire)), plain.users
-            if isinstance(answer, Denied):
-                return Inexpressible(answer.message)
-        return self._admitter.give_claim(answer, review.namespace, self._make_name(), users)
+        if plain is None:
+            return self._admitter.give_claim(answer, review.namespace, self._make_name())
+        given = self._admitter.admit_with_claim(plain.wire, review.namespace, self._make_name(), plain.users)
+        return Inexpressible(given.message) if isinstance(given, Denied) else given
 
 
 class ClaimsOfTemplates:

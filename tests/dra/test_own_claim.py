@@ -231,7 +231,8 @@ def use(container, *requests):
           "container sidecar requests nvidia.com/gpu beside its claim", id="amounts of both doors"),
     param(lambda wire, by_name: use(by_name["a"], {"request": "sidecar"}), "container a uses sidecar",
           id="the request of another container"),
-    param(lambda wire, by_name: use(by_name["log"], {"request": "a"}), "container log uses a", id="a second user"),
+    param(lambda wire, by_name: use(by_name["log"], {"request": "sidecar"}), "container log uses sidecar",
+          id="the request of a sidecar"),
     param(lambda wire, by_name: use(by_name["log"], {}), "container log uses None", id="the whole claim"),
     param(lambda wire, by_name: use(by_name["init"], {"request": "sidecar"}), "container init uses sidecar",
           id="an init container beside a sidecar"),
@@ -241,6 +242,18 @@ def test_a_claim_that_admission_does_not_give(change, problem):
     wire = forged(change)
     with pytest.raises(MalformedInput, match=re.escape(problem)):
         take_claim(wire, convert_pod(wire), ONLY_NVIDIA)
+
+
+def test_containers_may_share_a_request():
+    """Both are looked at as if they requested it, and it counts once."""
+    wire = forged(lambda wire, by_name: use(by_name["log"], {"request": "a"}))
+    taken = take_claim(wire, convert_pod(wire), ONLY_NVIDIA)
+    assert taken.users == {"sidecar": "sidecar", "init": "a", "a": "a", "log": "a"}
+    limited = {one["name"]: one["resources"]["limits"] for one in taken.plain["spec"]["containers"]}
+    assert limited["log"] == limited["a"] == limits(1, gpumem=10, gpucores=0)
+    again = give_claim(admitted(taken.plain), ONLY_NVIDIA, "spread", taken.name, SCHEDULER, taken.users)
+    assert again == wire
+    assert [len(part.requests) for part in decided(again).containers] == [1, 0, 1, 0]
 
 
 def test_a_claim_that_is_not_changed():

@@ -206,14 +206,15 @@ FIRST = {"name": "main", "firstAvailable": [{"name": name, "deviceClassName": "g
      {"constraints": [{"requests": ["a"], "matchAttribute": NUMA_NODE}]}, "request b: expected matchAttribute"),
     (claiming(using("a", "a"), using("b", "b")), [request("a"), request("b", **selecting(f'{OF}.uuid == "x"'))], {},
      "request b: it selects other devices than spec.resourceClaims gpu: request a"),
-    (claiming(using("a"), using("b")), [request()], {}, "containers a and b share spec.resourceClaims gpu"),
+    (claiming(using("a"), inits=[using("s", restartPolicy="Always")]), [request()], {},
+     "containers s and a share spec.resourceClaims gpu: request main, and one of them is a sidecar"),
     (claiming(using("a", "a", "b")), [request("a"), request("b")], {}, "container a uses 2 requests"),
     (claiming(using("a", "a")), [request("a"), request("b")], {}, "request b: no container uses it"),
     (claiming(using("a", "a"), using("b", "c")), [request("a")], {},
      "container b uses request c, which claim gpu does not have"),
     (claiming({"name": "main"}, inits=[using("i")]), [request()], {}, "container i uses"),
     (claiming({"name": "main"}, inits=[using("s", restartPolicy="Always"), using("i")]), [request()], {},
-     "container i uses"),
+     "containers s and i share"),
     (claiming(using("main"), asking("b", gpumem=1)), [request()], {}, "container b: nvidia.com/gpumem beside a claim"),
     (claiming(**{UUID: "GPU-1"}), [request(**selecting(f'{OF}.uuid == "GPU-2"'))], {},
      f"annotation {UUID}=GPU-1: the pod's claim says GPU-2"),
@@ -263,5 +264,5 @@ def test_the_example_of_the_documentation():
     documents = list(yaml.safe_load_all(EXAMPLE.read_text()))
     templates = {one["metadata"]["name"]: one for one in documents if one["kind"] == "ResourceClaimTemplate"}
     (wire,) = [one for one in documents if one["kind"] == "Pod"]
-    with pytest.raises(MalformedInput, match="containers left and right share spec.resourceClaims gpu: request"):
-        plain_pod(wire, templates.get, ONLY_NVIDIA, lambda: SIZES)
+    found = plain_pod(wire, templates.get, ONLY_NVIDIA, lambda: SIZES)
+    assert found.users == {"left": "left", "right": "left", "beside": "beside"}

@@ -212,10 +212,16 @@ def test_templates_of_which_no_claim_is_made(pod, reason):
     assert warned(admit(pod, "dra-preferred", template=slices), reason) == by_the_extender(pod)
 
 
-def test_quotas_hold_for_templates():
-    for memory, is_admitted in ((3000, True), (2999, False)):
-        claims = admitters(quota("budget", "team", gpumem=memory), template=slices)[1]
-        assert isinstance(claims.admit(review(of_template()), "dra"), Admitted) is is_admitted
+@pytest.mark.parametrize("memory, is_admitted", [(3000, True), (2999, False)])
+def test_quotas_hold_for_templates(memory, is_admitted):
+    """What containers share counts once."""
+    pod = of_template()
+    pod["spec"]["containers"].append({"name": "d", "resources": {"claims": [{"name": "gpu"}]}})
+    claimed = claimed_by(pod, template=slices)
+    plain, claims = admitters(quota("budget", "team", gpumem=memory), template=slices)
+    answers = claims.admit(review(pod), "dra"), plain.admit(review(claimed))
+    assert [isinstance(answer, Admitted) for answer in answers] == [is_admitted] * 2
+    assert is_admitted or all("exceeding resource quota" in answer.message for answer in answers)
 
 
 @pytest.mark.parametrize("door", ["dra", "dra-preferred"])
