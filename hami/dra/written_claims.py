@@ -199,10 +199,11 @@ def _selector(requests: Sequence[_Written]) -> Selector:
 def _bound(place: str, claim: DeviceClaim, constraint: DeviceConstraint) -> list[str]:
     """Returns the requests whose several devices *constraint* binds to one NUMA node: one, or none if it always holds.
 
-    Raises: PodRefused for other constraints.
+    Raises: PodRefused for other constraints, such as one for an alternative of a request.
     """
     about = [request for request in claim.requests if constraint.applies_to(request.name, "")]
-    if len(about) > 1 or constraint.attribute not in ((*_UUID,) if constraint.is_distinct else (NUMA_NODE,)):
+    known = _UUID if constraint.is_distinct else (NUMA_NODE,)
+    if len(about) > 1 or constraint.attribute not in known or any("/" in name for name in constraint.requests):
         kind = "distinctAttribute" if constraint.is_distinct else "matchAttribute"
         raise PodRefused(f"{place}: {kind} {constraint.attribute}: expected {NUMA_NODE} for one request")
     return [request.name for request in about

@@ -200,6 +200,8 @@ FIRST = {"name": "main", "firstAvailable": [{"name": name, "deviceClassName": "g
     (claiming(), [request()], {"config": [{"opaque": {"driver": "gpu.hami.io"}}]}, "spec.resourceClaims gpu: config"),
     (claiming(), [request()], {"constraints": [{"matchAttribute": "gpu.hami.io/productName"}]},
      "spec.resourceClaims gpu: matchAttribute gpu.hami.io/productName"),
+    (claiming(), [parts((81920, 40960), (46068, 23034), count=2)], {"constraints": [
+        {"requests": ["main/m81920"], "matchAttribute": NUMA_NODE}]}, "matchAttribute resource.kubernetes.io/numaNode"),
     (claiming(using("a", "a"), using("b", "b")), [request("a"), request("b")],
      {"constraints": [{"distinctAttribute": "gpu.hami.io/uuid"}]}, "distinctAttribute gpu.hami.io/uuid"),
     (claiming(using("a", "a"), using("b", "b")), [request("a", count=2), request("b", count=2)],
