@@ -461,3 +461,35 @@ def test_the_door_cannot_change_while_pods_have_devices(sandbox: Sandbox, real: 
     sandbox.delete("b")
     eventually(lambda: state(driver)[0] == 200, lambda: f"ready: {state(driver)}", timeout=60)
     real.kube.merge_patch("Node", real.name, {"metadata": {"labels": {DOOR: None}}})
+
+
+def test_the_cards_of_a_node_have_different_doors(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+    """Each pod gets its limits through its door, and no card changes it while a pod uses it."""
+    def divided(*uuids: str) -> DevicePlugin:
+        """Starts the plugin so that these cards are for claims."""
+        driver.stop()
+        entry = {"name": real.name, "claimdevices": {"uuid": uuids}}
+        file = real.folder / "node-config.json"
+        file.write_text(json.dumps({"nodeconfig": [entry]}))
+        return driver.start(door="plugin", node_config_file=str(file))
+
+    divided(SECOND.uuid).wait_offered(SLOTS)
+    eventually(lambda: state(driver)[0] == 200, lambda: f"ready: {state(driver)}", timeout=30)
+    assert [[device["name"] for device in item["spec"]["devices"]] for item in slices(real.kube)] == [
+        [device_name(SECOND.uuid)]]
+    register = real.node()["metadata"]["annotations"][REGISTER]
+    assert FIRST.uuid in register and SECOND.uuid not in register
+    place(sandbox, real, shower(HOOK, "by-plugin", gpu=1, gpumem=1000), [Part(FIRST.uuid, 1000)])
+    create(sandbox, "by-claim", 2000)
+    running(sandbox, "by-plugin", "by-claim")
+    assert {name: seen(sandbox, real, name).limit for name in ("by-plugin", "by-claim")} == {
+        "by-plugin": (FIRST.uuid, "1000m", "0"), "by-claim": (SECOND.uuid, "2000m", "0")}
+    divided(FIRST.uuid, SECOND.uuid)
+    eventually(lambda: f"{FIRST.uuid} cannot change its door yet: pod {sandbox.namespace}/by-plugin" in state(
+        driver)[1], lambda: str(state(driver)), timeout=30)
+    sandbox.delete("by-plugin")
+    divided(FIRST.uuid)
+    eventually(lambda: f"{SECOND.uuid} cannot change its door yet: claim {sandbox.namespace}/by-claim" in state(
+        driver)[1], lambda: str(state(driver)), timeout=30)
+    driver.stop()
+    started(driver)

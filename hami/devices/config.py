@@ -19,6 +19,7 @@ class PluginConfig:
     ``LIBCUDA_LOG_LEVEL``, empty for none. *register_format*: ``json`` or ``csv``. *publish_capacity*: what the
     status of the node shows, ``off``, ``totals`` or ``requests``. *door*: ``plugin`` or ``dra``; ``auto`` only before
     the node was read. *claim_allocator*: who allocates claims at the door ``dra``, ``kube-scheduler`` or ``hami``.
+    *claimed_uuids*, *claimed_indexes*: the cards at the door ``dra`` of a node where others are at the door ``plugin``.
     """
 
     node: str
@@ -29,6 +30,8 @@ class PluginConfig:
     aligned: bool = False
     filtered_uuids: tuple[str, ...] = ()
     filtered_indexes: tuple[int, ...] = ()
+    claimed_uuids: tuple[str, ...] = ()
+    claimed_indexes: tuple[int, ...] = ()
     hook_path: str = "/usr/local"
     list_strategies: tuple[str, ...] = ("envvar",)
     id_strategy: str = "uuid"
@@ -48,6 +51,11 @@ class PluginConfig:
     kubelet_socket: str = "/var/lib/kubelet/device-plugins/kubelet.sock"
     socket_name: str = ""
     unregister_on_stop: bool = False
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the doors of the node have different cards."""
+        return bool(self.claimed_uuids or self.claimed_indexes)
 
     @property
     def is_managed(self) -> bool:

@@ -10,10 +10,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from hami.codec.allocation import parse_shares
 from hami.codec.keys import DOOR
 from hami.devices.config import PluginConfig
-from hami.devices.registration import DRA, HAMI, KUBE_SCHEDULER
-from hami.errors import HamiError, NotFound
+from hami.devices.registration import DRA, HAMI, KUBE_SCHEDULER, MIG
+from hami.dra.guard import PreparedRequest
+from hami.errors import HamiError, MalformedInput, NotFound
 from hami.kube.cluster import Cluster
 from hami.model import Pod
 from hami.plugin.allocate_mode import why_not_writable
@@ -21,17 +23,41 @@ from hami.plugin.flags import AUTO, NODE_DOORS, OFF, PLUGIN
 from hami.plugin.settings import PluginSettings
 from hami.vendors.spec import Vendor
 
+CLAIM_DEVICES = "claimdevices"
+"""The key of the node configuration with the cards for claims of a node where the others are at the door ``plugin``."""
+
 
 def open_door(settings: PluginSettings, cluster: Cluster, environ: Mapping[str, str] = os.environ,
               mounts: Path = Path("/proc/self/mountinfo")) -> PluginSettings:
-    """Returns *settings* with the door of the node, ``plugin`` or ``dra``, and what goes with it.
+    """Returns *settings* with the door of the node, ``plugin`` or ``dra``, and what goes with it. A node with the door
+    ``plugin`` may have some cards at the other one, for which `claimed_part` returns the settings.
 
     *environ*, *mounts*: as for `why_not_writable`. Raises: HamiError if the node cannot have this door, or its label
     cannot be read.
     """
     door = settings.door if settings.door != AUTO else _labeled_door(settings.node, cluster)
     if door == PLUGIN:
+        if settings.is_divided:
+            _check_claims(settings, environ, mounts)
+            if settings.operating_mode == MIG or settings.claim_allocator == HAMI:
+                field = "the operating mode mig" if settings.operating_mode == MIG else f"--claim-allocator={HAMI}"
+                raise HamiError(f"{CLAIM_DEVICES}: with {field}, all devices of a node have one door: set the label "
+                                f"{DOOR}={DRA} on the node, or leave {CLAIM_DEVICES} out")
         return replace(settings, door=PLUGIN)
+    _check_claims(settings, environ, mounts)
+    return replace(settings, door=DRA, publish_capacity=OFF, claimed_uuids=(), claimed_indexes=())
+
+
+def claimed_part(settings: PluginSettings) -> PluginSettings | None:
+    """Returns the settings for the cards at the door ``dra``, of the node whose *settings* `open_door` has returned;
+    ``None`` if there are none."""
+    if settings.door == PLUGIN and settings.is_divided:
+        return replace(settings, door=DRA, publish_capacity=OFF)
+    return settings if settings.door == DRA else None
+
+
+def _check_claims(settings: PluginSettings, environ: Mapping[str, str], mounts: Path) -> None:
+    """Raises: HamiError if the node cannot give out cards by claims."""
     if settings.mig_strategy != "none":
         raise HamiError(f"door {DRA}: existing MIG instances are only available through the door {PLUGIN}; set "
                         "--mig-strategy none, and the operating mode mig for instances that claims make")
@@ -39,7 +65,6 @@ def open_door(settings: PluginSettings, cluster: Cluster, environ: Mapping[str, 
         raise HamiError(f"door {DRA}: --kubelet-socket is empty, so the kubelet cannot be served")
     if reason := why_not_writable(settings.cdi_root, environ, mounts):
         raise HamiError(f"door {DRA}: {reason}")
-    return replace(settings, door=DRA, publish_capacity=OFF)
 
 
 def why_closed(config: PluginConfig, pods: Iterable[Pod], prepared: Collection[str], vendor: Vendor) -> str:
@@ -65,10 +90,36 @@ def why_closed(config: PluginConfig, pods: Iterable[Pod], prepared: Collection[s
     if PLUGIN in (way, wanted):
         door, other = (PLUGIN, DRA) if wanted == PLUGIN else (DRA, PLUGIN)
         return (f"the door of the node cannot be {door} yet: {len(names)} pods have devices through the door {other}, "
-                f"such as {min(names)}; set the label {DOOR}={other} and drain the node before you change it")
+                f"such as {min(names)}; set the label {DOOR}={other}{f', or {CLAIM_DEVICES},' if other == DRA else ''} "
+                "and drain the node before you change it")
     return (f"{config.claim_allocator} cannot allocate the claims of the node yet: {len(names)} pods have claims that "
             f"{way} has allocated, such as {min(names)}; set --claim-allocator={way} and drain the node before you "
             "change it")
+
+
+def why_undivided(pods: Iterable[Pod], prepared: Iterable[PreparedRequest], claimed: Collection[str],
+                  vendor: Vendor) -> str:
+    """Returns why the doors of a node cannot have these cards yet: a pod still uses one of them through the other door.
+    Empty if none does.
+
+    *pods*: those of the node. *prepared*: what is prepared for claims. *claimed*: the UUIDs of the cards for claims.
+    """
+    for pod in (pod for pod in pods if not pod.is_terminated and vendor.annotations.allocated in pod.annotations):
+        try:
+            shares = parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated])
+        except MalformedInput:
+            continue  # the scheduler knows no device of it, either
+        if used := sorted({share.uuid for of_container in shares for share in of_container}.intersection(claimed)):
+            return _still_used(used[0], f"pod {pod.ref}", PLUGIN)
+    for request in prepared:
+        if used := sorted({share.uuid for share in request.shares}.difference(claimed)):
+            return _still_used(used[0], f"claim {request.namespace}/{request.claim}", DRA)
+    return ""
+
+
+def _still_used(uuid: str, user: str, door: str) -> str:
+    return (f"device {uuid} cannot change its door yet: {user} has it through the door {door}; put {CLAIM_DEVICES} "
+            "back, and drain the node before you change it")
 
 
 def _way(door: str, allocator: str) -> str:

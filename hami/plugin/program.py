@@ -45,7 +45,7 @@ from hami.node.pods import NodePods
 from hami.plugin.allocate_mode import is_start_time, start_time_config
 from hami.plugin.allocator import Allocator, other_allocation_keys
 from hami.plugin.deferred_writes import CALLS_S, DeferredWrites
-from hami.plugin.door import open_door, why_closed
+from hami.plugin.door import CLAIM_DEVICES, claimed_part, open_door, why_closed, why_undivided
 from hami.plugin.kubelet_registration import KubeletRegistration
 from hami.plugin.region_guard import RegionGuard
 from hami.plugin.registrar import NodeRegistrar
@@ -96,8 +96,11 @@ class DevicePluginProgram:
         settings = self._settings = open_door(settings, cluster)
         self._events = EventRecorder(cluster, COMPONENT)
         self._source = _card_source(settings, self._events, self._on_cards_changed)
-        self._inventory = DeviceInventory(
+        self._inventory = self._claimed = DeviceInventory(
             lambda card: offered_card(card, settings, ignore_mig_cards=settings.mig_strategy != "none"))
+        claiming = claimed_part(settings)
+        if claiming is not None and claiming is not settings:
+            self._claimed = DeviceInventory(partial(offered_card, config=claiming))
         source = self._source
         self._cdi = _cdi_specs(settings) if source is not None else None
         on_instances = self._cdi.update_instances if self._cdi is not None else lambda instances: None
@@ -118,12 +121,16 @@ class DevicePluginProgram:
         self._start_time = StartTimeAllocator(at_start, cluster, vendor, host, grants_at_start, specs(),
                                               node_pods=self._node_pods)
         self._dra = None
-        if settings.door == DRA:
+        if claiming is not None:
             assert resources is not None, "the cluster was given without them"
-            self._dra = DraDriver(at_start, cluster, resources, grants_at_start, host, claim_specs,
-                                  node_pods=self._node_pods)
+            config, own_grants = at_start, grants_at_start
+            if claiming is not settings:
+                config = start_time_config(claiming)
+                own_grants = GrantBuilder(config, cluster, self._claimed, host, node_pods=self._node_pods,
+                                          context_bytes=self._contexts.bytes_of)
+            self._dra = DraDriver(config, cluster, resources, own_grants, host, claim_specs, node_pods=self._node_pods)
         self._why_closed = partial(self._read_why_closed, cluster, claim_specs, vendor)
-        self._is_start_time = source is not None and self._dra is None and is_start_time(
+        self._is_start_time = source is not None and settings.door != DRA and is_start_time(
             settings, cluster, self._start_time.is_recorded(), os.environ)
         self._needs_no_lock = self._is_start_time or settings.is_managed  # the kubelet names the pod
         self._needs_completion = partial(needs_completion, node=settings.node, vendor=vendor)
@@ -149,7 +156,7 @@ class DevicePluginProgram:
                                          on_instances=on_instances)
         self._registrations: list[KubeletRegistration] = []
         self._card_registration = None
-        if settings.kubelet_socket and self._dra is None:
+        if settings.kubelet_socket and settings.door != DRA:
             self._card_registration = KubeletRegistration(settings, self._card_server, clock=time.monotonic,
                                                           is_ready=self._may_serve_cards,
                                                           on_registered=self._registrar.recheck)
@@ -174,7 +181,10 @@ class DevicePluginProgram:
             self._registrar.read()
         log.info("cards found", extra={
             "node": settings.node, "mode": settings.operating_mode,
-            "door": settings.door, "cards": [card.uuid for card in self._inventory.cards()]})
+            "door": settings.door, "cards": [card.uuid for card in self._inventory.cards()],
+            "claimed": [card.uuid for card in self._claimed.cards()] if self._dra is not None else []})
+        if settings.is_divided and not self._claimed.cards():
+            log.warning("device configuration", extra={"note": f"{CLAIM_DEVICES} names no device of the node"})
         self._check_door()
         if not settings.mock_devices and settings.operating_mode != MIG:
             self._start_task(PeriodicTask("contexts", self._measure_contexts, CLEANUP_S, limit_s=CALLS_S))
@@ -188,12 +198,11 @@ class DevicePluginProgram:
                      PeriodicTask("sweep", self._sweep_node, CLEANUP_S, limit_s=CALLS_S),
                      PeriodicTask("regions", self._guard.shrink, REGIONS_S, limit_s=CALLS_S)):
             self._start_task(task)
-        if self._dra is not None:
-            for part in self._dra.tasks:
-                self._start_task(part)
-        elif self._card_registration is not None:
+        for part in self._dra.tasks if self._dra is not None else ():
+            self._start_task(part)
+        if self._card_registration is not None:
             self._start_task(self._card_registration)
-        else:
+        elif self._dra is None:
             log.info("no kubelet socket: the cards are only registered with the node")
 
     def unready_reason(self) -> str:
@@ -204,7 +213,7 @@ class DevicePluginProgram:
         with self._lock:
             registrations = [registration for registration in self._registrations
                              if registration is not self._card_registration or self._inventory.cards()]
-        dra = self._dra.unready_reason() if self._dra is not None and self._inventory.cards() else ""
+        dra = self._dra.unready_reason() if self._dra is not None and self._claimed.cards() else ""
         return "; ".join(filter(None, (dra, *(registration.unready_reason for registration in registrations))))
 
     def hung_reason(self) -> str:
@@ -224,7 +233,8 @@ class DevicePluginProgram:
             tasks = [task for task in self._tasks if task is not self._events]
         for task in tasks:
             task.stop()
-        self._inventory.close()
+        for inventory in {self._inventory, self._claimed}:
+            inventory.close()
         if self._static_mig is not None:
             self._static_mig.close()
         for task in tasks:
@@ -249,10 +259,13 @@ class DevicePluginProgram:
             raise HamiError(reason)
 
     def _read_why_closed(self, cluster: Cluster, specs: ContainerSpecs, vendor: Vendor) -> str:
-        prepared = {request.pod for request in PreparedRequests(specs).all()}
+        prepared = PreparedRequests(specs).all()
         if self._dra is None and not prepared:
             return ""
-        return why_closed(self._settings, cluster.pods_on(self._settings.node), prepared, vendor)
+        pods = cluster.pods_on(self._settings.node)
+        if self._settings.is_divided:
+            return why_undivided(pods, prepared, {card.uuid for card in self._claimed.cards()}, vendor)
+        return why_closed(self._settings, pods, {request.pod for request in prepared}, vendor)
 
     def _card_server(self, path: Path, on_disconnect: Callable[[], None]) -> PluginServer:
         is_needed = (self._is_start_time or bool(self._start_time.is_recorded())  # containers of an earlier mode
@@ -269,9 +282,9 @@ class DevicePluginProgram:
                 self._resizer.wake()
 
     def _is_lock_free(self) -> bool:
-        if self._dra is not None:
-            return self._dra.is_registered()
-        return self._card_registration is not None and self._card_registration.is_registered()
+        if self._card_registration is not None:
+            return self._card_registration.is_registered()
+        return self._dra is not None and self._dra.is_registered()
 
     def _on_pod(self, pod: Pod) -> None:
         """Completes a pod that was bound with a node lock, if nobody here needs it; has a resized pod looked at."""
@@ -291,6 +304,8 @@ class DevicePluginProgram:
         cards = self._source.cards() if self._source is not None else ()
         if self._cdi is not None:
             self._cdi.update_cards(cards)
+        if self._claimed is not self._inventory:
+            self._claimed.update(cards)
         if self._static_mig is not None:
             for resource in self._static_mig.update_cards(cards):
                 self._serve_instances(resource)
@@ -329,7 +344,8 @@ class DevicePluginProgram:
         task.start()
 
     def _report(self, card: str, reason: str) -> None:
-        self._inventory.report(card, reason)
+        for inventory in {self._inventory, self._claimed}:
+            inventory.report(card, reason)
         if self._static_mig is not None:
             self._static_mig.report(card, reason)
 
@@ -338,7 +354,8 @@ class DevicePluginProgram:
             self._source.watch_health(self._report, self._stopped, self._health.beat)
 
     def _measure_contexts(self) -> None:
-        self._contexts.measure_missing(self._inventory.cards())
+        self._contexts.measure_missing([*self._inventory.cards(), *(
+            self._claimed.cards() if self._claimed is not self._inventory else ())])
 
 
 def clean_up_node(node: str, mig: DynamicMig | None, allocator: Allocator) -> None:

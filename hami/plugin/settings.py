@@ -145,8 +145,14 @@ class _Filter(msgspec.Struct, frozen=True, rename={"filtered_uuids": "uuid", "fi
     filtered_indexes: tuple[int, ...] | None = None
 
 
+class _Claimed(msgspec.Struct, frozen=True, rename={"claimed_uuids": "uuid", "claimed_indexes": "index"}):
+    claimed_uuids: tuple[str, ...] | None = None
+    claimed_indexes: tuple[int, ...] | None = None
+
+
 _KEYS_OF_NODES = {
     "log_level": "libcudaloglevel", "aligned": "enablegetpreferredallocation", "filtered": "filterdevices",
+    "claimed": "claimdevices",
 }
 
 
@@ -163,12 +169,13 @@ class _NodeEntry(msgspec.Struct, rename=lambda name: _KEYS_OF_NODES.get(name, na
     enable_numa_topology: bool | None = None
     aligned: bool | None = None
     filtered: _Filter = _Filter()
+    claimed: _Claimed = _Claimed()
 
     def values(self) -> dict[str, object]:
         """The values that are given, by field of PluginSettings or NvidiaConfig."""
-        values = asdict(self) | asdict(self.filtered) | {"log_level": str(self.log_level)}
+        values = asdict(self) | asdict(self.filtered) | asdict(self.claimed) | {"log_level": str(self.log_level)}
         return {name: value for name, value in values.items()
-                if name not in ("name", "filtered") and (value is False or value not in (None, 0, ""))}
+                if name not in ("name", "filtered", "claimed") and (value is False or value not in (None, 0, ""))}
 
 
 class _NodeConfig(msgspec.Struct):

@@ -5,15 +5,16 @@ from dataclasses import replace
 import pytest
 from pytest import param
 
+from hami.dra.guard import PreparedRequest, PreparedShare
 from hami.errors import ClusterError, HamiError
 from hami.model import Node
-from hami.plugin.door import open_door, why_closed
+from hami.plugin.door import claimed_part, open_door, why_closed, why_undivided
 from hami.plugin.settings import PluginSettings
 from tests.builders import NVIDIA
 from tests.builders import pod as make_pod
 from tests.devices.cards import config
 from tests.fake_cluster import FakeCluster
-from tests.plugin.stage import A, asking, placed, share
+from tests.plugin.stage import A, B, C, asking, placed, share
 
 
 @pytest.fixture
@@ -52,10 +53,27 @@ def test_with_claims_the_node_publishes_no_capacity(opened):
     param({"label": "dra", "mig_strategy": "mixed"}, "existing MIG instances are only available", id="static MIG"),
     param({"label": "dra", "kubelet_socket": ""}, "--kubelet-socket is empty", id="no kubelet"),
     param({"label": "dra", "cdi_root": ""}, "another program writes CDI", id="no folder"),
+    param({"claimed_indexes": (1,), "cdi_root": ""}, "another program writes CDI", id="no folder for some cards"),
+    param({"claimed_indexes": (1,), "operating_mode": "mig"}, "claimdevices: with the operating mode mig", id="MIG"),
+    param({"claimed_indexes": (1,), "claim_allocator": "hami"}, "claimdevices: with --claim-allocator=hami", id="ours"),
 ])
 def test_a_door_that_cannot_be_opened(opened, given, why):
     with pytest.raises(HamiError, match=why):
         opened(**given)
+
+
+def test_the_cards_of_a_node_may_have_different_doors(opened):
+    settings = opened(claimed_uuids=("GPU-b",), claimed_indexes=(3,))
+    part = claimed_part(settings)
+    assert (settings.door, settings.publish_capacity, settings.is_divided) == ("plugin", "totals", True)
+    assert (part.door, part.publish_capacity, part.claimed_uuids, part.claimed_indexes) == (
+        "dra", "off", ("GPU-b",), (3,))
+
+
+def test_at_the_door_for_claims_all_cards_are_for_claims(opened):
+    settings = opened("dra", claimed_uuids=("GPU-b",))
+    assert claimed_part(settings) is settings and not settings.is_divided
+    assert claimed_part(opened()) is None
 
 
 def test_a_node_that_cannot_be_read_has_no_door_yet(tmp_path):
@@ -91,4 +109,23 @@ MANAGED = config(door="dra", claim_allocator="hami")
 ])
 def test_the_door_is_closed_while_pods_have_devices_through_the_other(door, pods, why):
     found = why_closed(door if door is MANAGED else config(door=door), pods, {BY_CLAIM.ref.uid}, NVIDIA)
+    assert why in found and bool(why) == bool(found)
+
+
+def prepared(uuid):
+    return PreparedRequest(namespace="team", claim="c", uid="u", request="main", pod="uid-q", container="main", shares=(
+        PreparedShare(uuid=uuid, memory_mib=1, cores=0, share_milli=10_000),))
+
+
+@pytest.mark.parametrize("pods, claims, why", [
+    param([BY_PLUGIN], [prepared(B)], "", id="each at its door"), param([], [], "", id="empty node"),
+    param([placed(asking(), shares=[[share(C), share(B)]], name="p", phase="Running")], [],
+          f"device {B} cannot change its door yet: pod default/p has it through the door plugin; put claimdevices back",
+          id="a pod has it"),
+    param([placed(asking(), shares=[[share(B)]], phase="Failed")], [], "", id="ended"),
+    param([placed(asking(), text="nonsense")], [], "", id="unreadable"),
+    param([BY_PLUGIN], [prepared(B), prepared(A)],
+          f"device {A} cannot change its door yet: claim team/c has it through the door dra", id="a claim has it")])
+def test_a_card_does_not_change_its_door_while_it_is_used(pods, claims, why):
+    found = why_undivided(pods, claims, {B}, NVIDIA)
     assert why in found and bool(why) == bool(found)

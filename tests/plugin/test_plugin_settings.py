@@ -158,6 +158,8 @@ def test_a_wrong_flag_in_the_file_is_refused_by_its_place(files):
     ({"migstrategy": "none"}, "operating_mode", "hami-core"),
     ({"filterdevices": {"uuid": ["GPU-a"], "index": [1, 2]}}, "filtered_uuids", ("GPU-a",)),
     ({"filterdevices": {"uuid": [], "index": [1, 2]}}, "filtered_indexes", (1, 2)),
+    ({"claimDevices": {"uuid": ["GPU-a"], "index": [1, 2]}}, "claimed_uuids", ("GPU-a",)),
+    ({"claimdevices": {"index": [1, 2]}}, "claimed_indexes", (1, 2)),
     ({"DeviceSplitCount": 6}, "device_split_count", 6),
 ], ids=str)
 def test_the_node_s_entry_overrides_the_file(files, entry, field, value):

@@ -30,7 +30,7 @@ from hami.web.pages import Health
 from tests.builders import write_checksums
 from tests.dra.stage import FakeResources
 from tests.fake_cluster import FakeCluster
-from tests.plugin.kubelet import calling
+from tests.plugin.kubelet import Kubelet, calling
 from tests.plugin.stage import LOCK, PHASE, TO_ALLOCATE, A, asking, lock_of, placed, share
 
 CARDS = "cards: [{uuid: GPU-a, memory: 81920}, {uuid: GPU-b, memory: 81920}]"
@@ -146,6 +146,54 @@ def test_with_claims_pods_of_the_other_door_are_waited_for(claiming, cluster):
     assert [event["reason"] for event in cluster.events.values()] == ["DoorClosed"]
     cluster.delete_pod("default", "p")
     make()
+
+
+@pytest.fixture
+def divided(claiming, settings, cluster, directory):
+    """Makes programs of a node whose card GPU-b is for claims."""
+    _, resources = claiming
+    socket, started = directory / "device-plugins" / "kubelet.sock", []
+
+    def divided(claimed=("GPU-b",)):
+        program = DevicePluginProgram(
+            replace(settings(cdi_root=str(directory / "cdi"), kubelet_socket=str(socket)), claimed_uuids=claimed),
+            cluster=cluster, resources=resources)
+        started.append(program)
+        program.start()
+        return program
+    yield divided
+    for program in started:
+        program.stop(last=True)
+
+
+def test_each_card_of_a_node_is_at_one_door(divided, claiming, cluster, directory):
+    found = Kubelet(directory / "device-plugins")
+    program = divided()
+    assert found.registered.get(timeout=20).resource_name == "nvidia.com/gpu"
+    found.listen()
+    assert set(found.next_list()) == {"GPU-a-0", "GPU-a-1"}
+    register_driver(directory)
+    eventually(lambda: program.unready_reason() == "", "both doors are open")
+    (item,) = claiming[1].documents.values()
+    assert [device["name"] for device in item["spec"]["devices"]] == ["gpu-b"]
+    register = cluster.nodes["n1"].annotations[REGISTER]
+    assert '"id":"GPU-a"' in register and "GPU-b" not in register
+    program.stop(last=True)
+    found.stop()
+
+
+def test_cards_that_pods_use_do_not_change_their_door(divided, cluster):
+    cluster.put_pod(placed(asking(), shares=[[share("GPU-a")]], phase="Running"))
+    with pytest.raises(HamiError, match="device GPU-a cannot change its door yet: pod default/p has it"):
+        divided(("GPU-a",))
+    assert [event["reason"] for event in cluster.events.values()] == ["DoorClosed"]
+    assert "GPU-a" not in cluster.nodes["n1"].annotations[REGISTER]
+    divided(("GPU-b",))
+
+
+def test_cards_for_claims_that_the_node_does_not_have_are_logged(divided, caplog):
+    divided(("GPU-z",))
+    assert "claimdevices names no device of the node" in str([vars(record) for record in caplog.records])
 
 
 def test_claims_that_hami_allocates_are_for_nodes_that_it_knows(claiming, cluster, directory):
