@@ -22,7 +22,7 @@ from hami.state.view import View
 
 EVERYTHING = Scope()
 
-_Source = tuple[object, bool, bool]
+_Source = tuple[object, object, bool, bool]
 """The usage of a node's devices, whether it is cordoned, and whether an inventory of it cannot be read: its row is made
 of these. A view shares the usage of unchanged nodes with the view before."""
 
@@ -128,8 +128,10 @@ class LiveCluster:
             view = self.view()
             if view is not self._shown:
                 cordoned, unreadable = self.store.nodes.cordoned(), {node for node, _ in view.facts.problems}
-                usages = {**dict.fromkeys(unreadable), **self._claimed.view.nodes, **view.nodes}
-                sources = {name: (usage, name in cordoned, name in unreadable) for name, usage in usages.items()}
+                claimed = self._claimed.view.nodes
+                sources: dict[str, _Source] = {
+                    name: (view.nodes.get(name), claimed.get(name), name in cordoned, name in unreadable)
+                    for name in {*unreadable, *claimed, *view.nodes}}
                 for name in self._sources.keys() - sources.keys():
                     self._rows.pop(name, None)
                 stale = [name for name, source in sources.items() if not _is_same(source, self._sources.get(name))]
@@ -149,7 +151,7 @@ class LiveCluster:
 
 def _is_same(source: _Source, earlier: _Source | None) -> bool:
     """Reports whether nothing has changed. Equal usage can be that of other pods."""
-    return earlier is not None and source[0] is earlier[0] and source[1:] == earlier[1:]
+    return earlier is not None and source[0] is earlier[0] and source[1] is earlier[1] and source[2:] == earlier[2:]
 
 
 def _device_parts(cluster: InspectedCluster, row: DeviceRow, uses: Uses) -> DeviceParts:

@@ -36,13 +36,11 @@ _UNANSWERED = ("Requesting", "Deleted")
 def offered_card(card: Card, config: PluginConfig, *, ignore_mig_cards: bool = False) -> Card | None:
     """Returns *card*, perhaps with a problem, or None if the node does not offer it.
 
-    Not offered: filtered cards, those at the other door, cards with unknown memory, and in mode ``mig`` cards without
-    profiles. An unreadable card is offered as unhealthy. So is a card in MIG mode on a node that shares whole cards;
-    with *ignore_mig_cards* it is not offered, whatever its problem.
+    Not offered: filtered cards, cards with unknown memory, and in mode ``mig`` cards without profiles. An unreadable
+    card is offered as unhealthy. So is a card in MIG mode on a node that shares whole cards; with *ignore_mig_cards* it
+    is not offered, whatever its problem.
     """
-    if is_filtered(card, config) or _is_at_other_door(card, config):
-        return None
-    if card.mig and ignore_mig_cards and config.operating_mode != MIG:
+    if is_filtered(card, config) or card.mig and ignore_mig_cards and config.operating_mode != MIG:
         return None
     if card.problem:
         return card
@@ -56,11 +54,6 @@ def offered_card(card: Card, config: PluginConfig, *, ignore_mig_cards: bool = F
 def is_filtered(card: Card, config: PluginConfig) -> bool:
     """Reports whether the configuration excludes *card*."""
     return card.uuid in config.filtered_uuids or card.index in config.filtered_indexes
-
-
-def _is_at_other_door(card: Card, config: PluginConfig) -> bool:
-    is_claimed = card.uuid in config.claimed_uuids or card.index in config.claimed_indexes
-    return config.is_divided and is_claimed != (config.door == DRA)
 
 
 def kubelet_ids(card: Card, config: PluginConfig) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import DOOR
+from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
-from hami.devices.registration import DRA, HAMI, KUBE_SCHEDULER, MIG
+from hami.devices.registration import DRA, HAMI, KUBE_SCHEDULER, MIG, offered_card
 from hami.dra.guard import PreparedRequest
 from hami.errors import HamiError, MalformedInput, NotFound
 from hami.kube.cluster import Cluster
@@ -54,6 +55,24 @@ def claimed_part(settings: PluginSettings) -> PluginSettings | None:
     if settings.door == PLUGIN and settings.is_divided:
         return replace(settings, door=DRA, publish_capacity=OFF)
     return settings if settings.door == DRA else None
+
+
+class CardDoors:
+    """At which door each card of a node is. It stays there as long as the process lives, also if the index changes by
+    which it was meant: containers may use it."""
+
+    def __init__(self, config: PluginConfig) -> None:
+        self._config = config
+        self._claimed: dict[str, bool] = {}  # by UUID, whether the card is for claims
+
+    def offered(self, card: Card, config: PluginConfig, *, ignore_mig_cards: bool = False) -> Card | None:
+        """Returns *card* as :func:`offered_card`; ``None`` also if it is not at the door of *config*."""
+        own = self._config
+        is_claimed = self._claimed.setdefault(
+            card.uuid, card.uuid in own.claimed_uuids or card.index in own.claimed_indexes)
+        if own.is_divided and is_claimed != (config.door == DRA):
+            return None
+        return offered_card(card, config, ignore_mig_cards=ignore_mig_cards)
 
 
 def _check_claims(settings: PluginSettings, environ: Mapping[str, str], mounts: Path) -> None:

@@ -23,7 +23,7 @@ from hami.devices.inventory import DeviceInventory
 from hami.devices.mock import MockCards
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import open_nvml
-from hami.devices.registration import DRA, MIG, VENDOR, offered_card, resizes
+from hami.devices.registration import DRA, MIG, VENDOR, resizes
 from hami.dra.driver import DraDriver
 from hami.dra.prepare import ClaimPreparer, PreparedRequests
 from hami.errors import HamiError
@@ -45,7 +45,7 @@ from hami.node.pods import NodePods
 from hami.plugin.allocate_mode import is_start_time, start_time_config
 from hami.plugin.allocator import Allocator, other_allocation_keys
 from hami.plugin.deferred_writes import CALLS_S, DeferredWrites
-from hami.plugin.door import CLAIM_DEVICES, claimed_part, open_door, why_closed, why_undivided
+from hami.plugin.door import CLAIM_DEVICES, CardDoors, claimed_part, open_door, why_closed, why_undivided
 from hami.plugin.kubelet_registration import KubeletRegistration
 from hami.plugin.region_guard import RegionGuard
 from hami.plugin.registrar import NodeRegistrar
@@ -96,11 +96,12 @@ class DevicePluginProgram:
         settings = self._settings = open_door(settings, cluster)
         self._events = EventRecorder(cluster, COMPONENT)
         self._source = _card_source(settings, self._events, self._on_cards_changed)
+        offered = CardDoors(settings).offered
         self._inventory = self._claimed = DeviceInventory(
-            lambda card: offered_card(card, settings, ignore_mig_cards=settings.mig_strategy != "none"))
+            partial(offered, config=settings, ignore_mig_cards=settings.mig_strategy != "none"))
         claiming = claimed_part(settings)
         if claiming is not None and claiming is not settings:
-            self._claimed = DeviceInventory(partial(offered_card, config=claiming))
+            self._claimed = DeviceInventory(partial(offered, config=claiming))
         source = self._source
         self._cdi = _cdi_specs(settings) if source is not None else None
         on_instances = self._cdi.update_instances if self._cdi is not None else lambda instances: None

@@ -30,19 +30,16 @@ def families(view: View, vendors: Catalog, *, legacy: bool = False, claimed: Vie
     Order of samples: devices by node and then as registered, pods by node, namespace and name, quotas by namespace.
     """
     # no device twice, whatever nodes say: a page with two equal samples is refused as a whole
-    shown: list[tuple[View, Collection[str]]] = [(view, view.nodes.keys())]
-    bookings = [(view, sorted(view.bookings.values(), key=attrgetter("node")))]
+    parts: list[tuple[View, View | None]] = [(view, None)]
     if claimed is not None:
-        others = sorted(claimed.nodes.keys() - view.nodes.keys())
-        shown.append((claimed, others))
-        bookings += [(claimed, claimed.bookings_on(name)) for name in others]
+        parts.append((claimed, view))
     in_units = frozenset(vendor.key for vendor in vendors if vendor.resources.core_unit is CoreUnit.COMPUTE_UNITS)
     families = [
         *gauge_families(_DEVICE_GAUGES, lambda: chain.from_iterable(
-            _devices(of, names, in_units) for of, names in shown), legacy),
+            _devices(of, in_units, beside) for of, beside in parts), legacy),
         *gauge_families(_INSTANCE_GAUGES, lambda: _instances(view), legacy),
         *gauge_families(_ALLOCATION_GAUGES, lambda: chain.from_iterable(
-            _allocations(of, booked, in_units) for of, booked in bookings), legacy),
+            _allocations(of, in_units, beside) for of, beside in parts), legacy),
         *gauge_families(_QUOTA_GAUGES, lambda: _quotas(view, vendors), legacy),
     ]
     return sorted(families, key=lambda family: family.name)
@@ -100,11 +97,11 @@ class _QuotaRow(NamedTuple):
     allowed: int | None
 
 
-def _devices(view: View, names: Iterable[str], in_units: Container[str] = ()) -> Iterator[_DeviceRow]:
-    """Yields all devices of the nodes *names*. Skips devices without a UUID, and a UUID's repetitions on the same node.
-    """
-    for name in sorted(names):
-        node, seen = escape_label(name), {""}
+def _devices(view: View, in_units: Container[str] = (), beside: View | None = None) -> Iterator[_DeviceRow]:
+    """Yields all devices. Skips devices without a UUID, a UUID's repetitions on the same node, and what *beside* has
+    there."""
+    for name in sorted(view.nodes):
+        node, seen = escape_label(name), {"", *_uuids(beside, name)}
         for usages in view.nodes[name].values():
             for usage in usages:
                 device = usage.device
@@ -116,7 +113,7 @@ def _devices(view: View, names: Iterable[str], in_units: Container[str] = ()) ->
 
 def _instances(view: View) -> Iterator[_InstanceRow]:
     """Yields the MIG instances of all devices, sorted by placement."""
-    for row in _devices(view, view.nodes):
+    for row in _devices(view):
         for partition in sorted(set(row.usage.partitions)):
             if len(partition.instance) == 3:
                 uuid, gpu_instance, compute_instance = map(escape_label, partition.instance)
@@ -125,15 +122,22 @@ def _instances(view: View) -> Iterator[_InstanceRow]:
                                    compute_instance, f"{profile}-{gpu_instance}")
 
 
-def _allocations(view: View, bookings: Iterable[Booking],
-                 in_units: Collection[str]) -> Iterator[_AllocationRow]:
-    """Yields each pod's share of each device, given *bookings* sorted by node. A terminating pod and its successor of
-    the same name are summed up."""
-    for name, on_node in groupby(bookings, key=attrgetter("node")):
-        node = escape_label(name)
+def _uuids(view: View | None, node: str) -> set[str]:
+    """Returns the UUIDs of the devices of *node* in *view*."""
+    usages = view.nodes.get(node, {}) if view is not None else {}
+    return {usage.device.uuid for of_vendor in usages.values() for usage in of_vendor}
+
+
+def _allocations(view: View, in_units: Collection[str], beside: View | None = None) -> Iterator[_AllocationRow]:
+    """Yields each pod's share of each device by node, except for devices that *beside* has there. A terminating pod and
+    its successor of the same name are summed up."""
+    for name, on_node in groupby(sorted(view.bookings.values(), key=attrgetter("node")), key=attrgetter("node")):
+        node, others = escape_label(name), _uuids(beside, name)
         usages = view.nodes.get(name, {})
         devices = {usage.device.uuid: usage.device for key in in_units for usage in usages.get(key, ())}
         for (namespace, pod, uuid), (memory, cores, vendor) in sorted(_amounts(on_node, view).items()):
+            if uuid in others:
+                continue
             percent = _percent(devices.get(uuid), cores) if vendor in in_units else cores
             yield _AllocationRow(escape_label(namespace), node, escape_label(pod), escape_label(uuid), memory, cores,
                                  percent)

@@ -2,6 +2,7 @@
 
 import html
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -206,6 +207,18 @@ def test_a_node_whose_claims_hami_allocates_is_on_the_pages_once(stage):
     stage.clock.seconds += 60
     after = stage.json("/")
     assert (after["total"], after["items"]) == (before["total"], before["items"])
+
+
+def test_the_cards_for_claims_of_a_node_are_beside_its_others(stage):
+    before = stage.json("/")["total"]
+    stage.claims.set_slice("s", PublishedSlice("n1", 1, (builders.gpu("GPU-d", memory_mib=10_000),)))
+    stage.clock.seconds += 60
+    assert stage.json("/")["total"]["cards"] == before["cards"] + 1
+    held = replace(claim("mine"), requests=(ClaimedRequest(name="main", devices=(
+        ClaimedDevice(pool="hami/n1", device="gpu-d", memory_mib=3000, share_milli=10_000),)),))
+    stage.claims.set_claim(held.uid, held)
+    stage.clock.seconds += 60
+    assert stage.json("/")["total"]["memoryUsedMib"] == before["memoryUsedMib"] + 3000
 
 
 # Who sees what

@@ -8,11 +8,11 @@ from pytest import param
 from hami.dra.guard import PreparedRequest, PreparedShare
 from hami.errors import ClusterError, HamiError
 from hami.model import Node
-from hami.plugin.door import claimed_part, open_door, why_closed, why_undivided
+from hami.plugin.door import CardDoors, claimed_part, open_door, why_closed, why_undivided
 from hami.plugin.settings import PluginSettings
 from tests.builders import NVIDIA
 from tests.builders import pod as make_pod
-from tests.devices.cards import config
+from tests.devices.cards import card, config
 from tests.fake_cluster import FakeCluster
 from tests.plugin.stage import A, B, C, asking, placed, share
 
@@ -68,6 +68,24 @@ def test_the_cards_of_a_node_may_have_different_doors(opened):
     assert (settings.door, settings.publish_capacity, settings.is_divided) == ("plugin", "totals", True)
     assert (part.door, part.publish_capacity, part.claimed_uuids, part.claimed_indexes) == (
         "dra", "off", ("GPU-b",), (3,))
+
+
+@pytest.mark.parametrize("one, door", [
+    (card("GPU-a"), "dra"), (card("GPU-c", index=3), "dra"), (card("GPU-b"), "plugin"),
+    (card("GPU-b", problem="lost"), "plugin")])
+def test_a_card_is_at_one_door_and_stays_there(one, door):
+    given = {"claimed_uuids": ("GPU-a",), "claimed_indexes": (3,)}
+    doors = CardDoors(config(**given))
+    for index in (one.index, 3, 5):
+        moved = replace(one, index=index)
+        assert {way: doors.offered(moved, config(door=way, **given)) for way in ("plugin", "dra")} == {
+            "plugin": None, "dra": None, door: moved}
+
+
+def test_without_a_division_all_cards_are_at_the_door_of_the_node():
+    for door in ("plugin", "dra"):
+        assert CardDoors(config(door=door)).offered(card(), config(door=door)) == card()
+    assert CardDoors(config()).offered(card(), config(filtered_indexes=(0,))) is None
 
 
 def test_at_the_door_for_claims_all_cards_are_for_claims(opened):

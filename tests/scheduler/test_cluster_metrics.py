@@ -362,6 +362,7 @@ def test_slices_lose_nothing(count):
 
 
 def test_what_claims_hold_is_shown_once_and_as_what_annotations_say():
+    """Also where each door of a node has cards of its own."""
     cache, claims = small_cache(), ClaimCache()
     part = ClaimedDevice(pool="hami/dra-0", device="gpu-c", memory_mib=1024, cores=5, share_milli=10_000)
     for uid, held in enumerate((PodRef("team-c", "claims", "u"), None)):
@@ -369,13 +370,19 @@ def test_what_claims_hold_is_shown_once_and_as_what_annotations_say():
             namespace="team-c", name="c", uid=str(uid), pods=(held,) if held else (),
             requests=(ClaimedRequest(name="r", devices=(part,)),)))
     claims.set_slice("s", PublishedSlice("dra-0", 1, (gpu("GPU-c", memory_mib=8192),)))
-    claims.set_slice("twice", PublishedSlice("gpu-0", 1, (gpu("GPU-a", memory_mib=16384),)))
+    claims.set_slice("twice", PublishedSlice("gpu-0", 1, (gpu("GPU-a", memory_mib=16384), gpu("GPU-d"))))
+    for name in "ad":
+        beside = ClaimedDevice(pool="hami/gpu-0", device=f"gpu-{name}", memory_mib=2048, share_milli=10_000)
+        claims.set_claim(name, AllocatedClaim(namespace="team-c", name=name, uid=name, pods=(
+            PodRef("team-c", f"claims-{name}", name),), requests=(ClaimedRequest(name="r", devices=(beside,)),)))
     found = cache.view()
     text = "".join(render(families(found, ONLY_NVIDIA, claimed=claims.at_once(found.facts).view)))
     assert [(labels["node"], labels["device_uuid"]) for labels, _ in samples(text, "hami_gpu_memory_limit_bytes")] == [
-        ("gpu-0", "GPU-a"), ("gpu-0", "GPU-b"), ("dra-0", "GPU-c")]
+        ("gpu-0", "GPU-a"), ("gpu-0", "GPU-b"), ("dra-0", "GPU-c"), ("gpu-0", "GPU-d")]
     assert [(labels["pod"], value) for labels, value in samples(text, "hami_vgpu_memory_allocated_bytes")
             if labels["node"] == "dra-0"] == [("", 1 << 30), ("claims", 1 << 30)]
+    assert [(labels["device_uuid"], value) for labels, value in samples(text, "hami_vgpu_memory_allocated_bytes")
+            if labels["pod"].startswith("claims-")] == [("GPU-d", 2 << 30)]
 
 
 def test_what_hami_allocates_by_claims_is_shown_once():
