@@ -158,6 +158,8 @@ NODE_KEYS: Mapping[str, str] = MappingProxyType({
     "enablenumatopology": "as `enableNumaTopology`",
     "enablegetpreferredallocation": "tells the kubelet which devices to prefer together",
     "filterdevices": "`{\"uuid\": […], \"index\": […]}`: devices that are not offered",
+    "claimdevices": "likewise: devices that are offered [by claims](dra.md#single-gpus-of-a-node), on a node where the "
+                    "others are not",
 })
 """Explanations of the keys of a node's entry."""
 
