@@ -9,6 +9,7 @@ import contextlib
 import json
 import re
 import socket
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler
 from hami import model
 from hami.codec.claims import AllocatedClaim, parse_claim
-from hami.codec.slices import is_instance, pool_name, render_slices
+from hami.codec.slices import DRIVER, is_instance, pool_name, render_slices
 from hami.model import Device, Selector
 
 Object = dict[str, Any]
@@ -299,6 +300,18 @@ def test_the_template_of_a_user_is_said_as_amounts(sandbox: Sandbox) -> None:
         sandbox.create(claiming(pod("other"), "any"))
     with pytest.raises(ApiError, match="ResourceClaimTemplate none does not exist"):
         sandbox.create(claiming(pod("other"), "none"))
+
+
+def test_the_author_of_a_pod_is_warned_that_no_claim_is_made(cluster: LocalCluster, sandbox: Sandbox) -> None:
+    spec = spec_of(main=share(1000))
+    spec["devices"]["config"] = [{"opaque": {"driver": DRIVER, "parameters": {"kind": "x"}}}]
+    sandbox.kube.create(template("configured", spec), sandbox.namespace)
+    user = claiming(pod("user", labels={DOOR: "dra-preferred"}), "configured")
+    ended = subprocess.run(
+        [str(cluster.binaries["kubectl"]), "--kubeconfig", str(cluster.kubeconfig), "-n", sandbox.namespace, "create",
+         "--dry-run=server", "-f", "-"], input=json.dumps(user), capture_output=True, text=True, check=True)
+    assert f"Warning: {DOOR}=dra-preferred: no claim is made for the pod's devices: " in ended.stderr
+    assert "spec.resourceClaims gpu: config" in ended.stderr
 
 
 def test_pods_with_claims_of_other_drivers_stay_as_they_are(sandbox: Sandbox) -> None:

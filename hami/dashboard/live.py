@@ -23,8 +23,8 @@ from hami.state.view import View
 EVERYTHING = Scope()
 
 _Source = tuple[object, object, bool, bool]
-"""The usage of a node's devices, whether it is cordoned, and whether an inventory of it cannot be read: its row is made
-of these. A view shares the usage of unchanged nodes with the view before."""
+"""The usage of a node's devices, that of its devices for claims, whether it is cordoned, and whether an inventory of it
+cannot be read: its row is made of these. A view shares the usage of unchanged nodes with the view before."""
 
 
 class Segment(msgspec.Struct, rename="camel", frozen=True):

@@ -10,13 +10,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from hami.codec.allocation import parse_shares
 from hami.codec.keys import DOOR
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.devices.registration import DRA, HAMI, KUBE_SCHEDULER, MIG, offered_card
 from hami.dra.guard import PreparedRequest
-from hami.errors import HamiError, MalformedInput, NotFound
+from hami.errors import HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.model import Pod
 from hami.plugin.allocate_mode import why_not_writable
@@ -108,9 +107,9 @@ def why_closed(config: PluginConfig, pods: Iterable[Pod], prepared: Collection[s
     way, names = min(others.items())
     if PLUGIN in (way, wanted):
         door, other = (PLUGIN, DRA) if wanted == PLUGIN else (DRA, PLUGIN)
+        setting = f"{DOOR}={other}, or {CLAIM_DEVICES}," if other == DRA else f"{DOOR}={other}"
         return (f"the door of the node cannot be {door} yet: {len(names)} pods have devices through the door {other}, "
-                f"such as {min(names)}; set the label {DOOR}={other}{f', or {CLAIM_DEVICES},' if other == DRA else ''} "
-                "and drain the node before you change it")
+                f"such as {min(names)}; set the label {setting} and drain the node before you change it")
     return (f"{config.claim_allocator} cannot allocate the claims of the node yet: {len(names)} pods have claims that "
             f"{way} has allocated, such as {min(names)}; set --claim-allocator={way} and drain the node before you "
             "change it")
@@ -123,12 +122,9 @@ def why_undivided(pods: Iterable[Pod], prepared: Iterable[PreparedRequest], clai
 
     *pods*: those of the node. *prepared*: what is prepared for claims. *claimed*: the UUIDs of the cards for claims.
     """
-    for pod in (pod for pod in pods if not pod.is_terminated and vendor.annotations.allocated in pod.annotations):
-        try:
-            shares = parse_shares(vendor.annotations.allocated, pod.annotations[vendor.annotations.allocated])
-        except MalformedInput:
-            continue  # the scheduler knows no device of it, either
-        if used := sorted({share.uuid for of_container in shares for share in of_container}.intersection(claimed)):
+    for pod in (pod for pod in pods if not pod.is_terminated):
+        text = pod.annotations.get(vendor.annotations.allocated, "")
+        if used := sorted(uuid for uuid in claimed if uuid in text):  # also if it cannot be read, as for the scheduler
             return _still_used(used[0], f"pod {pod.ref}", PLUGIN)
     for request in prepared:
         if used := sorted({share.uuid for share in request.shares}.difference(claimed)):

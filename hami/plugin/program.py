@@ -102,6 +102,7 @@ class DevicePluginProgram:
         claiming = claimed_part(settings)
         if claiming is not None and claiming is not settings:
             self._claimed = DeviceInventory(partial(offered, config=claiming))
+        self._inventories = {self._inventory, self._claimed}  # one, unless each door has cards of its own
         source = self._source
         self._cdi = _cdi_specs(settings) if source is not None else None
         on_instances = self._cdi.update_instances if self._cdi is not None else lambda instances: None
@@ -234,7 +235,7 @@ class DevicePluginProgram:
             tasks = [task for task in self._tasks if task is not self._events]
         for task in tasks:
             task.stop()
-        for inventory in {self._inventory, self._claimed}:
+        for inventory in self._inventories:
             inventory.close()
         if self._static_mig is not None:
             self._static_mig.close()
@@ -345,7 +346,7 @@ class DevicePluginProgram:
         task.start()
 
     def _report(self, card: str, reason: str) -> None:
-        for inventory in {self._inventory, self._claimed}:
+        for inventory in self._inventories:
             inventory.report(card, reason)
         if self._static_mig is not None:
             self._static_mig.report(card, reason)
@@ -355,8 +356,7 @@ class DevicePluginProgram:
             self._source.watch_health(self._report, self._stopped, self._health.beat)
 
     def _measure_contexts(self) -> None:
-        self._contexts.measure_missing([*self._inventory.cards(), *(
-            self._claimed.cards() if self._claimed is not self._inventory else ())])
+        self._contexts.measure_missing([card for inventory in self._inventories for card in inventory.cards()])
 
 
 def clean_up_node(node: str, mig: DynamicMig | None, allocator: Allocator) -> None:

@@ -142,6 +142,8 @@ def prepared(uuid):
           id="a pod has it"),
     param([placed(asking(), shares=[[share(B)]], phase="Failed")], [], "", id="ended"),
     param([placed(asking(), text="nonsense")], [], "", id="unreadable"),
+    param([placed(asking(), text=f"{B},NVIDIA,much:;")], [], f"device {B} cannot change its door yet: pod default/p",
+          id="unreadable, but named"),
     param([BY_PLUGIN], [prepared(B), prepared(A)],
           f"device {A} cannot change its door yet: claim team/c has it through the door dra", id="a claim has it")])
 def test_a_card_does_not_change_its_door_while_it_is_used(pods, claims, why):
