@@ -20,6 +20,7 @@ from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod
 from e2e.kube import Kube
 from e2e.monitor import Monitor
 from e2e.nodes import REGISTER
+from e2e.people import DEVICE_CONFIG, hami
 from e2e.placing import Part, place
 from e2e.pods import pod
 from e2e.realnode import RealNode
@@ -484,6 +485,9 @@ def test_the_cards_of_a_node_have_different_doors(sandbox: Sandbox, real: RealNo
     running(sandbox, "by-plugin", "by-claim")
     assert {name: seen(sandbox, real, name).limit for name in ("by-plugin", "by-claim")} == {
         "by-plugin": (FIRST.uuid, "1000m", "0"), "by-claim": (SECOND.uuid, "2000m", "0")}
+    shown = hami(real.cluster.kubeconfig, "top", "cards", "-o", "json", "--device-config-file", DEVICE_CONFIG).document
+    assert {row["uuid"]: (row["memoryUsedMib"], row["pods"]) for row in shown["items"] if row["node"] == real.name} == {
+        FIRST.uuid: (1000, [f"{sandbox.namespace}/by-plugin"]), SECOND.uuid: (2000, [f"{sandbox.namespace}/by-claim"])}
     divided(FIRST.uuid, SECOND.uuid)
     eventually(lambda: f"{FIRST.uuid} cannot change its door yet: pod {sandbox.namespace}/by-plugin" in state(
         driver)[1], lambda: str(state(driver)), timeout=30)

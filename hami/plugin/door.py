@@ -57,8 +57,8 @@ def claimed_part(settings: PluginSettings) -> PluginSettings | None:
 
 
 class CardDoors:
-    """At which door each card of a node is. It stays there as long as the process lives, also if the index changes by
-    which it was meant: containers may use it."""
+    """The door of each card of a node. A card keeps its door while the process lives, even if its index changes:
+    containers may use it."""
 
     def __init__(self, config: PluginConfig) -> None:
         self._config = config
