@@ -114,10 +114,11 @@ def wait_published(plugin: DevicePlugin) -> None:
     plugin.wait_registered()
 
     def is_published(slices: dict[str, Object]) -> bool:
-        return any(item["spec"]["driver"] == DRIVER and item["spec"].get("nodeName") == plugin.node.name
-                   for item in slices.values())
+        return len(plugin.cards) <= sum(
+            len(item["spec"].get("devices", ())) for item in slices.values()
+            if item["spec"]["driver"] == DRIVER and item["spec"].get("nodeName") == plugin.node.name)
 
-    plugin.node.kube.wait("ResourceSlice", is_published, what="the slice of the node")
+    plugin.node.kube.wait("ResourceSlice", is_published, what="all cards of the node")
     eventually(lambda: plugin.readiness()[0] == 200, lambda: f"ready:\n{plugin.log()[-3000:]}", timeout=30)
 
 

@@ -244,12 +244,12 @@ def test_a_slice_may_have_cards_at_first_and_counters_later(sandbox: Sandbox) ->
 @pytest.mark.parametrize("slots", [1, 3, 10, 15])
 def test_a_card_has_as_many_tenants_as_slots(sandbox: Sandbox, slots: int) -> None:
     publish(sandbox, n0=[card(slots=slots)])
-    for number in range(slots + 1):
-        create(sandbox, f"p{number}", ask(cores=1))
-    placed = sandbox.bound(slots)
-    (left,) = {f"p{number}" for number in range(slots + 1)} - placed.keys()
-    wait_refused(sandbox, left)
-    assert {device.cores for name in placed for device in claim_of(sandbox, name).requests[0].devices} == {1}
+    for number in range(slots):
+        assert place(sandbox, f"p{number}", ask(cores=1)) == ["n0/0"]
+    create(sandbox, "waits", ask(cores=1))
+    wait_refused(sandbox, "waits")
+    assert {device.cores for number in range(slots)
+            for device in claim_of(sandbox, f"p{number}").requests[0].devices} == {1}
 
 
 def test_a_request_for_all_cores_passes_a_used_card_by_and_keeps_others_away(sandbox: Sandbox) -> None:

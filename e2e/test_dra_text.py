@@ -284,7 +284,7 @@ def test_a_template_that_is_late_is_waited_for(required: Sandbox, scheduler: Sch
 
 
 def test_many_pods_of_a_deployment_share_a_template(required: Sandbox) -> None:
-    publish(required, count=2)
+    publish(required, count=4)  # twice as many slots as pods: kube-scheduler counts claims twice for a moment
     template = pod("p", gpu=1, gpumem=1000, labels={"app": "a"})
     required.create({
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"},

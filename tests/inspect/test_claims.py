@@ -103,6 +103,7 @@ def test_the_report_is_that_of_other_pods():
 def test_a_pod_that_fits_waits_for_kube_scheduler():
     text = explained(api(template(memory="1Gi"), pods=[pod()], claims=HELD))
     assert "It fits: kube-scheduler can allocate its claims on d1 now.\nIt waits for kube-scheduler" in text
+    assert "It tries the pod again after five minutes" in text
 
 
 def test_a_cordoned_node_is_not_asked():
