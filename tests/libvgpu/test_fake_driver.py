@@ -39,17 +39,20 @@ def test_capture_of_another_thread_is_lost_only_if_it_is_global(bare, mode, refu
 
 
 def test_first_launch_loads_code(bare, rig):
-    client = bare(FAKE_CUDA_LAZY_US="50000", FAKE_CUDA_LAZY_KIB="1024")
+    client = bare(FAKE_CUDA_LAZY_US="500000", FAKE_CUDA_LAZY_KIB="1024")
     client.do("module")
-    assert took(client, "launch plain idle 1") > 0.05
-    assert took(client, "launch plain idle 1") < 0.05
+    assert took(client, "launch plain idle 1") > 0.5
+    assert took(client, "launch plain idle 1") < 0.5
     assert rig.machine.used() == MIB
 
 
 def test_full_queue_makes_the_launch_wait(bare):
+    """The last of 26 launches waits until ten kernels of 50 ms are done."""
     client = bare(FAKE_CUDA_QUEUE="16")
-    assert took(client, "launch plain busy_10000 16") < 0.1
-    assert took(client, "launch plain busy_10000 10") > 0.08
+    begun = time.monotonic()
+    assert took(client, "launch plain busy_50000 16") < 0.4
+    client.do("launch plain busy_50000 10")
+    assert time.monotonic() - begun > 0.5
 
 
 def test_large_memory_takes_whole_pages(bare, rig):
@@ -97,5 +100,5 @@ def test_kernel_within_a_time_slice_is_measured_as_it_is(bare):
 
 
 def test_one_process_alone_has_the_card_all_the_time(bare):
-    least, most = bare().do("autotune busy_20000 5")
-    assert 20_000 <= least and most < 25_000  # in slices, with pauses, it would be twice as long
+    least, _ = bare().do("autotune busy_20000 5")
+    assert 20_000 <= least < 25_000  # in slices, with pauses, it would be twice as long
