@@ -7,9 +7,8 @@ allocation of claims finds in it what the pod asks for, and the binding of the p
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from hami.codec.claims import Inexpressible
 from hami.dra.own_claim import waiting_claim
@@ -47,10 +46,9 @@ class WaitingClaims(Task):
         """Makes the claims that are missing. Returns the seconds until the next look."""
         if not self._leads():
             return PERIOD_S
-        sizes = functools.cache(self._store.claimable_sizes)  # of all nodes: read at most once
         for pod in self.each(self._lacking()[:BATCH]):
             try:
-                self._make(pod, sizes)
+                self._make(pod)
             except ClusterError as error:
                 log.warning("claims of waiting pods not written yet, will retry", extra={"error": error})
                 self._refused[pod.ref.uid] = self._clock()  # after the others, if only this one fails
@@ -66,10 +64,10 @@ class WaitingClaims(Task):
         self._made &= waiting.keys()
         return [waiting[uid] for uid, at in self._refused.items() if at + WAIT_S <= now and uid not in self._made]
 
-    def _make(self, pod: Pod, card_sizes: Callable[[], Collection[int]]) -> None:
+    def _make(self, pod: Pod) -> None:
         """Creates the claim of *pod*, unless there is one. Raises: ClusterError that may have a temporary cause."""
         try:
-            claim = waiting_claim(pod, self._store.vendors, self._device_policy, card_sizes)
+            claim = waiting_claim(pod, self._store.vendors, self._device_policy, self._store.claimable_sizes)
             if isinstance(claim, Inexpressible):
                 log.info("pod waits without a claim", extra={"pod": pod.ref, "reason": claim.reason})
                 return

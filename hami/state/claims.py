@@ -60,7 +60,7 @@ class ClaimCache:
     def card_sizes(self) -> frozenset[int]:
         """Returns the different amounts of memory (MiB) that devices have which claims share."""
         with self._lock:
-            return frozenset(device.memory_mib for device in self._devices.values() if not device.is_partitioned)
+            return self._table.shared_sizes(by_claims=False)
 
     def version(self) -> int:
         """Returns a number that increases with every change of devices or their usage."""

@@ -275,9 +275,7 @@ class Store:
     def claimable_sizes(self) -> frozenset[int]:
         """Returns the different amounts of memory (MiB) of the devices that pods get by claims and share."""
         with self._lock:
-            return frozenset(
-                device.memory_mib for node in self._table.nodes.values() for devices in node.devices.values()
-                for device in devices if device.by_claims and not device.is_partitioned)
+            return self._table.shared_sizes(by_claims=True)
 
     # Preemption
 

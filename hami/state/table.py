@@ -117,6 +117,7 @@ class Table:
         self._end = 0  # of the columns in use
         self._vendors, self._models, self._modes = _Numbers(1), _Numbers(), _Numbers()
         self._sizes: dict[str, DeviceSizes] | None = None
+        self._shared_sizes: dict[bool, frozenset[int]] | None = None
         self._used: dict[str, dict[tuple[str, str], tuple[int, int, int]]] = {}  # by node, then by vendor and uuid
         self._on_node: dict[str, dict[str, Booking]] = {}  # by node, then by pod uid
         # charges with partitions or co-tenants, by node, then by pod uid
@@ -254,6 +255,19 @@ class Table:
             self._sizes = made
         return self._sizes
 
+    def shared_sizes(self, *, by_claims: bool) -> frozenset[int]:
+        """Returns the different amounts of memory (MiB) of the devices that pods share. *by_claims*: of those alone
+        that pods get by claims of the scheduler, or of all others."""
+        if self._shared_sizes is None:
+            made: dict[bool, set[int]] = {False: set(), True: set()}
+            for entry in self.nodes.values():
+                for devices in entry.devices.values():
+                    for device in devices:
+                        if not device.is_partitioned:
+                            made[device.by_claims].add(device.memory_mib)
+            self._shared_sizes = {key: frozenset(sizes) for key, sizes in made.items()}
+        return self._shared_sizes[by_claims]
+
     def rank(self) -> Array:
         """Returns, for each row, the position of its node in the order of names."""
         if not self._is_ranked:
@@ -294,7 +308,7 @@ class Table:
 
     def _number(self, devices: Sequence[Device], replaced: Sequence[Device]) -> None:
         """Gives numbers to the texts of *devices*, which take the place of *known*."""
-        self._sizes = None
+        self._sizes = self._shared_sizes = None
         for numbers, attribute in ((self._vendors, "vendor"), (self._models, "model"), (self._modes, "mode")):
             for device in devices:
                 numbers.take(getattr(device, attribute))

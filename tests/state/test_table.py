@@ -12,6 +12,7 @@ from hami.scheduling.columns import FIELDS
 from hami.scheduling.score import node_score
 from hami.state.table import Table
 from tests.builders import booking, charge, gpu, usage
+from tests.devices.cards import A100_PROFILES
 from tests.state.mirror import Mirror
 
 NAMES = [f"n{number}" for number in range(6)]
@@ -67,6 +68,19 @@ def test_inventories_that_are_news(devices, news):
     table.set_devices("n1", "NVIDIA", (gpu("a"),))
     assert table.set_devices("n1", "NVIDIA", devices) is news
     assert not Table().set_devices("n1", "NVIDIA", ())
+
+
+def test_sizes_that_pods_share_are_those_of_the_devices_there_are():
+    table = Table()
+    in_parts = gpu("c", memory_mib=3000, by_claims=True, mode="mig", mig_profiles=A100_PROFILES)
+    table.set_devices("n1", "NVIDIA", (gpu("a", memory_mib=1000), gpu("b", memory_mib=2000, by_claims=True), in_parts))
+    assert [table.shared_sizes(by_claims=by_claims) for by_claims in (False, True)] == [{1000}, {2000}]
+    table.set_devices("n2", "NVIDIA", (gpu("d", memory_mib=4000, by_claims=True),))
+    assert table.shared_sizes(by_claims=True) == {2000, 4000}
+    table.remove_node("n2")
+    assert table.shared_sizes(by_claims=True) == {2000}
+    table.set_devices("n1", "NVIDIA", (gpu("a", memory_mib=1000),))
+    assert [table.shared_sizes(by_claims=by_claims) for by_claims in (False, True)] == [{1000}, set()]
 
 
 def test_versions_rise_with_every_change_of_a_node_and_only_then():
