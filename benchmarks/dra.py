@@ -255,8 +255,7 @@ def memory_of(name: str) -> int:
 def opened(run: Run, node: RealNode, scheduler: Scheduler, door: str) -> Iterator[Door]:
     """Yields the node with this door, after a first pod."""
     plugin = DevicePlugin(node, name=f"door-{door}", door=door)
-    # twice as many slots as pods with claims: kube-scheduler counts claims twice for a moment
-    plugin.insert(*cards(realnode.CARDS * (2 if door == "dra" else 1)))
+    plugin.insert(*cards(realnode.CARDS * (claims.SLOTS_PER_POD if door == "dra" else 1)))
     plugin.install_limiter(b"no library: nothing is limited here\n")
     plugin.start()
     if door == "dra":

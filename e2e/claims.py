@@ -25,9 +25,9 @@ from hami.codec.claims import render_claim_spec
 from hami.codec.slices import DRIVER
 from hami.model import DevicePolicy, Request, Selector
 
-__all__ = ["ALLOCATE", "FIRST", "TIMEOUT_S", "TRANSLATE", "call_webhooks", "claiming", "class_and_rights", "component",
-           "emptied", "in_mig_mode", "installed", "instances", "missing", "running", "serving", "share", "spec_of",
-           "specifications", "template", "wait_called", "wait_published"]
+__all__ = ["ALLOCATE", "FIRST", "SLOTS_PER_POD", "TIMEOUT_S", "TRANSLATE", "call_webhooks", "claiming",
+           "class_and_rights", "component", "emptied", "in_mig_mode", "installed", "instances", "missing", "running",
+           "serving", "share", "spec_of", "specifications", "template", "wait_called", "wait_published"]
 
 Object = dict[str, Any]
 COMPONENT = MANIFESTS.parent / "components" / "dra"
@@ -37,6 +37,9 @@ TIMEOUT_S = 90  # of a wait on a busy machine, such as until another replica lea
 CDI = "/run/cdi"
 ATTEMPTS = 10  # until pods run
 FIRST = (1, 36)  # the version of Kubernetes that has all of it without feature gates
+SLOTS_PER_POD = 2
+"""Slots for each of the pods with claims that are created at once. kube-scheduler counts a claim twice while it writes
+its allocation, so the pods that need the last slots may wait for five minutes (docs/troubleshooting.md)."""
 
 
 def missing() -> str:

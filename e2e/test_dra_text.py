@@ -12,7 +12,17 @@ from typing import Any
 
 import pytest
 
-from e2e.claims import FIRST, TIMEOUT_S, TRANSLATE, call_webhooks, installed, missing, serving, wait_called
+from e2e.claims import (
+    FIRST,
+    SLOTS_PER_POD,
+    TIMEOUT_S,
+    TRANSLATE,
+    call_webhooks,
+    installed,
+    missing,
+    serving,
+    wait_called,
+)
 from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError
@@ -284,7 +294,7 @@ def test_a_template_that_is_late_is_waited_for(required: Sandbox, scheduler: Sch
 
 
 def test_many_pods_of_a_deployment_share_a_template(required: Sandbox) -> None:
-    publish(required, count=4)  # twice as many slots as pods: kube-scheduler counts claims twice for a moment
+    publish(required, count=2 * SLOTS_PER_POD)
     template = pod("p", gpu=1, gpumem=1000, labels={"app": "a"})
     required.create({
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"},

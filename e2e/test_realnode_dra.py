@@ -151,7 +151,7 @@ def test_the_node_has_no_devices_for_the_other_door(sandbox: Sandbox, real: Real
 
 
 def test_twenty_pods_at_once_get_their_own_limits(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
-    driver.insert(*cards(4))  # twice as many slots as pods: kube-scheduler counts claims twice for a moment
+    driver.insert(*cards(2 * claims.SLOTS_PER_POD))
     claims.wait_published(driver)
     memory = {f"p{number:02}": 1000 + number for number in range(2 * SLOTS)}
     for name, mib in memory.items():

@@ -236,8 +236,8 @@ def _fitting_lines(report: WaitingReport) -> Iterator[str]:
         yield f"It may fit {report.fits}: what is looked at here has room there."
     yield "It waits for kube-scheduler, which also looks at CPU, memory, taints, affinity and volumes."
     if report.claim_notes is not None and report.is_certain:
-        yield ("It may have missed that while it allocated other claims. It tries the pod again after five minutes, or "
-               "when a label of a node changes.")
+        yield ("While it allocated other claims, it may have missed the room there. It tries the pod again when a "
+               f"claim ends, when a label of {report.fits} changes, or after five minutes.")
 
 
 def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:

@@ -256,16 +256,13 @@ class Table:
         return self._sizes
 
     def shared_sizes(self, *, by_claims: bool) -> frozenset[int]:
-        """Returns the different amounts of memory (MiB) of the devices that pods share. *by_claims*: of those alone
-        that pods get by claims of the scheduler, or of all others."""
+        """Returns the different amounts of memory (MiB) of the devices that pods share. *by_claims*: of those that
+        HAMi's scheduler gives to pods by claims; otherwise of the others."""
         if self._shared_sizes is None:
-            made: dict[bool, set[int]] = {False: set(), True: set()}
-            for entry in self.nodes.values():
-                for devices in entry.devices.values():
-                    for device in devices:
-                        if not device.is_partitioned:
-                            made[device.by_claims].add(device.memory_mib)
-            self._shared_sizes = {key: frozenset(sizes) for key, sizes in made.items()}
+            shared = {(device.by_claims, device.memory_mib) for entry in self.nodes.values()
+                      for devices in entry.devices.values() for device in devices if not device.is_partitioned}
+            self._shared_sizes = {door: frozenset(size for of_door, size in shared if of_door == door)
+                                  for door in (False, True)}
         return self._shared_sizes[by_claims]
 
     def rank(self) -> Array:

@@ -103,7 +103,7 @@ def test_the_report_is_that_of_other_pods():
 def test_a_pod_that_fits_waits_for_kube_scheduler():
     text = explained(api(template(memory="1Gi"), pods=[pod()], claims=HELD))
     assert "It fits: kube-scheduler can allocate its claims on d1 now.\nIt waits for kube-scheduler" in text
-    assert "It tries the pod again after five minutes" in text
+    assert "It tries the pod again when a claim ends, when a label of d1 changes, or after five minutes.\n" in text
 
 
 def test_a_cordoned_node_is_not_asked():
@@ -124,6 +124,7 @@ def test_what_a_claim_selects_is_told_and_judged():
                                           ("39Gi", "It fits none of 2 nodes with devices:")])
 def test_a_selector_that_is_not_evaluated_is_told(memory, said):
     text = explained(api(template(memory=memory, selectors=["device.driver.size() > 3"]), pods=[pod()], claims=HELD))
+    assert "tries the pod again" not in text
     assert said in text and (
         "\nResourceClaimTemplate slice, request main: selector device.driver.size() > 3 is not evaluated here. Nodes "
         "are judged without it: one that does not fit would not fit with it either.") in text
