@@ -567,14 +567,13 @@ RESOURCE = "example.com/gpu"
 
 
 @pytest.fixture
-def resource(sandbox: Sandbox) -> Iterator[None]:
+def resource(cluster: LocalCluster) -> Iterator[None]:
     """Our class stands for a resource, as with the value dra.extendedResource of the chart."""
     def stands_for(name: str | None) -> None:
-        sandbox.kube.merge_patch("DeviceClass", DRIVER, {"spec": {"extendedResourceName": name}})
+        cluster.kube.merge_patch("DeviceClass", DRIVER, {"spec": {"extendedResourceName": name}})
 
     stands_for(RESOURCE)
-    yield
-    sandbox.empty()
+    yield  # nodes and pods stay until `audited` has looked at them
     stands_for(None)
 
 
