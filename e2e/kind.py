@@ -66,6 +66,19 @@ def run(*command: str | Path, **options: Any) -> str:
     return done.stdout.decode()
 
 
+def is_rolled_out(kind: str, workload: Object) -> bool:
+    """Reports whether all pods of a Deployment or DaemonSet (*kind*) are of its present template and available, and no
+    others are left."""
+    status = workload.get("status", {})
+    if kind == "Deployment":
+        wanted = workload["spec"]["replicas"]
+        counts = [status.get(key, 0) for key in ("replicas", "updatedReplicas", "availableReplicas")]
+    else:
+        wanted = status.get("desiredNumberScheduled", 0)
+        counts = [status.get(key, 0) for key in ("updatedNumberScheduled", "numberAvailable")]
+    return status.get("observedGeneration", 0) >= workload["metadata"]["generation"] and set(counts) == {wanted}
+
+
 @contextlib.contextmanager
 def created(tool: Tool, config: Path, *, keep: bool) -> Iterator[Tool]:
     """Yields the cluster that *tool* names; uses and keeps a cluster that runs already."""
@@ -181,9 +194,14 @@ class KindCluster(ExternalCluster):
             wait_for_webhook(self.kube)
 
     def wait_rolled_out(self, *workloads: str) -> None:
-        """Waits for the rollout of *workloads*."""
+        """Waits for the rollout of *workloads*, also while the API server does not answer: ``kubectl rollout status``
+        ends then."""
         for workload in workloads:
-            self.kubectl("rollout", "status", workload, "-n", NAMESPACE, f"--timeout={ROLLOUT_SECONDS}s")
+            kind, name = workload.split("/")
+            kind = {"deployment": "Deployment", "daemonset": "DaemonSet"}[kind]
+            self.kube.wait(
+                kind, lambda found, kind=kind, name=name: name in found and is_rolled_out(kind, found[name]),
+                NAMESPACE, timeout=ROLLOUT_SECONDS, what=f"{workload} is rolled out")
 
     def kubectl(self, *words: str) -> str:
         """Returns the standard output of kubectl. Raises: ClusterUnavailable with its output."""
