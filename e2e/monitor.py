@@ -51,9 +51,9 @@ class Monitor:
 
         eventually(is_ready, self.log)
 
-    def stop(self, timeout: float = 15) -> float:
-        """Sends SIGTERM; returns the seconds until it ended."""
-        return self.program.stop(timeout)
+    def stop(self, timeout: float = 15) -> None:
+        """Sends SIGTERM and waits until it has ended. Raises: WaitTimeout."""
+        self.program.stop(timeout)
 
     def close(self) -> None:
         if self.program.running():

@@ -41,23 +41,20 @@ def place(sandbox: Sandbox, node: RealNode, item: Object, *containers: Sequence[
     bind(sandbox, node, unscheduled(sandbox, item), assigned(node, share_text(*containers)) | {PHASE: "success"})
 
 
-def place_as_upstream(sandbox: Sandbox, node: RealNode, item: Object, *containers: Sequence[Part]) -> float:
-    """Binds the pod *item* as HAMi v2.10's scheduler does; returns the seconds for which it waited for the node."""
+def place_as_upstream(sandbox: Sandbox, node: RealNode, item: Object, *containers: Sequence[Part]) -> None:
+    """Binds the pod *item* as HAMi v2.10's scheduler does: it waits until the node is unlocked."""
     name, text = unscheduled(sandbox, item), share_text(*containers)
 
     def annotate(values: dict[str, str]) -> None:
         sandbox.kube.merge_patch("Pod", name, {"metadata": {"annotations": values}}, sandbox.namespace)
 
     annotate(assigned(node, text) | {REMAINING: text})
-    started = time.monotonic()
     eventually(lambda: LOCK not in (node.node()["metadata"].get("annotations") or {}), "the node is unlocked",
                interval=0.02)
-    waited = time.monotonic() - started
     held = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ},{sandbox.namespace},{name}"
     sandbox.kube.merge_patch("Node", node.name, {"metadata": {"annotations": {LOCK: held}}})
     annotate({PHASE: "allocating", "hami.io/bind-time": f"{time.time():.0f}"})
     bind(sandbox, node, name, {})
-    return waited
 
 
 def unscheduled(sandbox: Sandbox, item: Object) -> str:

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -183,13 +182,11 @@ class Program:
         eventually(lambda: not group_members(group), f"the children of {self.name} have ended", timeout=KILLED_S,
                    interval=0.01)
 
-    def stop(self, timeout: float = 15) -> float:
-        """Sends SIGTERM and waits until it has ended; returns the seconds. Raises: WaitTimeout."""
-        started = time.monotonic()
+    def stop(self, timeout: float = 15) -> None:
+        """Sends SIGTERM and waits until it has ended. Raises: WaitTimeout."""
         self.wanted = False
         self.signal(signal.SIGTERM)
         self.wait_end(timeout)
-        return time.monotonic() - started
 
     def wait_end(self, timeout: float) -> None:
         """Waits until it has ended. Raises: WaitTimeout."""

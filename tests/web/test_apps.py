@@ -3,7 +3,6 @@
 import http.client
 import socket
 import ssl
-import time
 
 import pytest
 
@@ -79,9 +78,7 @@ def test_a_client_that_stays_silent_is_ended(serve, certificate, with_tls):
     cert, key, _ = certificate
     server = serve(timeout=0.3, tls=TlsContext(cert, key) if with_tls else None)
     with socket.create_connection(server.address, timeout=20) as silent:
-        begun = time.monotonic()
         assert silent.recv(1) == b""
-        assert time.monotonic() - begun < 10
 
 
 def test_an_error_of_the_application_is_logged_and_not_shown(serve, caplog):

@@ -3,7 +3,6 @@ client. The ports of all programs have one of these three servers."""
 
 import contextlib
 import socket
-import time
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -91,9 +90,8 @@ def test_a_request_that_trickles_in_ends_at_its_deadline(address, part):
     """A byte now and then extends no deadline."""
     with socket.create_connection(address, timeout=0.02) as client, contextlib.suppress(ConnectionError):
         client.sendall(part)
-        begun, answer = time.monotonic(), None
-        while answer != b"" and time.monotonic() - begun < 10:
+        answer = None
+        while answer != b"":  # for ever, if each byte did
             client.sendall(b"x")
             with contextlib.suppress(TimeoutError):
                 answer = client.recv(4096)
-    assert time.monotonic() - begun < 5
