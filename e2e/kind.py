@@ -23,7 +23,7 @@ from pytest_kind.cluster import KindCluster as Tool  # GPL: only in the test ext
 from e2e import binaries
 from e2e.cluster import FAKE_NODE, MANIFESTS, STAGES, ClusterUnavailable, ExternalCluster
 from e2e.eventually import eventually
-from e2e.images import pack_busybox
+from e2e.images import pack_box
 from e2e.joined_node import JoinedNode
 from e2e.processes import Program
 from e2e.scheduler import wait_for_webhook
@@ -39,7 +39,7 @@ IMAGES = {"hami": "scheduler", "hami-device-plugin": "device-plugin"}
 RELEASE = "0.1.0"
 LIBRARY = "docker.io/library"
 """Registry of images that are named without one."""
-BUSYBOX = "busybox:1"
+BOX = "box:1"
 RESOURCE = "nvidia.com/gpu"
 ROLLOUT_SECONDS = 240
 
@@ -51,8 +51,6 @@ def missing() -> str:
     done = subprocess.run([docker, "version"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return f"kind needs Docker, and its daemon does not answer: {done.stderr.strip()[-200:]}"
-    if shutil.which("busybox") is None:
-        return "what pods run on kind's nodes is packed from busybox, which is not here (Debian: busybox-static)"
     return ""
 
 
@@ -257,10 +255,10 @@ class KindCluster(ExternalCluster):
 
     def _load_images(self) -> None:
         """Copies the images to all nodes, together: what they share is copied once."""
-        archive = self.folder / "busybox.tar"
-        pack_busybox(archive, BUSYBOX, Path(shutil.which("busybox") or ""), command=("sh",))
+        archive = self.folder / "box.tar"
+        pack_box(archive, BOX, binaries.find_box(), command=("sh",))
         run("docker", "load", "--input", archive)
-        names = [*(f"{repository}:{RELEASE}" for repository in IMAGES), BUSYBOX]
+        names = [*(f"{repository}:{RELEASE}" for repository in IMAGES), BOX]
         run(self._tool.kind_path, "load", "docker-image", *names, "--name", self._tool.name)
 
     def _kustomization(self, tag: str = RELEASE, overlay: str = "kind") -> Path:

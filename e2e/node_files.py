@@ -17,14 +17,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from e2e.cluster import LocalCluster
 
-__all__ = ["CONTAINERD_1", "CONTAINERD_2", "TUNABLES", "control_group", "plugin_folder", "write_node_files"]
+__all__ = ["CONTAINERD_1", "CONTAINERD_2", "TUNABLES", "control_group", "write_node_files"]
 
 Object = dict[str, Any]
 TUNABLES = {"vm/overcommit_memory": 1, "vm/panic_on_oom": 0, "kernel/panic": 10, "kernel/panic_on_oops": 1,
             "kernel/keys/root_maxkeys": 1_000_000, "kernel/keys/root_maxbytes": 25_000_000}
 """Kernel settings that the kubelet insists on. It finds files that say so; the machine's own settings stay."""
-PLUGIN_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
-PLUGINS = ("bridge", "host-local", "loopback")
 PODS = "10.244.0.0/16"
 """Addresses of pods, in a network that only they and containerd see."""
 
@@ -89,13 +87,12 @@ SystemdCgroup = false
 ``nvidia`` comes with e2e/gpu_operator.py."""
 
 
-def plugin_folder() -> Path | None:
-    """Returns the directory of the CNI plugins; ``None`` without them."""
-    return next((folder for folder in PLUGIN_FOLDERS if all((folder / name).exists() for name in PLUGINS)), None)
+def write_node_files(cluster: LocalCluster, folder: Path, name: str, *, containerd: str, sandbox_image: str,
+                     plugins: Path) -> None:
+    """Writes all files that the node *name* needs to join *cluster* into its *folder*.
 
-
-def write_node_files(cluster: LocalCluster, folder: Path, name: str, *, containerd: str, sandbox_image: str) -> None:
-    """Writes all files that the node *name* needs to join *cluster* into its *folder*. *containerd*: a template."""
+    *containerd*: a template. *plugins*: the directory of the CNI plugins.
+    """
     for part in ("cni", "volume-plugins", "opt"):
         (folder / part).mkdir()
     for setting, value in TUNABLES.items():
@@ -103,7 +100,7 @@ def write_node_files(cluster: LocalCluster, folder: Path, name: str, *, containe
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{value}\n")
     (folder / "containerd.toml").write_text(
-        containerd.format(folder=folder, plugins=plugin_folder(), sandbox_image=sandbox_image))
+        containerd.format(folder=folder, plugins=plugins, sandbox_image=sandbox_image))
     (folder / "cni" / "10-e2e.conflist").write_text(json.dumps(cni_config(folder)))
     (folder / "kubelet.yaml").write_text(yaml.safe_dump(kubelet_config(cluster, folder, name)))
     kubeconfig = folder / "kubeconfig"

@@ -19,7 +19,7 @@ def container(name: str = "main", *, privileged: bool = False, **asked: int | st
     or as whole resource names (``**{"hygon.com/dcunum": 1}``).
     """
     limits = {RESOURCES.get(key, key): str(value) for key, value in asked.items()}
-    made: Object = {"name": name, "image": "busybox:1", "command": ["sleep", "inf"]}
+    made: Object = {"name": name, "image": "box:1", "command": ["sleep", "inf"]}
     if limits:
         made["resources"] = {"limits": limits}
     if privileged:

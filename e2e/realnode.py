@@ -7,7 +7,7 @@ and ``/var/log``. So nothing of the machine is touched (the kubelet's device-plu
 too), and mounts, bridge and processes vanish with the one process that holds the namespaces. All control groups lie in
 one that is called like the folder, which is how ``e2e.reaper`` finds them, and there in one for each node.
 
-Needs root and Debian's packages containernetworking-plugins and busybox-static; to build runc, gcc and libseccomp-dev.
+Needs root; to build runc, Debian's packages gcc, pkg-config and libseccomp-dev.
 Images are packed here; no registry is asked. ``python -m e2e.realnode`` starts a control plane with such a node until
 Ctrl-C.
 """
@@ -33,22 +33,20 @@ from typing import Any
 from e2e import binaries
 from e2e.cluster import ClusterUnavailable, LocalCluster
 from e2e.eventually import WaitTimeout, eventually
-from e2e.images import pack_busybox
+from e2e.images import pack_box
 from e2e.joined_node import JoinedNode, NodeUnavailable
-from e2e.node_files import CONTAINERD_1, CONTAINERD_2, TUNABLES, control_group, plugin_folder, write_node_files
+from e2e.needs import lacking
+from e2e.node_files import CONTAINERD_1, CONTAINERD_2, TUNABLES, control_group, write_node_files
 from e2e.processes import Program, group_members
 from e2e.reaper import end_control_groups
 
 __all__ = ["IMAGE", "RealNode", "missing"]
 
 Object = dict[str, Any]
-IMAGE = "docker.io/library/busybox:1"
+IMAGE = "docker.io/library/box:1"
 """What pods run; it is on the node already."""
 PAUSE = "docker.io/library/pause:1"
-PACKAGES = {"busybox": "busybox-static", "unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2"}
-"""Programs and the Debian packages that they come from."""
-DEBIAN = {"containerd": "containerd", "ctr": "containerd", "runc": "runc"}
-"""The same for the runtime of the time before CDI."""
+PROGRAMS = ("unshare", "nsenter")
 RUNC_STATE = "/run/containerd/runc/k8s.io"  # of containerd's containers in the kubelet's namespace
 SYS_ADMIN = 21
 SHADOWED = ("/run", "/tmp", "/var/lib", "/var/log")
@@ -71,7 +69,7 @@ for group in $(grep -E ' - cgroup2? ' /proc/self/mountinfo | cut -d ' ' -f 5); d
         group="$group/$part"
     done
 done
-ip link set lo up
+"$BOX" loopback
 trap '' CHLD  # orphans of the node become children of this process, which does not wait for them
 touch ready
 exec tail -f "$0/ready"  # the reaper finds it by the directory in its command line
@@ -88,12 +86,9 @@ def missing() -> str:
     found = re.search(r"^CapEff:\s*(\S+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     if found is None or not int(found[1], 16) >> SYS_ADMIN & 1:
         return "a real node needs CAP_SYS_ADMIN, which root does not have here"
-    lacking = {package for program, package in PACKAGES.items() if shutil.which(program) is None}
-    if plugin_folder() is None:
-        lacking.add("containernetworking-plugins")
-    if lacking:
-        return f"a real node needs the packages {', '.join(sorted(lacking))}"
-    return binaries.runtime_obstacle()
+    if programs := [program for program in PROGRAMS if shutil.which(program) is None]:
+        return f"a real node needs the programs {', '.join(programs)} of util-linux"
+    return binaries.node_obstacle()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +111,8 @@ class Runtime:
     @classmethod
     def debian(cls) -> Runtime:
         """Debian's containerd 1.6, which knows no CDI. Raises: NodeUnavailable."""
-        if lacking := {package for program, package in DEBIAN.items() if shutil.which(program) is None}:
-            raise NodeUnavailable(f"this runtime needs the packages {', '.join(sorted(lacking))}")
+        if packages := lacking("containerd", "runc"):
+            raise NodeUnavailable(f"this runtime needs the packages {', '.join(packages)}")
         return cls((), CONTAINERD_1)
 
     @property
@@ -140,12 +135,15 @@ class NodeProgram(Program):
 class RealNode(JoinedNode):
     """A node of real programs. Use ``RealNode.joined()``."""
 
-    def __init__(self, cluster: LocalCluster, name: str, kubelet: Path, runtime: Runtime) -> None:
+    def __init__(self, cluster: LocalCluster, name: str, kubelet: Path, runtime: Runtime, *, box: Path,
+                 plugins: Path) -> None:
+        """*box*: the program of the pods' image. *plugins*: the directory of the CNI plugins."""
         super().__init__(cluster.kube, name)
         self.cluster = cluster
         self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=cluster.folder))
         self._binary = kubelet
         self._runtime = runtime
+        self._box, self._plugins = box, plugins
         self._holder: Program
         self.containerd: NodeProgram
         self.kubelet: NodeProgram
@@ -161,7 +159,8 @@ class RealNode(JoinedNode):
         if reason := missing():
             raise NodeUnavailable(reason)
         kubelet = binaries.find(kubelet=True, say=say)["kubelet"]
-        node = cls(cluster, name, kubelet, runtime or Runtime.pinned(say))
+        node = cls(cluster, name, kubelet, runtime or Runtime.pinned(say), box=binaries.find_box(say=say),
+                   plugins=binaries.find_cni_plugins(say=say))
         try:
             node._start()
             yield node
@@ -269,13 +268,15 @@ class RealNode(JoinedNode):
         for folder in SHADOWED:
             self.path(folder).mkdir(parents=True)
         self.path("/tmp").chmod(0o1777)
-        write_node_files(self.cluster, self.folder, self.name, containerd=self._runtime.config, sandbox_image=PAUSE)
+        write_node_files(self.cluster, self.folder, self.name, containerd=self._runtime.config, sandbox_image=PAUSE,
+                         plugins=self._plugins)
         self._holder = Program("namespaces", [
             "unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc", "sh", "-c", HOLDER,
             str(self.folder),
         ], self.folder / "namespaces.log", env=os.environ | {
-            "SHADOWED": " ".join(SHADOWED),
-            "KEPT": " ".join(kept(self.cluster.folder, self._binary.resolve().parent, *self._runtime.folders)),
+            "SHADOWED": " ".join(SHADOWED), "BOX": str(self._box),
+            "KEPT": " ".join(kept(self.cluster.folder, self._binary.resolve().parent, *self._runtime.folders,
+                                  self._plugins, self._box.parent)),
             "TUNABLES": " ".join(TUNABLES), "GROUP": " ".join(control_group(self.cluster, self.name))}).start()
         self._wait((self.folder / "ready").exists, "the node's namespaces", self._holder)
         self.containerd = self.program("containerd", ["containerd", "--config", f"{self.folder}/containerd.toml"],
@@ -287,7 +288,7 @@ class RealNode(JoinedNode):
         self._wait(self._answers, "containerd", self.containerd)
         for image, command in ((IMAGE, ("sh",)), (PAUSE, ("sleep", "inf"))):
             archive = self.folder / "image.tar"
-            pack_busybox(archive, image, Path(shutil.which("busybox") or ""), command=command)
+            pack_box(archive, image, self._box, command=command)
             self.ctr("images", "import", "--snapshotter", "native", *self._runtime.import_options, str(archive))
             archive.unlink()
         self.start_kubelet()

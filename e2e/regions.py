@@ -59,7 +59,7 @@ def mounting(real: RealNode) -> Object:
     assert [word.partition("=")[0] for word in made["command"]] == ["hami", "mount-regions", "--hook-path", "--size"]
     made |= {
         "image": IMAGE, "env": [{"name": "PYTHONPATH", "value": SOURCES}],
-        "command": ["busybox", "chroot", "/host", *MOUNT],
+        "command": ["chroot", "/host", *MOUNT],
         "volumeMounts": [{"name": "host", "mountPath": "/host"}, mount | {"mountPath": f"/host{HOOK}/vgpu"}]}
     item = pod("mount", inits=[made], node_name=real.name, labels={"hami.io/webhook": "ignore"})
     item["spec"]["volumes"] = [

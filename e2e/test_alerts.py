@@ -143,11 +143,7 @@ class Promtool:
 
 @pytest.fixture(scope="module")
 def promtool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Promtool]:
-    try:
-        program = binaries.find_promtool()
-    except binaries.BinariesMissing as error:
-        pytest.skip(str(error))
-    yield Promtool(program, tmp_path_factory.mktemp("promtool"))
+    yield Promtool(binaries.find_promtool(), tmp_path_factory.mktemp("promtool"))
 
 
 def ident(case: Case) -> str:

@@ -897,13 +897,13 @@ def test_strict_mode_refuses_what_could_lift_limits(sandbox: Sandbox, tenant: Ku
 def test_a_running_pod_gets_no_ephemeral_container_in_strict_mode(sandbox: Sandbox, running: str) -> None:
     """The label that hides a new pod from the webhook does not help."""
     sandbox.create(pod("plain"))
-    debug = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "busybox:1"}]}}
+    debug = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "box:1"}]}}
     for item in (running, "plain"):
         sandbox.kube.merge_patch("Pod", item, {"metadata": {"labels": IGNORE}}, sandbox.namespace)
     with pytest.raises(ApiError, match="ephemeralContainers are not permitted in strict mode"):
         sandbox.kube.merge_patch("Pod", running, debug, sandbox.namespace, subresource="ephemeralcontainers")
     sandbox.kube.merge_patch("Pod", "plain", debug, sandbox.namespace, subresource="ephemeralcontainers")
-    more = {"name": "more", "image": "busybox:1", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
+    more = {"name": "more", "image": "box:1", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
     containers = [*sandbox.pod("plain")["spec"]["ephemeralContainers"], more]
     debug = {"spec": {"ephemeralContainers": containers}}
     with pytest.raises(ApiError, match="container more: env NVIDIA_VISIBLE_DEVICES=all is not permitted in strict"):

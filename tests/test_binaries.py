@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from e2e.binaries import (
+    BUILD_VARIABLE,
     DEFAULT,
     GO_WHEEL,
     HELM,
@@ -41,11 +42,21 @@ def programs(folder, *names, version="v1.2.3"):
 def nothing_around(monkeypatch, tmp_path):
     """Provides no programs on PATH, in the cache or in the environment; no Go, and no package index."""
     monkeypatch.delenv("HAMI_E2E_BIN", raising=False)
+    monkeypatch.delenv(BUILD_VARIABLE, raising=False)
     monkeypatch.delenv(MINOR_VARIABLE, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+
+
+def test_nothing_is_built_where_that_is_forbidden(monkeypatch, tmp_path):
+    """As it is while end-to-end tests run."""
+    go_on_path(monkeypatch, tmp_path / "bin", HELM.go_version)
+    monkeypatch.setenv(BUILD_VARIABLE, "never")
+    with pytest.raises(BinariesMissing, match="forbids it: helm. Run `python -m e2e.binaries --tests`"):
+        find_helm()
+    assert not HELM.cache_folder().exists()
 
 
 @pytest.mark.parametrize("kubelet", [False, True])

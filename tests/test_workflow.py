@@ -10,6 +10,7 @@ from hypothesis import settings
 
 from e2e.binaries import DEFAULT, MINOR_VARIABLE, minor_of, minors
 from e2e.browser import PROGRAM
+from e2e.needs import NEEDS
 from e2e.revision import earlier_commit
 from hami import __version__
 
@@ -37,8 +38,9 @@ def tox_environments():
         rows = matrix.get("environment") or [
                 row["environment"] for row in matrix.get("include", ()) if "environment" in row]
         for run in (step.get("run", "") for step in job["steps"]):
-            for words in re.findall(r"tox (?:-\S+ )*run -e (\$\{\{ matrix\.environment \}\}|\S+)", run):
-                yield from rows if words.startswith("$") else words.split(",")
+            for words in re.findall(r"tox (?:-\S+ )*run -e (.+)", run):
+                for word in words.replace("${{ matrix.environment }}", "MATRIX").split()[0].split(","):
+                    yield from rows if word == "MATRIX" else [word]
 
 
 def sections():
@@ -91,23 +93,41 @@ def test_no_run_is_repeated_until_it_passes():
         assert not re.search(r"--(last-failed|lf|failed-first|reruns)\b", text)
 
 
-def test_end_to_end_is_what_ci_run_does():
+def test_ci_run_calls_the_command_of_the_readme_and_prepares_nothing_that_it_would_lack():
+    """Packages of Debian are the exception: without them, tests are skipped and say so."""
     ours = (ROOT / ".ci" / "run").read_text()
-    for command in ("-m e2e.binaries --kubelet", "-qq run -e e2e"):
-        assert command in ours and any(command in run for run in RUNS)
+    commands = re.findall(r'"\$tox" -qq run .*', ours)
+    assert len(commands) == 2
+    assert re.match(r'"\$tox" -qq run --workdir \S+ -e kind ', commands[0])
+    assert re.match(r'"\$tox" -qq run --result-json \S+ +#', commands[1])
+    assert "e2e.binaries" not in ours
+    environments = set(re.findall(r" run .*-e ([a-z-]+)", ours))
+    assert environments == {"kind", "libvgpu-big"}
+    assert environments.isdisjoint(LISTED)
+
+
+def test_the_command_of_the_readme_runs_without_caches_every_night():
+    runs = [step.get("run", "") for step in NIGHTLY_JOBS["newcomer"]["steps"]]
+    assert any(re.search(r'HOME="\$RUNNER_TEMP/home" .*tox run$', run) for run in runs)
+    assert not any("cache" in step.get("uses", "") for step in NIGHTLY_JOBS["newcomer"]["steps"])
+
+
+@pytest.mark.parametrize(("environment", "command"), [
+    ("e2e", "python -m e2e.binaries --tests"), ("e2e-previous", "python -m e2e.binaries")])
+def test_programs_are_built_before_pytest_begins(environment, command):
+    assert TOX[f"testenv:{environment}"]["commands_pre"] == command
 
 
 def test_end_to_end_has_a_browser():
-    ours = (ROOT / ".ci" / "run").read_text()
-    assert f"packages+=({PROGRAM})" in ours
+    assert PROGRAM in {need.program for need in NEEDS}
     assert f"{PROGRAM} --version" in [step.get("run") for step in JOBS["e2e"]["steps"]]
 
 
-def test_all_tests_run_on_each_python_of_the_workflow_and_on_the_first_of_ci_run():
-    assert "not slow" not in TEXT + (ROOT / "tox.ini").read_text()
-    ours = (ROOT / ".ci" / "run").read_text()
-    places = [ours.index(text) for text in ("options=()", '-- "${options[@]}" tests', '-m "not files and not slow")')]
-    assert places == sorted(places)
+def test_each_unit_test_runs_once_in_tox_and_on_each_python_in_the_workflow():
+    """With the marks of `project`, every test is in one of the two environments."""
+    assert "{posargs:-m \"not files and not slow\" tests}" in TOX["testenv"]["commands"]
+    assert "{posargs:-m \"files or slow\" tests}" in TOX["testenv:project"]["commands"]
+    assert "tox run -e ${{ matrix.environment }},project" in RUNS
 
 
 def test_new_random_examples_are_tried_every_night():
@@ -124,12 +144,6 @@ def test_kind_runs_the_same_tests_in_the_workflow_and_in_ci_run():
     ours = (ROOT / ".ci" / "run").read_text()
     command = " -e kind -- -m installation"
     assert command in ours and any(command in run for run in RUNS)
-
-
-def test_ci_run_leaves_out_no_test_of_the_limiter():
-    ours = (ROOT / ".ci" / "run").read_text()
-    assert "-e libvgpu -- -m real_time tests/libvgpu" in ours
-    assert '-e libvgpu -- -m "not real_time" tests/libvgpu' in ours
 
 
 WORKFLOWS = {path.stem: path.read_text() for path in sorted((ROOT / ".github" / "workflows").glob("*.yaml"))}

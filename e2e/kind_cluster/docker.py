@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -12,13 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from e2e.needs import lacking
+
 __all__ = ["Docker", "KindUnavailable", "call", "eventually_true"]
 
 BRIDGE, ADDRESS = "hami-e2e0", "172.31.255.1/24"
 """With --bridge=none or --default-address-pool, dockerd would remove the bridge of another one."""
 RUNC = Path(__file__).with_name("runc")
-PROGRAMS = ("docker", "dockerd", "ip", "iptables", "debootstrap", "busybox")
-PACKAGES = ("docker.io", "iproute2", "iptables", "debootstrap", "busybox-static")
+PACKAGES = ("docker.io", "iproute2", "iptables", "debootstrap")
 START_SECONDS = STOP_SECONDS = 30.0
 
 
@@ -85,9 +85,8 @@ class Docker:
         """Starts the daemon, unless it answers. Raises: KindUnavailable."""
         if os.geteuid() != 0:
             raise KindUnavailable("only root can start Docker")
-        if missing := [package for program, package in zip(PROGRAMS, PACKAGES[:1] + PACKAGES, strict=True)
-                       if shutil.which(program) is None]:
-            raise KindUnavailable(f"Debian's packages are missing: {', '.join(dict.fromkeys(missing))}")
+        if missing := lacking(*PACKAGES):
+            raise KindUnavailable(f"Debian's packages are missing: {', '.join(missing)}")
         if self.answers():
             return
         self._folder.mkdir(parents=True, exist_ok=True)

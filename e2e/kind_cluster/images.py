@@ -71,8 +71,7 @@ def ensure_node_image(docker: Docker, programs: Mapping[str, Path], say: Say) ->
     images = call(programs["kubeadm"], "config", "images", "list", f"--kubernetes-version={version}").split()
     by_program = {image.rpartition("/")[2].partition(":")[0]: image for image in images}
     proxy, pause = by_program.pop("kube-proxy"), by_program.pop("pause")
-    busybox = Path(shutil.which("busybox") or "busybox")
-    import_program(docker, busybox, pause, "sleep", "infinity")
+    import_program(docker, binaries.find_box(say=say), pause, "sleep", "infinity")
     for program, image in by_program.items():
         import_program(docker, programs[program], image)
     build_image(docker, proxy, "kube-proxy.Dockerfile", [programs["kube-proxy"]])
