@@ -481,7 +481,7 @@ STEPS = {Storm.create: 40, Storm.burst: 20, Storm.filter: 4, Storm.bind: 4, Stor
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(STORMS * 240)  # a busy machine: .ci/run runs all checks at once
+@pytest.mark.timeout(STORMS * 240)  # a busy machine
 @pytest.mark.parametrize("lock_free", LOCK_FREE_NODES, ids=lambda nodes: f"{nodes or 'no'} nodes lock-free")
 @settings(max_examples=STORMS, phases=[Phase.generate])  # a failed storm takes minutes to shrink, in vain
 @given(seed=integers(0, 2**32))

@@ -454,7 +454,7 @@ class Killed(BaseException):
     """The leader dies within a call."""
 
 
-@pytest.mark.timeout(240)  # a busy machine: .ci/run runs all checks at once
+@pytest.mark.timeout(240)  # a busy machine
 @settings(max_examples=100)
 @given(seed=integers(0, 2**32))
 def test_no_eviction_is_in_vain(seed):
