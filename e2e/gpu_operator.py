@@ -37,7 +37,7 @@ if "--bundle" in words:
 os.execvp("runc", ["runc", *words])
 """
 SMI = """#!/bin/sh
-ls /dev/nvidia[0-9]* | sed 's/^/GPU /'
+for card in /dev/nvidia[0-9]*; do echo GPU $card; done
 echo "of ${CUDA_DEVICE_MEMORY_LIMIT_0:-all its memory}, ${CUDA_DEVICE_SM_LIMIT:-all} percent"
 """
 

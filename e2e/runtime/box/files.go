@@ -12,12 +12,21 @@ import (
 	"time"
 )
 
+// ls prints the names in folders, and the names of files.
 func ls(words []string) error {
 	if len(words) == 0 {
 		words = []string{"."}
 	}
-	for _, folder := range words {
-		entries, err := os.ReadDir(folder)
+	for _, path := range words {
+		about, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		if !about.IsDir() {
+			fmt.Println(path)
+			continue
+		}
+		entries, err := os.ReadDir(path)
 		if err != nil {
 			return err
 		}
