@@ -98,11 +98,13 @@ static uint64_t required(struct vgpu_array array, uint32_t levels, uint32_t ordi
 int vgpu_array_begin(struct vgpu_creation *creation, void *place, struct vgpu_array array, uint32_t levels)
 {
     uint32_t ordinal;
-    creation->index = -1;
+    *creation = (struct vgpu_creation){.index = -1};
     int d;
     if (!place || !array.width || !vgpu_current(&d, &creation->context) || REAL(cuCtxGetDevice)(&ordinal) != CUDA_OK)
         return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : CUDA_OK;
-    if (array.flags & (FLAG_SPARSE | FLAG_DEFERRED)) /* it gets its memory when it is mapped */
+    creation->is_whole = array.flags & FLAG_DEFERRED;
+    creation->is_later = creation->is_whole || array.flags & FLAG_SPARSE;
+    if (creation->is_later)
         return CUDA_OK;
     uint64_t bytes = required(array, levels, ordinal);
     creation->charged = bytes ? bytes : least(&array);
@@ -117,5 +119,8 @@ int vgpu_array_end(const struct vgpu_creation *creation, void *place, int result
         vgpu_object_put(*(void **)place, creation->index, creation->charged, creation->context, PART_DATA);
     else if (creation->index >= 0)
         vgpu_uncharge(creation->index, creation->charged, PART_DATA);
+    else if (creation->is_later && result == CUDA_OK)
+        vgpu_object_keep(&(struct vgpu_object){.handle = (uint64_t)*(uintptr_t *)place, .context = creation->context,
+                                               .amount = {.device = -1}, .is_whole = creation->is_whole});
     return result;
 }

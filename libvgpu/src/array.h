@@ -19,6 +19,7 @@ struct vgpu_array vgpu_array_deep_v1(const void *given);
 struct vgpu_creation {
     int index; /* -1: not charged */
     uint64_t charged, context;
+    bool is_later, is_whole; /* its memory is mapped to it later: parts, or all of it at once */
 };
 
 /* Before an array with so many levels, 0 for one that is not mipmapped. 0, or why it must not be made. */

@@ -1,6 +1,5 @@
 /* Contexts take memory of the device by themselves. The limits say how much, as the device plugin has measured it on a card
- * with no other user; where they do not, it is measured here:
- * by what NVML tells of this process, or else by what the free memory of the device loses, which others distort. */
+ * with no other user; where they do not, it is measured here (measure.h). */
 #ifndef VGPU_CONTEXT_H
 #define VGPU_CONTEXT_H
 
@@ -9,11 +8,20 @@
 struct vgpu_making {
     int index; /* -1: not charged */
     uint64_t charged;
-    bool measured; /* by this thread, since it was not known */
-    bool told;     /* NVML tells what this process takes; before the context, these bytes */
-    uint64_t used, counted;
-    struct vgpu_measure measure; /* where NVML does not */
+    bool measured;               /* by this thread, since it was not known */
+    struct vgpu_own own;         /* by what NVML tells of this process */
+    struct vgpu_measure measure; /* where NVML does not tell */
 };
+
+/* Of threads that take and leave a context, or set a limit of one, one sees what the other has made of it. */
+struct vgpu_turn {
+    atomic_bool *taken; /* NULL: not this thread's */
+    int state;
+};
+
+/* One thread after the other; but none waits for more than a second. */
+struct vgpu_turn vgpu_turn_begin(atomic_bool *turn);
+void vgpu_turn_end(struct vgpu_turn turn);
 
 /* Before a context is made on the device, and written to `place`. 0, or why it must not be made. */
 int vgpu_context_begin(struct vgpu_making *making, void *place, int ordinal);

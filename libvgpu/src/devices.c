@@ -95,6 +95,26 @@ int vgpu_index_of(int ordinal)
     return index;
 }
 
+/* Of a locality domain, the identifier is two bytes: the device, then the domain. */
+int vgpu_index_at(uint32_t location, uint32_t id)
+{
+    if (location == LOCATION_LOCALITY_DOMAIN)
+        return vgpu_index_of((int)(id & 0xff));
+    return location == LOCATION_DEVICE ? vgpu_index_of((int)id) : -1;
+}
+
+/* The context with which what is made in a context goes: of a green one, the primary one. */
+static uint64_t lasting(uint64_t context)
+{
+    if (LIKELY(!atomic_load_explicit(&vgpu_process.greens, memory_order_relaxed)))
+        return context;
+    vgpu_lock(&vgpu_process.lock);
+    const struct vgpu_object *known = vgpu_table_find(&vgpu_process.objects, context);
+    uint64_t found = known && known->is_green ? known->context : context;
+    vgpu_unlock(&vgpu_process.lock);
+    return found;
+}
+
 bool vgpu_current(int *index, uint64_t *context)
 {
     uint32_t ordinal;
@@ -104,7 +124,7 @@ bool vgpu_current(int *index, uint64_t *context)
     *index = vgpu_index_of((int)ordinal);
     if (context) {
         REAL(cuCtxGetCurrent)(&current);
-        *context = (uint64_t)(uintptr_t)current;
+        *context = lasting((uint64_t)(uintptr_t)current);
     }
     return *index >= 0;
 }
@@ -123,7 +143,7 @@ static int ordinal_of_context(void *context)
     struct vgpu_process *process = &vgpu_process;
     vgpu_lock(&process->lock);
     const struct vgpu_object *known = vgpu_table_find(&process->objects, (uint64_t)(uintptr_t)context);
-    int index = known && known->is_context ? known->amount.device : -1;
+    int index = known && (known->is_context || known->is_green) ? known->amount.device : -1;
     vgpu_unlock(&process->lock);
     return index < 0 ? -1 : vgpu_ordinal_of(index);
 }

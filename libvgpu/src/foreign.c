@@ -1,5 +1,6 @@
 /* Memory that somebody else has allocated: another process, by handles of CUDA, or another interface, such as Vulkan. */
 #include "account.h"
+#include "blocks.h"
 #include "devices.h"
 #include "objects.h"
 #include "pool.h"
@@ -217,6 +218,16 @@ struct external {
     uint32_t flags;
 };
 
+/* What was imported is held by its handle and by what is mapped from it. */
+static void remember_external(uint64_t handle, uint64_t context, const struct vgpu_amount *amount)
+{
+    struct vgpu_object memory = {.handle = handle, .context = context, .amount = {.device = -1}};
+    vgpu_lock(&vgpu_process.lock);
+    memory.block = vgpu_block_add((struct vgpu_block){.amount = *amount});
+    vgpu_table_put(&vgpu_process.objects, &memory);
+    vgpu_unlock(&vgpu_process.lock);
+}
+
 /* Memory of another interface counts for who imports it: once for all that were passed the same file. The driver keeps the
  * file. */
 int cuImportExternalMemory(void *memory, void *description)
@@ -236,7 +247,61 @@ int cuImportExternalMemory(void *memory, void *description)
         vgpu_unimport(d, size, 0, PART_DATA, &share);
         return result;
     }
-    vgpu_object_keep(&(struct vgpu_object){.handle = *(uint64_t *)memory, .context = context,
-                                           .amount = {.bytes = size, .device = d, .part = PART_DATA, .share = share}});
+    remember_external(*(uint64_t *)memory, context,
+                      &(struct vgpu_amount){.bytes = size, .device = d, .part = PART_DATA, .share = share});
+    return result;
+}
+
+/* The block of imported memory, with one more reference; 0 if it is not known. Caller locks. */
+static uint64_t hold_external(uint64_t memory)
+{
+    struct vgpu_freed none = {0};
+    const struct vgpu_object *known = vgpu_table_find(&vgpu_process.objects, memory);
+    uint64_t block = known ? known->block : 0;
+    if (block)
+        vgpu_block_change(block, 1, 0, &none);
+    return block;
+}
+
+/* Buffers that overlap may have the same address. It is freed as often as it was given. Caller locks. */
+static void remember_buffer(uint64_t address, uint64_t memory, int d, uint64_t context)
+{
+    struct vgpu_allocation *known = vgpu_table_find(&vgpu_process.memory, address);
+    if (known && known->block && known->kind == OF_CONTEXT) {
+        known->opened++;
+        return;
+    }
+    struct vgpu_allocation buffer = {.address = address, .owner = context, .kind = OF_CONTEXT, .opened = 1,
+                                     .amount = {.device = d, .part = PART_IMPORTED},
+                                     .block = hold_external(memory)};
+    if (buffer.block)
+        vgpu_table_put(&vgpu_process.memory, &buffer);
+}
+
+int cuExternalMemoryGetMappedBuffer(void *address, void *memory, void *description)
+{
+    int d;
+    uint64_t context;
+    int result = REAL(cuExternalMemoryGetMappedBuffer)(address, memory, description);
+    if (result != CUDA_OK || !vgpu_current(&d, &context))
+        return result;
+    vgpu_lock(&vgpu_process.lock);
+    remember_buffer(*(uint64_t *)address, (uint64_t)(uintptr_t)memory, d, context);
+    vgpu_unlock(&vgpu_process.lock);
+    return result;
+}
+
+int cuExternalMemoryGetMappedMipmappedArray(void *place, void *memory, void *description)
+{
+    int d;
+    struct vgpu_object array = {.amount = {.device = -1}};
+    int result = REAL(cuExternalMemoryGetMappedMipmappedArray)(place, memory, description);
+    if (result != CUDA_OK || !vgpu_current(&d, &array.context))
+        return result;
+    array.handle = *(uint64_t *)place;
+    vgpu_lock(&vgpu_process.lock);
+    array.block = hold_external((uint64_t)(uintptr_t)memory);
+    vgpu_table_put(&vgpu_process.objects, &array);
+    vgpu_unlock(&vgpu_process.lock);
     return result;
 }

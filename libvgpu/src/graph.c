@@ -3,6 +3,7 @@
 #include "account.h"
 #include "capture.h"
 #include "devices.h"
+#include "log.h"
 #include "objects.h"
 #include "pool.h"
 #include "process.h"
@@ -20,7 +21,7 @@ struct allocation_node {
 
 _Static_assert(offsetof(struct allocation_node, bytes) == 104, "CUDA_MEM_ALLOC_NODE_PARAMS");
 
-enum { MOST_DEPTH = 8 };
+enum { MOST_DEPTH = 64 };
 
 static uint64_t instantiated_bytes[VGPU_DEVICES], charged[VGPU_DEVICES];
 static uint64_t looks[VGPU_DEVICES]; /* how often the driver has been asked */
@@ -90,10 +91,10 @@ static void look(int d)
     vgpu_unlock(&process->lock);
 }
 
-static void needed(void *graph, uint64_t bytes[VGPU_DEVICES], int depth);
+static bool needed(void *graph, uint64_t bytes[VGPU_DEVICES], int depth);
 
-/* Bytes that one node takes: of an allocation, or of the graph in it. */
-static void needed_by(void *node, uint64_t bytes[VGPU_DEVICES], int depth)
+/* Adds the bytes that one node takes: of an allocation, or of the graph in it. */
+static bool needed_by(void *node, uint64_t bytes[VGPU_DEVICES], int depth)
 {
     uint32_t type = 0;
     void *child = NULL;
@@ -102,31 +103,35 @@ static void needed_by(void *node, uint64_t bytes[VGPU_DEVICES], int depth)
         uint64_t spare[16];
     } given = {0};
     if (REAL(cuGraphNodeGetType)(node, &type) != 0)
-        return;
-    if (type == GRAPH_NODE_GRAPH && depth < MOST_DEPTH && REAL(cuGraphChildGraphNodeGetGraph)(node, &child) == 0)
-        needed(child, bytes, depth + 1);
+        return true;
+    if (type == GRAPH_NODE_GRAPH && REAL(cuGraphChildGraphNodeGetGraph)(node, &child) == 0)
+        return needed(child, bytes, depth + 1);
     if (type != GRAPH_NODE_MEM_ALLOC || REAL(cuGraphMemAllocNodeGetParams)(node, &given) != 0)
-        return;
-    int index = given.node.location == LOCATION_DEVICE ? vgpu_index_of((int)given.node.id) : -1;
+        return true;
+    int index = vgpu_index_at(given.node.location, given.node.id);
     if (index >= 0)
         bytes[index] = vgpu_add(bytes[index], vgpu_round(given.node.bytes, VGPU_GRANULE));
+    return true;
 }
 
-/* Bytes that the allocation nodes of a graph, and of graphs in it, take on each device. */
-static void needed(void *graph, uint64_t bytes[VGPU_DEVICES], int depth)
+/* Adds the bytes that the allocation nodes of a graph, and of graphs in it, take on each device. False: that cannot be told. */
+static bool needed(void *graph, uint64_t bytes[VGPU_DEVICES], int depth)
 {
     uint64_t count = 0;
     if (!HAS(cuGraphMemAllocNodeGetParams) || REAL(cuGraphGetNodes)(graph, NULL, &count) != 0 || count == 0)
-        return;
+        return true;
     size_t size = count * sizeof(void *);
-    void **nodes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void **nodes = depth > MOST_DEPTH ? MAP_FAILED
+        : mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (nodes == MAP_FAILED)
-        return;
+        return false;
     uint64_t known = count;
+    bool told = true;
     int result = REAL(cuGraphGetNodes)(graph, nodes, &known);
-    for (uint64_t i = 0; result == 0 && i < known && i < count; i++)
-        needed_by(nodes[i], bytes, depth);
+    for (uint64_t i = 0; told && result == 0 && i < known && i < count; i++)
+        told = needed_by(nodes[i], bytes, depth);
     munmap(nodes, size);
+    return told;
 }
 
 /* The key under which device d of an executable graph is remembered; its address is aligned. */
@@ -139,7 +144,10 @@ int vgpu_graph_begin(void *graph, uint64_t bytes[VGPU_DEVICES])
 {
     if (!graph || !vgpu_open())
         return CUDA_OK;
-    needed(graph, bytes, 0);
+    if (!needed(graph, bytes, 0)) {
+        LOG_ONCE(LOG_WARNING, "a graph in graphs, more than %d deep, cannot be counted and is refused", MOST_DEPTH);
+        return CUDA_OUT_OF_MEMORY;
+    }
     for (int d = 0; d < VGPU_DEVICES; d++) {
         if (!bytes[d] || charge(d, (int64_t)bytes[d]) == CUDA_OK)
             continue;

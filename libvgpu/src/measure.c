@@ -38,3 +38,22 @@ uint64_t vgpu_measure_taken(const struct vgpu_measure *measure, uint64_t most)
     int64_t taken = (int64_t)(measure->free - now) - charged;
     return taken <= 0 ? 0 : (uint64_t)taken > most ? most : (uint64_t)taken;
 }
+
+/* In a container, some drivers list the processes of the host: one of them may have the number of this one, which has nothing. */
+bool vgpu_own_begin(struct vgpu_own *own, int index, bool has_context)
+{
+    own->index = index;
+    own->counted = vgpu_counted(index);
+    bool listed = vgpu_nvml_used(vgpu_uuid_at(index), &own->used);
+    own->told = has_context ? listed && own->counted : !listed || own->counted;
+    return own->told;
+}
+
+bool vgpu_own_change(const struct vgpu_own *own, int64_t *bytes)
+{
+    uint64_t used;
+    if (!own->told || !vgpu_nvml_used(vgpu_uuid_at(own->index), &used))
+        return false;
+    *bytes = (int64_t)(used - own->used) - (int64_t)(vgpu_counted(own->index) - own->counted);
+    return true;
+}

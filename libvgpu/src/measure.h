@@ -1,9 +1,24 @@
-/* Measures what the driver takes by itself, by what the free memory of the device loses. What others do meanwhile distorts
- * that, so it is the last resort: for a context whose size nobody has told, and for modules that are loaded whole. */
+/* Measures what the driver takes by itself: by what NVML tells of this process or, where it does not, by what the free memory of
+ * the device loses. What others do meanwhile distorts the latter, so it is the last resort: for a context whose size nobody has
+ * told, and for modules that are loaded whole. */
 #ifndef VGPU_MEASURE_H
 #define VGPU_MEASURE_H
 
 #include "types.h"
+
+/* What NVML tells that this process takes of a device: nobody else distorts it. */
+struct vgpu_own {
+    int index;
+    bool told;
+    uint64_t used, counted;
+};
+
+/* Of a process that has a context there, or is about to make its first one. False: NVML does not tell. */
+bool vgpu_own_begin(struct vgpu_own *own, int index, bool has_context);
+
+/* Bytes that the driver has taken since, negative for those that it has given back, without what was charged meanwhile. False:
+ * NVML does not tell. */
+bool vgpu_own_change(const struct vgpu_own *own, int64_t *bytes);
 
 struct vgpu_measure {
     int index;    /* place of the device in the limits; -1: cannot be measured */

@@ -1,5 +1,6 @@
 /* Memory that belongs to a context: plain, pitched, managed. */
 #include "account.h"
+#include "blocks.h"
 #include "devices.h"
 #include "pool.h"
 #include "process.h"
@@ -131,6 +132,30 @@ static void freed_of_others(const struct vgpu_allocation *gone)
     vgpu_uncharge_all(&freed);
 }
 
+/* A buffer in external memory, or memory of a pool that was bound to something, which may hold it on though its pool no longer
+ * counts it. */
+static void freed_of_block(const struct vgpu_allocation *gone)
+{
+    struct vgpu_freed freed = {0};
+    struct vgpu_allocation rest = *gone;
+    vgpu_lock(&vgpu_process.lock);
+    if (rest.opened > 1) {
+        rest.opened--;
+        vgpu_table_put(&vgpu_process.memory, &rest);
+        vgpu_unlock(&vgpu_process.lock);
+        return;
+    }
+    struct vgpu_block *block = vgpu_table_find(&vgpu_process.blocks, gone->block);
+    if (block && gone->kind == OF_POOL && block->mappings) {
+        block->amount = (struct vgpu_amount){.bytes = gone->amount.bytes, .device = gone->amount.device,
+                                             .part = PART_DATA};
+        vgpu_correct(block->amount.device, 0, block->amount.bytes, PART_DATA);
+    }
+    vgpu_block_leave(gone->block, &freed);
+    vgpu_unlock(&vgpu_process.lock);
+    vgpu_uncharge_all(&freed);
+}
+
 static int freed(bool known, const struct vgpu_allocation *gone, int result)
 {
     const struct vgpu_amount *amount = &gone->amount;
@@ -146,6 +171,8 @@ static int freed(bool known, const struct vgpu_allocation *gone, int result)
             freed_of_others(gone);
         else if (gone->kind != OF_POOL)
             vgpu_uncharge(amount->device, amount->bytes, (enum vgpu_part)amount->part);
+        if (UNLIKELY(gone->block))
+            freed_of_block(gone);
         if (gone->kind == OF_POOL)
             vgpu_pool_freed(gone->owner, amount->bytes);
     }

@@ -1,6 +1,7 @@
 #include "objects.h"
 
 #include "account.h"
+#include "blocks.h"
 #include "process.h"
 
 void vgpu_object_keep(const struct vgpu_object *object)
@@ -28,6 +29,13 @@ bool vgpu_object_take(void *handle, struct vgpu_object *object)
     return known;
 }
 
+/* Caller locks. */
+static void let_go(const struct vgpu_object *object, struct vgpu_freed *freed)
+{
+    vgpu_free(freed, &object->amount);
+    vgpu_block_leave(object->block, freed);
+}
+
 void vgpu_object_end(bool known, const struct vgpu_object *object, int result)
 {
     if (!known)
@@ -35,7 +43,7 @@ void vgpu_object_end(bool known, const struct vgpu_object *object, int result)
     struct vgpu_freed freed = {0};
     vgpu_lock(&vgpu_process.lock);
     if (result == CUDA_OK)
-        vgpu_free(&freed, &object->amount);
+        let_go(object, &freed);
     else
         vgpu_table_put(&vgpu_process.objects, object);
     vgpu_unlock(&vgpu_process.lock);
@@ -52,6 +60,7 @@ static void take_memory(struct vgpu_table *table, uint64_t context, struct vgpu_
             i++;
         } else if (vgpu_table_take(table, one->address, &gone)) {
             vgpu_free(freed, &gone.amount);
+            vgpu_block_leave(gone.block, freed);
         }
     }
 }
@@ -64,7 +73,7 @@ static void take_objects(struct vgpu_table *table, uint64_t context, struct vgpu
         if (!one || one->context != context) {
             i++;
         } else if (vgpu_table_take(table, one->handle, &gone)) {
-            vgpu_free(freed, &gone.amount);
+            let_go(&gone, freed);
         }
     }
 }

@@ -27,6 +27,7 @@ struct pool {
     uint64_t looked; /* when the driver was last asked what it has reserved */
     uint64_t looks;  /* how often */
     bool stale;      /* something has been freed since */
+    bool imported;
 };
 
 static struct pool pools[POOLS];
@@ -89,7 +90,31 @@ static struct pool *add(uint64_t handle, int device)
     return pool;
 }
 
-/* A pool that we have not seen made is a device's own. Asks the driver: not under the lock. */
+static bool attribute(uint64_t pool, uint32_t which, uint64_t *value)
+{
+    uint32_t mode = vgpu_relax();
+    bool told = HAS(cuMemPoolGetAttribute) && REAL(cuMemPoolGetAttribute)((void *)(uintptr_t)pool, which, value) == 0;
+    vgpu_restore(mode);
+    return told;
+}
+
+/* The place of the device on which the driver says that the pool is, -1 for memory of the host. False: it does not say (before
+ * CUDA 13.0), or the memory may be anywhere. */
+static bool is_located(uint64_t handle, uint32_t devices, int *index)
+{
+    uint64_t type = 0, location = 0, id = 0;
+    if (!attribute(handle, POOL_ALLOCATION_TYPE, &type) || !attribute(handle, POOL_LOCATION_TYPE, &location)
+        || !attribute(handle, POOL_LOCATION_ID, &id) || type == MANAGED)
+        return false;
+    *index = -1;
+    if (location >= LOCATION_HOST && location <= LOCATION_HOST_NUMA_CURRENT)
+        return true;
+    if ((id & 0xff) < devices)
+        *index = vgpu_index_at((uint32_t)location, (uint32_t)id);
+    return *index >= 0;
+}
+
+/* A pool that we have not seen made is one that the driver has made. Asks the driver: not under the lock. */
 static int home_of(void *handle)
 {
     uint32_t count = 0;
@@ -100,6 +125,8 @@ static int home_of(void *handle)
             || (HAS(cuDeviceGetDefaultMemPool) && REAL(cuDeviceGetDefaultMemPool)(&found, i) == 0 && found == handle))
             return vgpu_index_of((int)i);
     int index;
+    if (is_located((uint64_t)(uintptr_t)handle, count, &index))
+        return index;
     return vgpu_current(&index, NULL) ? index : -1;
 }
 
@@ -109,6 +136,16 @@ static void keep(uint64_t handle, int device)
     vgpu_lock(&vgpu_process.lock);
     if (!find(handle))
         add(handle, device);
+    vgpu_unlock(&vgpu_process.lock);
+}
+
+static void keep_imported(uint64_t handle)
+{
+    keep(handle, -1);
+    vgpu_lock(&vgpu_process.lock);
+    struct pool *pool = find(handle);
+    if (pool)
+        pool->imported = true;
     vgpu_unlock(&vgpu_process.lock);
 }
 
@@ -124,14 +161,6 @@ static int pool_device(void *handle)
     device = home_of(handle);
     keep((uint64_t)(uintptr_t)handle, device);
     return device;
-}
-
-static bool attribute(uint64_t pool, uint32_t which, uint64_t *value)
-{
-    uint32_t mode = vgpu_relax();
-    bool told = HAS(cuMemPoolGetAttribute) && REAL(cuMemPoolGetAttribute)((void *)(uintptr_t)pool, which, value) == 0;
-    vgpu_restore(mode);
-    return told;
 }
 
 /* The driver does not say by how much pools grow: the largest power of two in the first growth that is seen. */
@@ -388,6 +417,17 @@ static int allocate_by_itself(const struct request *asked, const struct vgpu_amo
     return result;
 }
 
+/* A pool of another process, which counts what it has in reserve. The driver makes nothing new in it, says cuda.h; if it does, that
+ * counts here. */
+static bool is_imported(uint64_t handle)
+{
+    vgpu_lock(&vgpu_process.lock);
+    const struct pool *pool = find(handle);
+    bool imported = pool && pool->imported;
+    vgpu_unlock(&vgpu_process.lock);
+    return imported;
+}
+
 /* While the pool has room, the driver is asked nothing but what the program asks. */
 static int allocate(const struct request *asked)
 {
@@ -395,6 +435,8 @@ static int allocate(const struct request *asked)
     int device = -1;
     if (asked->address && handle && vgpu_open() && vgpu_capturing(asked->stream, is_per_thread(asked)) != CAPTURING)
         device = pool_device(asked->pool); /* captured, it is memory of a graph */
+    if (device < 0 && handle && is_imported(handle) && vgpu_current(&device, NULL))
+        return allocate_by_itself(asked, &(struct vgpu_amount){.bytes = size, .device = device, .part = PART_DATA});
     if (device < 0)
         return vgpu_is_forbidden() ? CUDA_NOT_PERMITTED : call(asked);
     struct vgpu_allocation made = {.owner = handle, .kind = OF_POOL,
@@ -491,7 +533,7 @@ int cuMemPoolCreate(void *pool, void *properties)
     const struct pool_properties *given = properties;
     if (result != CUDA_OK || !vgpu_open())
         return result;
-    int device = given->location == LOCATION_DEVICE ? vgpu_index_of((int)given->id) : -1;
+    int device = vgpu_index_at(given->location, given->id);
     if (given->type == MANAGED && given->location != LOCATION_DEVICE)
         vgpu_current(&device, NULL); /* it may be anywhere: it counts where it was made */
     vgpu_lock(&vgpu_process.lock);
@@ -582,7 +624,7 @@ int cuMemPoolImportFromShareableHandle(void *pool, void *shareable, uint32_t typ
     uint64_t name = type == HANDLE_FILE ? vgpu_tag_of((int)(intptr_t)shareable) : 0;
     int result = REAL(cuMemPoolImportFromShareableHandle)(pool, shareable, type, flags);
     if (result == CUDA_OK) {
-        keep(*(uint64_t *)pool, -1); /* its exporter counts what it has in reserve */
+        keep_imported(*(uint64_t *)pool);
         name_pool(*(uint64_t *)pool, name);
     }
     return result;

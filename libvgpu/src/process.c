@@ -224,6 +224,7 @@ static void start(struct vgpu_process *process)
         vgpu_table_clear(&process->handles);
         vgpu_table_clear(&process->mappings);
         vgpu_table_clear(&process->bindings);
+        vgpu_table_clear(&process->endpoints);
         vgpu_table_clear(&process->events);
         vgpu_compute_close(process->compute);
         if (process->region)

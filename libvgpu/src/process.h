@@ -20,6 +20,7 @@ struct vgpu_process {
     atomic_bool limit_turn;                  /* a thread gives a context a limit */
     atomic_bool primary_turn[VGPU_ORDINALS]; /* a thread takes a primary context, or leaves it */
     _Atomic int32_t pid;           /* 0: nothing is open yet */
+    _Atomic int greens;            /* green contexts */
     bool shares;                   /* the region is a file */
     int slot;                      /* -1: none */
     char limits[PATH_TEXT]; /* the file, where it is known */
@@ -40,7 +41,7 @@ struct vgpu_process {
     _Atomic int32_t index[VGPU_ORDINALS]; /* region index + 1 by CUDA device number, 0: not asked yet */
     struct vgpu_table memory;      /* of struct vgpu_allocation */
     struct vgpu_table objects;     /* of struct vgpu_object, and so on */
-    struct vgpu_table blocks, handles, mappings, bindings;
+    struct vgpu_table blocks, handles, mappings, bindings, endpoints;
     struct vgpu_table events;
 };
 

@@ -65,6 +65,19 @@ uint64_t vgpu_share_block(struct region *region, uint64_t name)
     return name;
 }
 
+uint64_t vgpu_share_bytes(struct region *region, uint64_t block)
+{
+    uint64_t bytes = 0;
+    uint32_t used = used_records(region);
+    for (uint32_t i = 1; i <= used; i++) {
+        struct region_record *record = at(region, i);
+        uint64_t held = unpack(atomic_load(&record->state)).bytes;
+        if (held > bytes && atomic_load(&record->block) == block)
+            bytes = held;
+    }
+    return bytes;
+}
+
 /* Records up to this one are looked at from now on. */
 static void announce(struct region *region, uint32_t number)
 {

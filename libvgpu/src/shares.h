@@ -15,6 +15,9 @@ uint64_t vgpu_shares_version(const struct region *region);
 /* The block that a handle with that name means: that of a record with the name, otherwise the name itself. */
 uint64_t vgpu_share_block(struct region *region, uint64_t name);
 
+/* Bytes of a block by its records, 0 if there are none. */
+uint64_t vgpu_share_bytes(struct region *region, uint64_t block);
+
 /* A record of the process in slot `owner`; 0 if none is free. Exported: this process counts the block itself. */
 uint32_t vgpu_share_add(struct region *region, int owner, int d, uint64_t bytes, const struct vgpu_share *share,
                         bool exported);

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 MIB = 1 << 20
-LIMIT, CONTEXT, MODULE = 2048 * MIB, 64 * MIB, 8 * MIB
+LIMIT, CONTEXT, GREEN, MODULE = 2048 * MIB, 64 * MIB, 4 * MIB, 8 * MIB
 IMAGE = b" " * MODULE
 CHARGED = 256 + 16  # nanoseconds of the first device, in the compute file
 FIRST_COST = 20_000  # nanoseconds: of a launch that cannot be measured
@@ -80,10 +80,15 @@ def primary_context():
 def contexts():
     for name, arguments, end in (("cuCtxCreate", (0, 0), "cuCtxDestroy"), ("cuCtxCreate_v2", (0, 0), "cuCtxDestroy_v2"),
                                  ("cuCtxCreate_v3", (0, 0, 0, 0), "cuCtxDetach"),
-                                 ("cuCtxCreate_v4", (0, 0, 0), "cuCtxDestroy_v2"),
-                                 ("cuGreenCtxCreate", (0, 0, 1), "cuGreenCtxDestroy")):
+                                 ("cuCtxCreate_v4", (0, 0, 0), "cuCtxDestroy_v2")):
         context = make(CONTEXT, name, *arguments)
         change(-CONTEXT, end, context)
+    context = make(CONTEXT, "cuCtxCreate_v2", 0, 0)
+    assert make(0, "cuCtxAttach", 0) == context
+    change(0, "cuCtxDetach", context)
+    change(-CONTEXT, "cuCtxDetach", context)
+    green = make(GREEN, "cuGreenCtxCreate", 0, 0, 1)  # the primary context is there
+    change(-GREEN, "cuGreenCtxDestroy", green)
 
 
 def limits_of_a_context():
@@ -160,6 +165,34 @@ def multicast():
     change(0, "cuMemRelease", one)
 
 
+def logical_endpoints():
+    where, number = numbers("<iiii", 1, 0, 1, 0), 3
+    address = make(0, "cuMemAddressReserve", 2 * MIB, 0, 0, 0)
+    for kind, end in (("Mem", ("cuLogicalEndpointUnbind", number, 0, 0, 2 * MIB)),
+                      ("Addr", ("cuLogicalEndpointDestroy", number))):
+        memory = make(2 * MIB, "cuMemCreate", 2 * MIB, where, 0)
+        change(0, "cuMemMap", address, 2 * MIB, 0, memory, 0)
+        given = (memory, 0) if kind == "Mem" else (address,)
+        change(0, f"cuLogicalEndpointBind{kind}", number, 0, 0, *given, 2 * MIB, 0)
+        change(0, "cuMemUnmap", address, 2 * MIB)
+        change(0, "cuMemRelease", memory)
+        change(-2 * MIB, *end)
+
+
+def sparse_arrays():
+    """Of 64 x 64 elements: a tile is mapped and unmapped."""
+    array = make(0, "cuArray3DCreate_v2", numbers("<QQQIII", 64, 64, 0, 0x20, 1, 0x40))
+    for suffix in ("", "_ptsz"):
+        memory = make(2 * MIB, "cuMemCreate", 2 * MIB, numbers("<iiii", 1, 0, 1, 0), 0)
+        tile = (0, array, 0, 0, 0, 0, 0, 0, 64, 64, 1)
+        mapping, unmapping = (numbers("<IxxxxQIxxxx8IIIQQI", *tile, operation, 0, given, 0, 1)
+                              for operation, given in ((1, memory), (2, 0)))
+        change(0, f"cuMemMapArrayAsync{suffix}", mapping, 1, 0)
+        change(0, "cuMemRelease", memory)
+        change(-2 * MIB, f"cuMemMapArrayAsync{suffix}", unmapping, 1, 0)
+    change(0, "cuArrayDestroy", array)
+
+
 class Handle(ctypes.Structure):
     """CUipcMemHandle, which is passed by value."""
 
@@ -198,7 +231,11 @@ def foreign_memory():
     external, again = (make(bytes, "cuImportExternalMemory", numbers("<IxxxxQQQI", 1, os.dup(kept), 0, MIB, 0))
                        for bytes in (MIB, 0))  # the same memory
     change(0, "cuDestroyExternalMemory", external)
-    change(-MIB, "cuDestroyExternalMemory", again)
+    buffer = make(0, "cuExternalMemoryGetMappedBuffer", again, numbers("<QQI", 0, MIB, 0))
+    array = make(0, "cuExternalMemoryGetMappedMipmappedArray", again, numbers("<Q", 0))
+    change(0, "cuDestroyExternalMemory", again)
+    change(0, "cuMemFree_v2", buffer)
+    change(-MIB, "cuMipmappedArrayDestroy", array)
 
 
 def arrays():
@@ -310,7 +347,8 @@ def graphs():
 
 
 for part in (entry, primary_context, contexts, limits_of_a_context, events, memory, pools, physical_memory, multicast,
-             foreign_memory, arrays, information, modules, launches, captures, graphs):
+             logical_endpoints, sparse_arrays, foreign_memory, arrays, information, modules, launches, captures,
+             graphs):
     part()
 assert charged() == CONTEXT
 print(*sorted(called))

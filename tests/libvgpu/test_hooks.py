@@ -15,7 +15,8 @@ OF_NVML = {name for name in HOOKED if name.startswith("nvml")}
 def every_function(rig):
     rig.limit({"memory": 2048 * MIB, "cores": 90})
     code = f"import sys; sys.argv = ['', {str(rig.path.with_suffix('.sm'))!r}]\n{PROGRAM.read_text()}"
-    called = rig.python(code, FAKE_CUDA_CTX_MIB="64", FAKE_CUDA_MODULE_MIB="8", FAKE_CUDA_NO_EVENTS="1").split()
+    called = rig.python(code, FAKE_CUDA_CTX_MIB="64", FAKE_CUDA_GREEN_MIB="4", FAKE_CUDA_MODULE_MIB="8",
+                        FAKE_CUDA_NO_EVENTS="1").split()
     assert HOOKED - set(called) == OF_NVML
 
 

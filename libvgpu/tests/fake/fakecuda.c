@@ -13,6 +13,7 @@
  *   FAKE_CUDA_LATENCY_US   a kernel begins so long after its launch if its stream has nothing else to do
  *   FAKE_CUDA_QUEUE        commands that a stream takes; a further one waits until the first of them is done
  *   FAKE_CUDA_CTX_US, FAKE_CUDA_MODULE_US  how long it takes to make a context, to load a module
+ *   FAKE_CUDA_GREEN_MIB    what a green context takes beside the primary context, which it retains
  *   FAKE_CUDA_PAGE_MIB     plain memory of more than 1 MiB comes in pages of that size, 2 MiB if it is not set; 0: none
  *   FAKE_CUDA_MEET         a call of that name waits until another thread makes one, for 5 seconds at most, then fails
  *   FAKE_CUDA_TABLE        `thunk`: cuGetProcAddress answers with addresses that no symbol has; `alias`: one function has
@@ -36,16 +37,23 @@
 #define MIB(n) ((int64_t)(n) << 20)
 #define UNUSED __attribute__((unused))
 
-enum { DEVICE_MEMORY, HOST_MEMORY, MANAGED_MEMORY, POOL_MEMORY, OPENED_MEMORY, OPENED_POOL_MEMORY };
+enum { DEVICE_MEMORY, HOST_MEMORY, MANAGED_MEMORY, POOL_MEMORY, OPENED_MEMORY, OPENED_POOL_MEMORY,
+       EXTERNAL_MEMORY };
 
-enum { STACK_BYTES = 1024, FIFO_MIB = 1, HEAP_MIB = 8 };
+/* What every context has: values of its limits. */
+enum { STACK_BYTES = 1024, FIFO_MIB = 1, HEAP_MIB = 8, SYNC_LEVELS = 2, PENDING = 2048 };
+
+/* Threads that the device runs at once; bytes of a level of synchronization, and of a launch that is pending. */
+enum { THREADS = 132 * 2048, LEVEL_MIB = 150, PENDING_BYTES = 4096 };
+enum { LIMITS = CU_LIMIT_MAX };
 
 struct CUctx_st {
     int device;
     bool primary;
     int references;
     unsigned flags;
-    int64_t fifo, heap; /* beyond what every context has */
+    int64_t limit[LIMITS], reserve[LIMITS]; /* values that were set, 0 for the usual one; bytes beyond what every context has */
+    CUcontext primary_of_green;
 };
 
 enum { QUEUE_MOST = 4096 };
@@ -76,6 +84,8 @@ struct CUmemPoolHandle_st {
     struct CUmemPoolHandle_st *next; /* of those that can be made anew */
     int32_t number, pointers; /* by which other processes know it; how many pointers were exported */
     bool imported;
+    CUmemAllocationType type;
+    CUmemLocation location;
 };
 
 struct block {
@@ -86,6 +96,7 @@ struct block {
     struct block *next;
     int share, opened;
     int64_t taken; /* bytes of the card */
+    struct physical *physical; /* of memory of a pool that was bound; of a buffer in external memory */
 };
 
 struct physical {
@@ -93,7 +104,8 @@ struct physical {
     size_t size;
     int references, mappings, share;
     bool multicast;
-    struct binding *bindings; /* of a multicast object, which takes no memory itself */
+    bool pooled;              /* a pool has the memory */
+    struct binding *bindings; /* of a multicast object or logical endpoint, which takes no memory itself */
 };
 
 struct binding {
@@ -182,6 +194,13 @@ static CUcontext current(void)
     return depth ? stack[depth - 1] : NULL;
 }
 
+/* The context with which goes what is made now. */
+static CUcontext lasting(void)
+{
+    CUcontext context = current();
+    return context && context->primary_of_green ? context->primary_of_green : context;
+}
+
 /* Whether this thread may not do now what could disturb a capture. If so, the captures are lost. */
 static bool disturbs_capture(void)
 {
@@ -268,6 +287,8 @@ __attribute__((constructor)) static void read_settings(void)
     pthread_atfork(NULL, NULL, in_child);
     for (int device = 0; device < FAKE_DEVICES; device++) {
         default_pools[device].device = primaries[device].device = device;
+        default_pools[device].type = CU_MEM_ALLOCATION_TYPE_PINNED;
+        default_pools[device].location = (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, {device}};
         primaries[device].primary = true;
     }
     settings.count = visible(settings.list);
@@ -388,6 +409,14 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     return CUDA_SUCCESS;
 }
 
+/* The device of a location, which may be a part of its memory; -1 for memory of the host. */
+static int device_at(CUmemLocation location)
+{
+    if (location.type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN)
+        return location.localized.deviceId;
+    return location.type == CU_MEM_LOCATION_TYPE_DEVICE ? location.id : -1;
+}
+
 /* -- physical memory of the machine */
 
 static uint32_t start_time(void)
@@ -493,7 +522,7 @@ static CUresult allocate(CUdeviceptr *address, size_t bytes, int kind)
         taken = (taken + page - 1) / page * page;
     if (size < bytes || (kind != HOST_MEMORY && !occupy(device, taken)))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = add_block(address, size, device, kind, current());
+    CUresult result = add_block(address, size, device, kind, lasting());
     if (result == CUDA_SUCCESS)
         find(*address)->taken = taken;
     else if (kind != HOST_MEMORY)
@@ -553,13 +582,20 @@ static int device_of(int share)
     return 0;
 }
 
+/* Takes or gives back memory of a pool, which may be memory of the host. */
+static bool occupy_for(CUmemoryPool pool, int64_t bytes)
+{
+    bool on_host = pool->type == CU_MEM_ALLOCATION_TYPE_PINNED && device_at(pool->location) < 0;
+    return on_host || occupy(pool->device, bytes);
+}
+
 static void release_pool(CUmemoryPool pool, cuuint64_t keep)
 {
     int64_t chunk = settings.chunk;
     int64_t least = (pool->used + chunk - 1) / chunk * chunk;
     int64_t wanted = (int64_t)keep > least ? (int64_t)keep : least;
     if (pool->reserved > wanted && !pool->imported) {
-        occupy(pool->device, wanted - pool->reserved);
+        occupy_for(pool, wanted - pool->reserved);
         pool->reserved = wanted;
     }
 }
@@ -572,6 +608,20 @@ static void reuse_pool(CUmemoryPool pool)
     release_pool(pool, 0);
     pool->next = spare_pools;
     spare_pools = pool;
+}
+
+static void drop(struct physical *physical);
+
+/* Memory of a pool stays where something is bound to it, though the pool has it no longer. */
+static void leave_physical(struct block *block)
+{
+    struct physical *physical = block->physical;
+    if (physical->pooled && physical->mappings) {
+        occupy(physical->device, (int64_t)physical->size);
+        physical->pooled = false;
+    }
+    physical->references--;
+    drop(physical);
 }
 
 static CUresult release(CUdeviceptr address)
@@ -594,9 +644,11 @@ static CUresult release(CUdeviceptr address)
         return CUDA_ERROR_INVALID_VALUE;
     if (!settings.fast)
         munmap((void *)block->address, block->size);
+    if (block->physical)
+        leave_physical(block);
     if (block->share)
         leave_share(block->share);
-    else if (block->kind != HOST_MEMORY && block->kind != POOL_MEMORY)
+    else if (block->kind != HOST_MEMORY && block->kind != POOL_MEMORY && block->kind != EXTERNAL_MEMORY)
         occupy(block->device, -block->taken);
     free(block);
     return CUDA_SUCCESS;
@@ -632,9 +684,11 @@ static void take_time(const char *setting)
 /* What a context has set aside for the programs on the device, beyond the usual. */
 static void release_limits(CUcontext context)
 {
-    if (context->fifo + context->heap)
-        occupy(context->device, -(context->fifo + context->heap));
-    context->fifo = context->heap = 0;
+    for (int limit = 0; limit < LIMITS; limit++)
+        if (context->reserve[limit])
+            occupy(context->device, -context->reserve[limit]);
+    memset(context->limit, 0, sizeof context->limit);
+    memset(context->reserve, 0, sizeof context->reserve);
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
@@ -753,6 +807,19 @@ CUresult cuCtxDestroy_v2(CUcontext context)
     return CUDA_SUCCESS;
 }
 
+CUresult cuCtxAttach(CUcontext *context, UNUSED unsigned flags)
+{
+    NEED_CONTEXT;
+    current()->references++;
+    *context = current();
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxDetach(CUcontext context)
+{
+    return --context->references ? CUDA_SUCCESS : cuCtxDestroy_v2(context);
+}
+
 CUresult cuCtxPushCurrent_v2(CUcontext context)
 {
     if (depth == 32)
@@ -830,29 +897,95 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
     return CUDA_SUCCESS;
 }
 
+static size_t usual_limit(CUlimit limit)
+{
+    switch (limit) {
+    case CU_LIMIT_STACK_SIZE: return STACK_BYTES;
+    case CU_LIMIT_PRINTF_FIFO_SIZE: return (size_t)MIB(FIFO_MIB);
+    case CU_LIMIT_MALLOC_HEAP_SIZE: return (size_t)MIB(HEAP_MIB);
+    case CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH: return SYNC_LEVELS;
+    case CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT: return PENDING;
+    default: return 0;
+    }
+}
+
+/* What the device has to set aside for each more. */
+static int64_t bytes_for_each(CUlimit limit)
+{
+    switch (limit) {
+    case CU_LIMIT_STACK_SIZE: return THREADS;
+    case CU_LIMIT_PRINTF_FIFO_SIZE:
+    case CU_LIMIT_MALLOC_HEAP_SIZE: return 1;
+    case CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH: return MIB(LEVEL_MIB);
+    case CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT: return PENDING_BYTES;
+    default: return 0;
+    }
+}
+
 CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
 {
     NEED_CONTEXT;
-    *value = limit == CU_LIMIT_MALLOC_HEAP_SIZE ? (size_t)(MIB(HEAP_MIB) + current()->heap)
-        : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? (size_t)(MIB(FIFO_MIB) + current()->fifo) : STACK_BYTES;
+    int64_t set = lasting()->limit[limit];
+    *value = set ? (size_t)set : usual_limit(limit);
     return CUDA_SUCCESS;
 }
 
+/* Buffers come in whole 4 KiB. */
 CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
     NEED_CONTEXT;
-    int64_t *held = limit == CU_LIMIT_MALLOC_HEAP_SIZE ? &current()->heap
-        : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? &current()->fifo : NULL;
-    if (!held)
-        return CUDA_SUCCESS;
-    int64_t more = (int64_t)value - MIB(limit == CU_LIMIT_MALLOC_HEAP_SIZE ? HEAP_MIB : FIFO_MIB);
+    if (limit == CU_LIMIT_PRINTF_FIFO_SIZE || limit == CU_LIMIT_MALLOC_HEAP_SIZE)
+        value = (value + 4095) & ~(size_t)4095;
+    CUcontext context = lasting();
+    int64_t more = ((int64_t)value - (int64_t)usual_limit(limit)) * bytes_for_each(limit);
     more = more > 0 ? more : 0;
     pthread_mutex_lock(&context_lock);
-    bool good = occupy(current()->device, more - *held);
-    if (good)
-        *held = more;
+    bool good = occupy(context->device, more - context->reserve[limit]);
+    if (good) {
+        context->reserve[limit] = more;
+        context->limit[limit] = (int64_t)value;
+    }
     pthread_mutex_unlock(&context_lock);
     return good ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* -- green contexts: each retains the primary context, and is treated as that, but for its multiprocessors */
+
+struct CUgreenCtx_st {
+    int64_t bytes; /* its work queues */
+    struct CUctx_st as;
+};
+
+CUresult cuGreenCtxCreate(CUgreenCtx *context, UNUSED CUdevResourceDesc resources, CUdevice device, UNUSED unsigned flags)
+{
+    CUcontext primary;
+    int64_t bytes = MIB(fake_number("FAKE_CUDA_GREEN_MIB", 0));
+    CUresult result = cuDevicePrimaryCtxRetain(&primary, device);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!occupy(device, bytes)) {
+        cuDevicePrimaryCtxRelease_v2(device);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *context = malloc(sizeof **context);
+    **context = (struct CUgreenCtx_st){bytes, {.device = device, .references = 1, .primary_of_green = primary}};
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGreenCtxDestroy(CUgreenCtx context)
+{
+    int device = context->as.device;
+    if (current() == &context->as)
+        depth--;
+    occupy(device, -context->bytes);
+    free(context);
+    return cuDevicePrimaryCtxRelease_v2(device);
+}
+
+CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
+{
+    *context = &green->as;
+    return CUDA_SUCCESS;
 }
 
 /* -- memory */
@@ -1012,7 +1145,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, UNUS
         if (!known || !hold(share))
             return CUDA_ERROR_INVALID_VALUE;
         size_t size = (size_t)fake_machine()->share[share - 1].size;
-        CUresult result = add_block(address, size, device_of(share), OPENED_MEMORY, current());
+        CUresult result = add_block(address, size, device_of(share), OPENED_MEMORY, lasting());
         if (result != CUDA_SUCCESS)
             return result;
         block = find(*address);
@@ -1124,9 +1257,10 @@ CUresult cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, CUmemPo
     return result;
 }
 
-/* Memory of another interface: it is taken from the card when it is imported first. The file says so to others. */
+/* Memory of another interface: it is taken from the card when it is imported first. The file says so to others. What is mapped
+ * from it holds it. */
 struct CUextMemory_st {
-    int share;
+    struct physical *physical;
 };
 
 CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *given)
@@ -1146,13 +1280,28 @@ CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_ME
     }
     close(file);
     *memory = malloc(sizeof **memory);
-    (*memory)->share = share;
+    (*memory)->physical = malloc(sizeof *(*memory)->physical);
+    *(*memory)->physical = (struct physical){.device = current()->device, .size = given->size, .references = 1,
+                                             .share = share};
     return CUDA_SUCCESS;
+}
+
+CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *address, CUexternalMemory memory,
+                                         const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *given)
+{
+    NEED_CONTEXT;
+    CUresult result = add_block(address, given->size, current()->device, EXTERNAL_MEMORY, lasting());
+    if (result == CUDA_SUCCESS) {
+        find(*address)->physical = memory->physical;
+        memory->physical->references++;
+    }
+    return result;
 }
 
 CUresult cuDestroyExternalMemory(CUexternalMemory memory)
 {
-    leave_share(memory->share);
+    memory->physical->references--;
+    drop(memory->physical);
     free(memory);
     return CUDA_SUCCESS;
 }
@@ -1175,37 +1324,67 @@ static size_t pixel_bits(CUarray_format format, unsigned channels)
     }
 }
 
+/* A piece of a sparse array with memory: 64 x 64 elements, or 64 KiB of the levels that are smaller. */
+struct tile {
+    unsigned level, layer, at[3];
+    struct physical *physical;
+    struct tile *next;
+};
+
+enum { TILE = 64, TILE_BYTES = 65536, TAIL = 0xffff };
+
 struct CUarray_st {
     int device;
     int64_t bytes, needed; /* one whose memory comes later has none */
     void *owner;
+    bool whole; /* it gets it all at once */
+    struct tile *tiles;
+    struct physical *external; /* in which it lies */
 };
 
-static CUresult make_array(CUarray *array, size_t width, size_t height, size_t depth_cells, size_t bits, bool deferred)
+static CUresult make_array(CUarray *array, size_t width, size_t height, size_t depth_cells, size_t bits, unsigned flags)
 {
     NEED_CONTEXT;
+    bool later = flags & (CUDA_ARRAY3D_DEFERRED_MAPPING | CUDA_ARRAY3D_SPARSE);
     size_t rows = (height ? height : 1) * (depth_cells ? depth_cells : 1);
     int64_t bytes = (int64_t)((((width * bits / 8 + 511) & ~(size_t)511) * rows + 65535) & ~(size_t)65535);
-    if (!deferred && !occupy(current()->device, bytes))
+    if (!later && !occupy(current()->device, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     *array = malloc(sizeof **array);
-    **array = (struct CUarray_st){current()->device, deferred ? 0 : bytes, deferred ? bytes : 0, current()};
+    **array = (struct CUarray_st){.device = current()->device, .bytes = later ? 0 : bytes, .needed = later ? bytes : 0,
+                                  .owner = lasting(), .whole = flags & CUDA_ARRAY3D_DEFERRED_MAPPING};
     return CUDA_SUCCESS;
 }
 
 CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *given)
 {
-    return make_array(array, given->Width, given->Height, 1, pixel_bits(given->Format, given->NumChannels), false);
+    return make_array(array, given->Width, given->Height, 1, pixel_bits(given->Format, given->NumChannels), 0);
 }
 
 CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *given)
 {
     return make_array(array, given->Width, given->Height, given->Depth, pixel_bits(given->Format, given->NumChannels),
-                      given->Flags & CUDA_ARRAY3D_DEFERRED_MAPPING);
+                      given->Flags);
+}
+
+static void unmap_tiles(CUarray array)
+{
+    while (array->tiles) {
+        struct tile *one = array->tiles;
+        array->tiles = one->next;
+        one->physical->mappings--;
+        drop(one->physical);
+        free(one);
+    }
 }
 
 CUresult cuArrayDestroy(CUarray array)
 {
+    unmap_tiles(array);
+    if (array->external) {
+        array->external->references--;
+        drop(array->external);
+    }
     occupy(array->device, -array->bytes);
     free(array);
     return CUDA_SUCCESS;
@@ -1214,12 +1393,81 @@ CUresult cuArrayDestroy(CUarray array)
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *given, UNUSED unsigned levels)
 {
     return make_array((CUarray *)array, given->Width, given->Height * 2, given->Depth,
-                      pixel_bits(given->Format, given->NumChannels), given->Flags & CUDA_ARRAY3D_DEFERRED_MAPPING);
+                      pixel_bits(given->Format, given->NumChannels), given->Flags);
 }
 
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
 {
     return cuArrayDestroy((CUarray)array);
+}
+
+CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *array, CUexternalMemory memory,
+                                                 UNUSED const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC *given)
+{
+    NEED_CONTEXT;
+    CUarray made = malloc(sizeof *made);
+    *made = (struct CUarray_st){.device = current()->device, .owner = lasting(), .external = memory->physical};
+    memory->physical->references++;
+    *array = (CUmipmappedArray)made;
+    return CUDA_SUCCESS;
+}
+
+/* NULL: none. */
+static void map_tile(CUarray array, struct tile tile, struct physical *physical)
+{
+    struct tile **place = &array->tiles;
+    while (*place && ((*place)->level != tile.level || (*place)->layer != tile.layer
+                      || memcmp((*place)->at, tile.at, sizeof tile.at)))
+        place = &(*place)->next;
+    struct tile *before = *place;
+    if (physical) {
+        physical->mappings++;
+        struct tile *made = malloc(sizeof *made);
+        *made = tile;
+        made->physical = physical;
+        made->next = before ? before->next : NULL;
+        *place = made;
+    } else if (before) {
+        *place = before->next;
+    }
+    if (before) {
+        before->physical->mappings--;
+        drop(before->physical);
+        free(before);
+    }
+}
+
+static void map_tiles(CUarray array, const CUarrayMapInfo *given, struct physical *physical)
+{
+    if (array->whole) {
+        map_tile(array, (struct tile){0}, physical);
+    } else if (given->subresourceType == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL) {
+        unsigned first = (unsigned)(given->subresource.miptail.offset / TILE_BYTES);
+        for (unsigned i = 0; i < given->subresource.miptail.size / TILE_BYTES; i++)
+            map_tile(array, (struct tile){TAIL, given->subresource.miptail.layer, {first + i}}, physical);
+    } else {
+        unsigned level = given->subresource.sparseLevel.level, layer = given->subresource.sparseLevel.layer;
+        unsigned x = given->subresource.sparseLevel.offsetX, y = given->subresource.sparseLevel.offsetY;
+        unsigned z = given->subresource.sparseLevel.offsetZ;
+        for (unsigned k = 0; k < given->subresource.sparseLevel.extentDepth; k++)
+            for (unsigned j = 0; j < given->subresource.sparseLevel.extentHeight; j += TILE)
+                for (unsigned i = 0; i < given->subresource.sparseLevel.extentWidth; i += TILE)
+                    map_tile(array, (struct tile){level, layer, {x + i, y + j, z + k}}, physical);
+    }
+}
+
+CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned count, UNUSED CUstream stream)
+{
+    for (unsigned i = 0; i < count; i++) {
+        bool maps = list[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP;
+        map_tiles(list[i].resource.array, &list[i], maps ? (struct physical *)list[i].memHandle.memHandle : NULL);
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned count, CUstream stream)
+{
+    return cuMemMapArrayAsync(list, count, stream);
 }
 
 CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *needed, CUarray array, UNUSED CUdevice device)
@@ -1268,8 +1516,10 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
     pthread_mutex_unlock(&lock);
     *pool = *pool ? *pool : malloc(sizeof **pool);
     **pool = (struct CUmemPoolHandle_st){0};
-    bool placed = properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-    (*pool)->device = placed ? properties->location.id : current() ? current()->device : 0;
+    int device = device_at(properties->location);
+    (*pool)->device = device >= 0 ? device : current() ? current()->device : 0;
+    (*pool)->type = properties->allocType;
+    (*pool)->location = properties->location;
     return CUDA_SUCCESS;
 }
 
@@ -1279,6 +1529,20 @@ CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAlloc
         return cuDeviceGetMemPool(pool, location->id);
     *pool = managed_pools[0];
     return *pool ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* Those that are not a device's own. */
+CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+    static struct CUmemPoolHandle_st pinned[2], managed;
+    int device = device_at(*location);
+    if (type == CU_MEM_ALLOCATION_TYPE_PINNED && location->type == CU_MEM_LOCATION_TYPE_DEVICE)
+        return cuDeviceGetDefaultMemPool(pool, device);
+    *pool = type == CU_MEM_ALLOCATION_TYPE_MANAGED ? &managed : &pinned[device >= 0];
+    (*pool)->type = type;
+    (*pool)->location = *location;
+    (*pool)->device = device >= 0 ? device : current()->device;
+    return CUDA_SUCCESS;
 }
 
 CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
@@ -1317,6 +1581,9 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: *(cuuint64_t *)value = (cuuint64_t)pool->reserved; break;
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH: *(cuuint64_t *)value = (cuuint64_t)pool->used; break;
+    case CU_MEMPOOL_ATTR_ALLOCATION_TYPE: *(CUmemAllocationType *)value = pool->type; break;
+    case CU_MEMPOOL_ATTR_LOCATION_TYPE: *(CUmemLocationType *)value = pool->location.type; break;
+    case CU_MEMPOOL_ATTR_LOCATION_ID: *(int *)value = device_at(pool->location); break;
     default: *(int *)value = 1;
     }
     pthread_mutex_unlock(&lock);
@@ -1345,7 +1612,7 @@ static CUresult pool_allocate(CUdeviceptr *address, size_t bytes, CUmemoryPool p
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
     int64_t more = (pool->used + size - pool->reserved + chunk - 1) / chunk * chunk;
-    bool good = more <= 0 || occupy(pool->device, more);
+    bool good = more <= 0 || occupy_for(pool, more);
     if (good) {
         pool->reserved += more > 0 ? more : 0;
         pool->used += size;
@@ -1468,15 +1735,14 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
 {
     if (!size || size % (2 << 20))
         return CUDA_ERROR_INVALID_VALUE;
-    if (!occupy(properties->location.id, (int64_t)size))
+    int device = device_at(properties->location);
+    if (device >= 0 && !occupy(device, (int64_t)size))
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct physical *made = malloc(sizeof *made);
-    *made = (struct physical){.device = properties->location.id, .size = size, .references = 1};
+    *made = (struct physical){.device = device, .size = size, .references = 1};
     *handle = (CUmemGenericAllocationHandle)made;
     return CUDA_SUCCESS;
 }
-
-static void drop(struct physical *physical);
 
 /* Bindings of an object in a range end: those to memory of a device, or all if it is -1. */
 static void unbind(struct physical *object, int device, size_t offset, size_t size)
@@ -1503,7 +1769,7 @@ static void drop(struct physical *physical)
         unbind(physical, -1, 0, SIZE_MAX);
     else if (physical->share)
         leave_share(physical->share);
-    else
+    else if (physical->device >= 0 && !physical->pooled)
         occupy(physical->device, -(int64_t)physical->size);
     free(physical);
 }
@@ -1675,13 +1941,27 @@ CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle object, UNUSED CUdev
     return cuMulticastBindMem(object, offset, memory, from, size, flags);
 }
 
-CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t size,
-                             unsigned long long flags)
+/* What is at an address: mapped memory, or memory of a pool, which is a block of its own from now on. */
+static struct physical *physical_at(CUdeviceptr address)
 {
     for (const struct mapping *one = mappings; one; one = one->next)
         if (address >= one->address && address < one->address + one->size)
-            return cuMulticastBindMem(object, offset, (CUmemGenericAllocationHandle)one->physical, 0, size, flags);
-    return CUDA_ERROR_INVALID_VALUE;
+            return one->physical;
+    struct block *block = find(address);
+    if (!block || block->kind != POOL_MEMORY)
+        return NULL;
+    if (!block->physical) {
+        block->physical = malloc(sizeof *block->physical);
+        *block->physical = (struct physical){.device = block->device, .size = block->size, .references = 1, .pooled = true};
+    }
+    return block->physical;
+}
+
+CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t size,
+                             unsigned long long flags)
+{
+    CUmemGenericAllocationHandle memory = (CUmemGenericAllocationHandle)physical_at(address);
+    return memory ? cuMulticastBindMem(object, offset, memory, 0, size, flags) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle object, UNUSED CUdevice device, size_t offset,
@@ -1693,6 +1973,60 @@ CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle object, UNUSED CUde
 CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device, size_t offset, size_t size)
 {
     unbind((struct physical *)object, device, offset, size);
+    return CUDA_SUCCESS;
+}
+
+/* -- logical endpoints: as multicast objects, by numbers */
+
+enum { ENDPOINTS = 64 };
+static struct physical endpoints[ENDPOINTS];
+
+static CUmemGenericAllocationHandle endpoint_of(CUlogicalEndpointId id)
+{
+    endpoints[id].multicast = true;
+    endpoints[id].references = 1;
+    return (CUmemGenericAllocationHandle)&endpoints[id];
+}
+
+CUresult cuLogicalEndpointIdReserve(CUlogicalEndpointId *base, UNUSED cuuint32_t count)
+{
+    *base = 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLogicalEndpointCreate(UNUSED CUlogicalEndpointId id, UNUSED const CUlogicalEndpointProp *properties)
+{
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLogicalEndpointQuery(UNUSED CUlogicalEndpointId id, UNUSED cuuint32_t count, int *ready)
+{
+    *ready = 1;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLogicalEndpointBindMem(CUlogicalEndpointId id, UNUSED CUdevice device, cuuint64_t offset,
+                                  CUmemGenericAllocationHandle memory, cuuint64_t from, cuuint64_t size,
+                                  unsigned long long flags)
+{
+    return cuMulticastBindMem(endpoint_of(id), offset, memory, from, size, flags);
+}
+
+CUresult cuLogicalEndpointBindAddr(CUlogicalEndpointId id, UNUSED CUdevice device, cuuint64_t offset, void *address,
+                                   cuuint64_t size, unsigned long long flags)
+{
+    return cuMulticastBindAddr(endpoint_of(id), offset, (CUdeviceptr)address, size, flags);
+}
+
+CUresult cuLogicalEndpointUnbind(CUlogicalEndpointId id, CUdevice device, cuuint64_t offset, cuuint64_t size)
+{
+    unbind(&endpoints[id], device, offset, size);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLogicalEndpointDestroy(CUlogicalEndpointId id)
+{
+    unbind(&endpoints[id], -1, 0, SIZE_MAX);
     return CUDA_SUCCESS;
 }
 

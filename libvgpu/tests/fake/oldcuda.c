@@ -18,7 +18,6 @@ int cuArray3DCreate_v2(void **, const void *);
 int cuDevicePrimaryCtxReset_v2(uint32_t);
 int cuCtxCreate_v2(void **, uint32_t, uint32_t);
 int cuCtxDestroy_v2(void *);
-int cuCtxPopCurrent_v2(void **);
 int cuLibraryLoadData(void **, const void *, void *, void *, uint32_t, void *, void *, uint32_t);
 int cuLaunchKernel(void *, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, void *, void *, void *);
 int cuGraphInstantiateWithFlags(void **, void *, uint64_t);
@@ -121,27 +120,6 @@ int cuCtxCreate(void **context, uint32_t flags, uint32_t device)
 
 int cuCtxDestroy(void *context);
 int cuCtxDestroy(void *context)
-{
-    return cuCtxDestroy_v2(context);
-}
-
-int cuCtxDetach(void *context);
-int cuCtxDetach(void *context)
-{
-    return cuCtxDestroy_v2(context);
-}
-
-/* A green context does not become the current one. */
-int cuGreenCtxCreate(void **context, void *resources, uint32_t device, uint32_t flags);
-int cuGreenCtxCreate(void **context, void *resources, uint32_t device, uint32_t flags)
-{
-    (void)resources;
-    int result = cuCtxCreate_v2(context, flags, device);
-    return result ? result : cuCtxPopCurrent_v2(context);
-}
-
-int cuGreenCtxDestroy(void *context);
-int cuGreenCtxDestroy(void *context)
 {
     return cuCtxDestroy_v2(context);
 }
