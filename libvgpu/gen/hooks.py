@@ -190,9 +190,12 @@ def unload(hook: Hook) -> str:
 
 
 def process_list(hook: Hook) -> str:
+    size, number = hook.arguments["entry"], hook.arguments.get("number", "0")
+    without_room = "VGPU_NO_ROOM_ASKS" if hook.arguments.get("empty") == "asks" else "VGPU_NO_ROOM_IS_ERROR"
     return f"""int {hook.symbol}({hook.declared})
 {{
-    return vgpu_nvml_processes(REAL({hook.symbol}), {hook.passed}, {hook.arguments['entry']});
+    struct vgpu_entry entry = {{{size}, {number}}};
+    return vgpu_nvml_processes(REAL({hook.symbol}), {hook.passed}, entry, {without_room});
 }}
 """
 
@@ -248,7 +251,8 @@ def known(hook: Hook, place: dict[str, int]) -> str:
 
 def source(hooks: list[Hook]) -> str:
     place = places(hooks)
-    own = ("hooks", "array", "capture", "context", "graph", "launch", "module", "nvml", "objects", "resolve")
+    own = ("hooks", "array", "capture", "context", "graph", "launch", "module", "nvml_processes", "objects",
+           "resolve")
     lines = [NOTE, *(f'#include "{name}.h"' for name in own), "",
              "const char vgpu_names[] =", *(f'    "{name}\\0"' for name in place), "    ;",
              "const struct vgpu_known vgpu_known[SYMBOL_COUNT] = {"]

@@ -33,12 +33,13 @@ bool vgpu_nvml_uuid(int number, char *text, uint32_t size)
         && REAL(nvmlDeviceGetUUID)(device, text, size) == 0;
 }
 
-int vgpu_nvml_list(vgpu_list real, void *device, uint32_t size, struct vgpu_listing *all)
+int vgpu_nvml_list(vgpu_list real, void *device, struct vgpu_entry entry, struct vgpu_listing *all)
 {
+    all->entry = entry;
     int code = NVML_INSUFFICIENT_SIZE;
     uint32_t room = PROCESSES_AT_ONCE;
     for (int i = 0; i < 4 && code == NVML_INSUFFICIENT_SIZE; i++) { /* processes may start meanwhile */
-        all->bytes = (uint64_t)room * size;
+        all->bytes = (uint64_t)room * entry.size;
         all->entries = mmap(NULL, all->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (all->entries == MAP_FAILED)
             return NVML_NO_MEMORY;
@@ -52,10 +53,10 @@ int vgpu_nvml_list(vgpu_list real, void *device, uint32_t size, struct vgpu_list
     return code;
 }
 
-uint32_t vgpu_process_at(const struct vgpu_listing *all, uint32_t i, uint32_t size)
+uint32_t vgpu_process_at(const struct vgpu_listing *all, uint32_t i)
 {
     uint32_t pid;
-    memcpy(&pid, all->entries + (uint64_t)i * size, sizeof pid);
+    memcpy(&pid, all->entries + (uint64_t)i * all->entry.size + all->entry.number, sizeof pid);
     return pid;
 }
 
@@ -71,7 +72,8 @@ bool vgpu_nvml_used(const char *uuid, uint64_t *bytes)
     *bytes = 0;
     if (!*uuid || !is_there() || !HAS(nvmlDeviceGetComputeRunningProcesses_v3)
         || REAL(nvmlDeviceGetHandleByUUID)((void *)(uintptr_t)uuid, &device) != 0
-        || vgpu_nvml_list(REAL(nvmlDeviceGetComputeRunningProcesses_v3), device, sizeof own, &all) != 0)
+        || vgpu_nvml_list(REAL(nvmlDeviceGetComputeRunningProcesses_v3), device, (struct vgpu_entry){sizeof own, 0},
+                          &all) != 0)
         return false;
     bool found = false;
     for (uint32_t i = 0; i < all.count && !found; i++) {

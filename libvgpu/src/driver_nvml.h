@@ -7,18 +7,23 @@
 int vgpu_nvml_count(void); /* 0 if NVML is not there */
 bool vgpu_nvml_uuid(int number, char *text, uint32_t size);
 
-/* One of NVML's lists of processes, in memory of the kernel's that the caller unmaps. An entry has `size` bytes, and begins with
- * the process number. */
+/* An entry of one of NVML's lists of processes: bytes, and where the process number is. */
+struct vgpu_entry {
+    uint32_t size, number;
+};
+
+/* Such a list, in memory of the kernel's that the caller unmaps. */
 typedef int (*vgpu_list)(void *device, void *count, void *entries);
 struct vgpu_listing {
+    struct vgpu_entry entry;
     char *entries;
     uint64_t bytes;
     uint32_t count;
 };
 
 /* The whole list; 0, or the error of NVML. */
-int vgpu_nvml_list(vgpu_list real, void *device, uint32_t size, struct vgpu_listing *all);
-uint32_t vgpu_process_at(const struct vgpu_listing *all, uint32_t i, uint32_t size);
+int vgpu_nvml_list(vgpu_list real, void *device, struct vgpu_entry entry, struct vgpu_listing *all);
+uint32_t vgpu_process_at(const struct vgpu_listing *all, uint32_t i);
 
 /* Bytes of this process on a device. False, and 0 bytes, if NVML does not list it. */
 bool vgpu_nvml_used(const char *uuid, uint64_t *bytes);

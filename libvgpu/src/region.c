@@ -205,6 +205,19 @@ uint32_t vgpu_region_number(struct region *region, uint32_t pid, bool on_host)
     return 0;
 }
 
+uint32_t vgpu_region_host_number(struct region *region, uint32_t pid)
+{
+    int used = vgpu_region_used(region);
+    for (int i = 0; i < used; i++) {
+        const struct region_slot *slot = &region->slot[i];
+        int32_t number = slot->pid;
+        if (number > 0 && (uint32_t)number == pid && !vgpu_is_elsewhere(slot->identity)
+            && !vgpu_is_dead(number, slot->identity))
+            return (uint32_t)slot->host_pid;
+    }
+    return 0;
+}
+
 void vgpu_region_others(struct region *region, int own, int d, struct vgpu_sum *sum)
 {
     int used = vgpu_region_used(region);

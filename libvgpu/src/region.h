@@ -102,6 +102,10 @@ void vgpu_region_forked(void);
  * the host, as far as the monitor has written it, or that it has here. 0: none. */
 uint32_t vgpu_region_number(struct region *region, uint32_t pid, bool on_host);
 
+/* The number on the host of the process with that number here, which lives and has a slot. 0: there is none, or the monitor has not
+ * written it. */
+uint32_t vgpu_region_host_number(struct region *region, uint32_t pid);
+
 /* Adds what all other slots count on device d. Of what is imported, the largest remains. */
 struct vgpu_sum {
     uint64_t counted, exported, imported;

@@ -476,6 +476,8 @@ device = pynvml.nvmlDeviceGetHandleByIndex(0)
 for version in (None, pynvml.nvmlMemory_v2):
     memory = pynvml.nvmlDeviceGetMemoryInfo(device, version)
     print(memory.total, memory.used, memory.free)
+memory = pynvml.nvmlDeviceGetConfComputeProtectedMemoryUsage(device)
+print(memory.total, memory.used, memory.free)
 """
 
 
@@ -484,7 +486,7 @@ def test_nvml_shows_the_slice_and_what_all_processes_use(rig, wheel):
     client = rig.client().start()
     assert client.do(f"alloc plain 0 {100 * MIB}") == 0
     expected = f"{LIMIT} {100 * MIB} {LIMIT - 100 * MIB}\n"
-    assert rig.python(NVML, wheel("nvml-py")) == 2 * expected
+    assert rig.python(NVML, wheel("nvml-py")) == 3 * expected
     assert [slot.pid for slot in rig.region.slots()] == [client.process.pid]  # who only asks has no slot
 
 

@@ -10,7 +10,7 @@ from tests.libvgpu.rig import MIB
 
 LISTS = [f"nvmlDeviceGet{kind}RunningProcesses{version}" for kind in ("Compute", "Graphics", "MPSCompute")
          for version in ("", "_v2", "_v3")]
-INSUFFICIENT_SIZE, HOST = 7, 1 << 20
+NOT_FOUND, INSUFFICIENT_SIZE, HOST = 6, 7, 1 << 20
 ASK = """
 import ctypes, json, os, struct, sys
 nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -86,6 +86,107 @@ print(json.dumps(sorted([one.pid, one.used] for one in entries[:found.count])))
 
 def test_list_with_details_has_only_processes_of_the_container(rig, clients):
     assert json.loads(rig.python(DETAILS)) == expected(*clients[1:])
+
+
+# What else names processes: the shape of its parameters, the bytes of an entry, where the process number is in it, and
+# the error of who has no room for an entry.
+OTHER_LISTS = {
+    "nvmlDeviceGetAccountingPids": ("plain", 4, 0, INSUFFICIENT_SIZE),
+    "nvmlDeviceGetEncoderSessions": ("plain", 32, 4, 0),
+    "nvmlDeviceGetFBCSessions": ("plain", 48, 4, 0),
+    "nvmlDeviceGetProcessUtilization": ("samples", 32, 0, INSUFFICIENT_SIZE),
+    "nvmlDeviceGetProcessesUtilizationInfo": ("frame", 40, 8, INSUFFICIENT_SIZE),
+}
+ASK_OTHERS = """
+import ctypes, json, struct, sys
+nvml, device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+assert nvml.nvmlInit_v2() == 0
+assert nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
+name, how, size, number, room, since = json.loads(sys.argv[1])
+def ask(room):
+    count, entries = ctypes.c_uint(room), ctypes.create_string_buffer(max(room, 1) * size)
+    if how == "plain":
+        code = getattr(nvml, name)(device, ctypes.byref(count), entries if room else None)
+    elif how == "samples":
+        code = getattr(nvml, name)(device, entries if room else None, ctypes.byref(count), ctypes.c_ulonglong(since))
+    else:
+        place = ctypes.addressof(entries) if room else 0
+        frame = ctypes.create_string_buffer(struct.pack("<IIQQ", 1, room, since, place))
+        code = getattr(nvml, name)(device, frame)
+        count.value = struct.unpack_from("<I", frame, 4)[0]
+    read = range(min(count.value, room) if code == 0 else 0)
+    return [code, count.value, sorted(struct.unpack_from("<I", entries, size * i + number)[0] for i in read)]
+print(json.dumps([ask(0), ask(1), ask(16)]))
+"""
+
+
+def ask_others(rig, name, since=0, **more):
+    """The error, the number of entries and the processes: without room, with room for one, and with room for all."""
+    how, size, number, _ = OTHER_LISTS[name]
+    words = json.dumps([name, how, size, number, 16, since])
+    return json.loads(rig.python(f"import sys; sys.argv = ['', {words!r}]\n{ASK_OTHERS}", **more))
+
+
+@pytest.mark.sanitized
+@pytest.mark.parametrize("name", OTHER_LISTS)
+def test_what_processes_do_is_told_of_those_of_the_container(rig, clients, name):
+    own = sorted(client.process.pid for client in clients[1:])
+    without_room = OTHER_LISTS[name][3]
+    assert ask_others(rig, name) == [[without_room, 2, []], [INSUFFICIENT_SIZE, 2, []], [0, 2, own]]
+
+
+@pytest.mark.parametrize("name", OTHER_LISTS)
+def test_what_processes_do_is_told_by_the_numbers_of_the_container(rig, clients, name):
+    for slot in rig.region.slots():
+        rig.region.write(1856 + 1960 * slot.number + 4, slot.pid + HOST)
+    own = sorted(client.process.pid for client in clients[1:])
+    assert ask_others(rig, name, FAKE_NVML_HOST_PIDS=str(HOST))[-1] == [0, 2, own]
+
+
+@pytest.mark.parametrize("name", OTHER_LISTS)
+def test_without_limits_what_all_processes_do_is_told(rig, clients, name):
+    (rig.folder / "limits").unlink()
+    assert ask_others(rig, name)[-1] == [0, 3, sorted(client.process.pid for client in clients)]
+
+
+@pytest.mark.parametrize("name", ["nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo"])
+def test_samples_that_were_seen_are_not_told_again(rig, clients, name):
+    assert ask_others(rig, name, since=1)[-1][0] == NOT_FOUND
+
+
+def test_utilization_of_others_alone_is_not_found(rig, clients):
+    """As where no process has used the card."""
+    for client in clients[1:]:
+        client.kill()
+    assert ask_others(rig, "nvmlDeviceGetProcessUtilization")[-1][0] == NOT_FOUND
+
+
+OF_ONE = """
+import ctypes, json, struct, sys
+nvml, device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+nvml.nvmlInit_v2()
+nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))
+answers = []
+for pid in json.loads(sys.argv[1]):
+    stats, second = ctypes.create_string_buffer(128), ctypes.create_string_buffer(struct.pack("<I", pid), 128)
+    name = ctypes.create_string_buffer(64)
+    first = nvml.nvmlDeviceGetAccountingStats(device, pid, stats), struct.unpack_from("<Q", stats, 8)[0]
+    codes = nvml.nvmlDeviceGetAccountingStats_v2(device, second), nvml.nvmlSystemGetProcessName(pid, name, 64)
+    answers.append([*first, codes[0], *struct.unpack_from("<IxxxxxxxxxxxxQ", second), codes[1], name.value.decode()])
+print(json.dumps(answers))
+"""
+
+
+@pytest.mark.parametrize("numbers", [0, HOST], ids=["numbers of the container", "numbers of the host"])
+def test_account_and_name_of_a_process_are_those_of_the_container(rig, clients, numbers):
+    for slot in rig.region.slots():
+        rig.region.write(1856 + 1960 * slot.number + 4, slot.pid + numbers)
+    pids = [client.process.pid for client in clients]
+    code = f"import sys; sys.argv = ['', {json.dumps(pids)!r}]\n{OF_ONE}"
+    stranger, *own = json.loads(rig.python(code, FAKE_NVML_HOST_PIDS=str(numbers)))
+    assert stranger == [NOT_FOUND, 0, NOT_FOUND, pids[0], 0, NOT_FOUND, ""]
+    assert own == [[0, size * MIB, 0, pid, size * MIB, 0, f"process {pid}"]
+                   for pid, size in zip(pids[1:], (100, 200), strict=True)]
 
 
 def test_other_container_sees_its_own(rig, other, clients):

@@ -80,8 +80,15 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
     return NVML_SUCCESS;
 }
 
+/* A process with memory on the card, and an entry of a list that names it. */
+struct seen {
+    unsigned pid;
+    unsigned long long used;
+};
+typedef void (*write_entry)(void *entry, const struct seen *seen);
+
 /* All processes with memory on the card. */
-static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *entries, size_t size)
+static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *entries, size_t size, write_entry write)
 {
     unsigned found = 0, room = *count;
     fake_lock();
@@ -91,13 +98,12 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *entries, si
         const struct fake_process *process = &machine->process[i];
         if (!process->pid || process->used[number(device)] <= 0)
             continue;
-        if (found < room && entries) {
-            nvmlProcessInfo_t info = {.pid = (unsigned)(process->pid + fake_number("FAKE_NVML_HOST_PIDS", 0)),
-                                      .usedGpuMemory = fake_number("FAKE_NVML_ZERO", 0) ? 0
-                                          : (unsigned long long)process->used[number(device)],
-                                      .gpuInstanceId = 0xffffffff, .computeInstanceId = 0xffffffff};
-            memcpy((char *)entries + found * size, &info, size);
-        }
+        struct seen seen = {.pid = (unsigned)(process->pid + fake_number("FAKE_NVML_HOST_PIDS", 0)),
+                            .used = (unsigned long long)process->used[number(device)]};
+        if (fake_number("FAKE_NVML_ZERO", 0))
+            seen.used = 0;
+        if (found < room && entries)
+            write((char *)entries + found * size, &seen);
         found++;
     }
     fake_unlock();
@@ -105,13 +111,25 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *entries, si
     return found > room || (found && !entries) ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
+/* The version before has the first members of the one after it. */
+static void write_v1(void *entry, const struct seen *seen)
+{
+    *(nvmlProcessInfo_v1_t *)entry = (nvmlProcessInfo_v1_t){.pid = seen->pid, .usedGpuMemory = seen->used};
+}
+
+static void write_v2(void *entry, const struct seen *seen)
+{
+    *(nvmlProcessInfo_t *)entry = (nvmlProcessInfo_t){.pid = seen->pid, .usedGpuMemory = seen->used,
+                                                      .gpuInstanceId = 0xffffffff, .computeInstanceId = 0xffffffff};
+}
+
 #define LISTS(kind) \
 nvmlReturn_t nvmlDeviceGet##kind##RunningProcesses(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v1_t *entries) \
-{ return list(device, count, entries, sizeof *entries); } \
+{ return list(device, count, entries, sizeof *entries, write_v1); } \
 nvmlReturn_t nvmlDeviceGet##kind##RunningProcesses_v2(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v2_t *entries) \
-{ return list(device, count, entries, sizeof *entries); } \
+{ return list(device, count, entries, sizeof *entries, write_v2); } \
 nvmlReturn_t nvmlDeviceGet##kind##RunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *entries) \
-{ return list(device, count, entries, sizeof *entries); }
+{ return list(device, count, entries, sizeof *entries, write_v2); }
 LISTS(Compute)
 LISTS(Graphics)
 LISTS(MPSCompute)
@@ -129,19 +147,118 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     return NVML_SUCCESS;
 }
 
+nvmlReturn_t nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    return nvmlDeviceGetMemoryInfo(device, memory);
+}
+
+static void write_detail(void *entry, const struct seen *seen)
+{
+    *(nvmlProcessDetail_v1_t *)entry = (nvmlProcessDetail_v1_t){.pid = seen->pid, .usedGpuMemory = seen->used,
+                                                                .gpuInstanceId = 0xffffffff,
+                                                                .computeInstanceId = 0xffffffff};
+}
+
 nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *given)
+{
+    return list(device, &given->numProcArrayEntries, given->procArray, sizeof *given->procArray, write_detail);
+}
+
+/* -- what they do: each works as many percent of the time as it has bytes, modulo 100 */
+
+static unsigned percent(const struct seen *seen)
+{
+    return (unsigned)(seen->used % 100);
+}
+
+static void write_sample(void *entry, const struct seen *seen)
+{
+    *(nvmlProcessUtilizationSample_t *)entry = (nvmlProcessUtilizationSample_t){.pid = seen->pid, .timeStamp = 1,
+                                                                                .smUtil = percent(seen)};
+}
+
+/* Samples that the caller has seen are not told again. */
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *entries, unsigned *count,
+                                             unsigned long long since)
+{
+    nvmlReturn_t result = list(device, count, entries, sizeof *entries, write_sample);
+    return since || (result == NVML_SUCCESS && !*count) ? NVML_ERROR_NOT_FOUND : result;
+}
+
+static void write_utilization(void *entry, const struct seen *seen)
+{
+    *(nvmlProcessUtilizationInfo_v1_t *)entry = (nvmlProcessUtilizationInfo_v1_t){.pid = seen->pid, .timeStamp = 1,
+                                                                                  .smUtil = percent(seen)};
+}
+
+nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *given)
+{
+    if (given->lastSeenTimeStamp)
+        return NVML_ERROR_NOT_FOUND;
+    return list(device, &given->processSamplesCount, given->procUtilArray, sizeof *given->procUtilArray, write_utilization);
+}
+
+static void write_encoder(void *entry, const struct seen *seen)
+{
+    *(nvmlEncoderSessionInfo_t *)entry = (nvmlEncoderSessionInfo_t){.sessionId = 1, .pid = seen->pid};
+}
+
+static void write_capture(void *entry, const struct seen *seen)
+{
+    *(nvmlFBCSessionInfo_t *)entry = (nvmlFBCSessionInfo_t){.sessionId = 1, .pid = seen->pid};
+}
+
+/* Who has no room asks how many there are. */
+static nvmlReturn_t sessions(nvmlDevice_t device, unsigned *count, void *entries, size_t size, write_entry write)
+{
+    bool asks = !*count;
+    nvmlReturn_t result = list(device, count, entries, size, write);
+    return asks ? NVML_SUCCESS : result;
+}
+
+nvmlReturn_t nvmlDeviceGetEncoderSessions(nvmlDevice_t device, unsigned *count, nvmlEncoderSessionInfo_t *entries)
+{
+    return sessions(device, count, entries, sizeof *entries, write_encoder);
+}
+
+nvmlReturn_t nvmlDeviceGetFBCSessions(nvmlDevice_t device, unsigned *count, nvmlFBCSessionInfo_t *entries)
+{
+    return sessions(device, count, entries, sizeof *entries, write_capture);
+}
+
+static void write_number(void *entry, const struct seen *seen)
+{
+    *(unsigned *)entry = seen->pid;
+}
+
+nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned *count, unsigned *numbers)
+{
+    return list(device, count, numbers, sizeof *numbers, write_number);
+}
+
+nvmlReturn_t nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, nvmlAccountingStats_v2_t *stats)
 {
     nvmlProcessInfo_t found[64];
     unsigned count = 64;
-    nvmlReturn_t result = list(device, &count, found, sizeof *found);
-    if (result != NVML_SUCCESS)
-        return result;
-    unsigned room = given->numProcArrayEntries;
-    given->numProcArrayEntries = count;
-    if (count > room || (count && !given->procArray))
-        return NVML_ERROR_INSUFFICIENT_SIZE;
-    for (unsigned i = 0; i < count; i++)
-        given->procArray[i] = (nvmlProcessDetail_v1_t){.pid = found[i].pid, .usedGpuMemory = found[i].usedGpuMemory,
-                                                       .gpuInstanceId = 0xffffffff, .computeInstanceId = 0xffffffff};
+    nvmlReturn_t result = list(device, &count, found, sizeof *found, write_v2);
+    for (unsigned i = 0; result == NVML_SUCCESS && i < count; i++)
+        if (found[i].pid == stats->pid) {
+            stats->maxMemoryUsage = found[i].usedGpuMemory;
+            return NVML_SUCCESS;
+        }
+    return NVML_ERROR_NOT_FOUND;
+}
+
+nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned pid, nvmlAccountingStats_t *stats)
+{
+    nvmlAccountingStats_v2_t found = {.pid = pid};
+    nvmlReturn_t result = nvmlDeviceGetAccountingStats_v2(device, &found);
+    stats->maxMemoryUsage = found.maxMemoryUsage;
+    return result;
+}
+
+nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length)
+{
+    snprintf(name, length, "process %u", pid);
     return NVML_SUCCESS;
 }
