@@ -19,12 +19,13 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-__all__ = ["Symbol", "read_headers", "render"]
+__all__ = ["Symbol", "nvml_functions", "prototypes", "read_headers", "render"]
 
 Symbol = tuple[str, str, str, str, str]
 PROTOTYPE = re.compile(r"CUresult\s+(cu[A-Z]\w*)\s*\((.*?)\)\s*;", re.DOTALL)
 TYPEDEF = re.compile(r"PFN_(cu\w+?)_v(\d+)(_pt[ds][sz])?\)\s*\(")
 NAME = re.compile(r"(cu\w+?)(?:_v(\d+))?(_pt[ds][sz])?")
+NVML = re.compile(r"\b(nvml[A-Z]\w*)\s*\(")
 HEADER = "symbol\tbase\tversion\tper_thread\tparameters"
 # what __builtin_classify_type answers in C
 LETTERS = {(1, 4): "i", (3, 4): "i", (1, 8): "l", (5, 8): "p", (8, 4): "f"}
@@ -41,8 +42,16 @@ def prototypes(include: Path) -> dict[str, list[str]]:
     return found
 
 
-def preprocess(source: str, include: Path) -> str:
-    command = ["gcc", "-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", f"-I{include}", "-x", "c", "-"]
+def nvml_functions(include: Path) -> set[str]:
+    """Names of all functions that nvml.h declares, older versions included."""
+    source = "#include <nvml.h>\n"
+    without_older = preprocess(source, include)
+    return set(NVML.findall(without_older + preprocess(source, include, "NVML_NO_UNVERSIONED_FUNC_DEFS")))
+
+
+def preprocess(source: str, include: Path, *defined: str) -> str:
+    names = ("__CUDA_API_VERSION_INTERNAL", *defined)
+    command = ["gcc", "-E", "-P", *(f"-D{name}" for name in names), f"-I{include}", "-x", "c", "-"]
     return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
 
 

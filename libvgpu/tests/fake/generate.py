@@ -9,13 +9,12 @@ and per-thread flag mean.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "abi"))
 
-from extract import read_headers  # noqa: E402
+from extract import nvml_functions, read_headers  # noqa: E402
 
 JUMP = """#ifdef __x86_64__
 #define THUNK(name) __asm__(".text\\nthunk_" #name ": jmp " #name "@PLT\\n");
@@ -23,7 +22,6 @@ JUMP = """#ifdef __x86_64__
 #define THUNK(name) __asm__(".text\\nthunk_" #name ": b " #name "\\n");
 #endif
 """
-NVML = re.compile(r"nvmlReturn_t\s+(?:DECLDIR\s+)?(nvml[A-Z]\w*)\s*\(")
 
 
 def cuda(include: Path, own: str, folder: Path) -> None:
@@ -44,11 +42,9 @@ def cuda(include: Path, own: str, folder: Path) -> None:
 
 
 def nvml(include: Path, own: str, folder: Path) -> None:
-    command = ["gcc", "-E", "-P", "-DNVML_NO_UNVERSIONED_FUNC_DEFS", f"-I{include}", "-x", "c", "-"]
-    text = subprocess.run(command, input="#include <nvml.h>\n", capture_output=True, text=True, check=True).stdout
     written = set(re.findall(r"^(?:nvmlReturn_t|const char \*) ?(nvml\w+)\(", own, re.MULTILINE))
     stubs = "".join(f"__attribute__((weak)) int {name}(void) {{ return 3; }}\n"
-                    for name in sorted(set(NVML.findall(text)) - written))
+                    for name in sorted(nvml_functions(include) - written))
     (folder / "stubs.c").write_text(stubs)
 
 

@@ -1,0 +1,72 @@
+"""Each function of NVIDIA's newest headers is hooked, or is said to need no hook, with the reason.
+
+A release of CUDA with new functions fails here until somebody has read what they do.
+"""
+
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.libvgpu.rig import SOURCE
+
+sys.path.insert(0, str(SOURCE / "abi"))
+sys.path.insert(0, str(SOURCE / "gen"))
+
+import extract  # noqa: E402
+import hooks  # noqa: E402
+import unhooked  # noqa: E402
+
+GROUPS = unhooked.read_unhooked()
+UNHOOKED = [name for group in GROUPS for name in group.names]
+HOOKS = hooks.read_hooks()
+
+
+def sort(declared, hooked, unhooked_names):
+    """Names of *declared* that nobody has sorted, and sorted names that no header declares."""
+    known = set(hooked) | set(unhooked_names)
+    return sorted(declared - known), sorted(known - declared)
+
+
+def hooked_names(is_nvml):
+    return {hook.symbol for hook in HOOKS if hook.is_hooked and hook.is_nvml == is_nvml}
+
+
+def names_of(prefix):
+    return {name for name in UNHOOKED if name.startswith(prefix)}
+
+
+def test_each_function_of_cuda_is_hooked_or_has_its_reason(builds):
+    assert sort(set(extract.prototypes(builds.headers)), hooked_names(is_nvml=False), names_of("cu")) == ([], [])
+
+
+def test_each_function_of_nvml_is_hooked_or_has_its_reason(wheel):
+    include = wheel("nvml-13.5") / "nvidia" / "cu13" / "include"
+    assert sort(extract.nvml_functions(include), hooked_names(is_nvml=True), names_of("nvml")) == ([], [])
+
+
+def test_new_name_and_a_name_that_is_gone_are_told():
+    assert sort({"cuA", "cuB"}, {"cuA"}, {"cuC"}) == (["cuB"], ["cuC"])
+
+
+def test_no_function_is_sorted_twice():
+    hooked = [hook.symbol for hook in HOOKS if hook.is_hooked]
+    assert [name for name, count in Counter(UNHOOKED + hooked).items() if count > 1] == []
+
+
+def test_what_the_limiter_calls_and_does_not_hook_has_its_reason_too():
+    assert {hook.symbol for hook in HOOKS if not hook.is_hooked} <= set(UNHOOKED)
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.names[0])
+def test_reason_is_a_sentence(group):
+    assert group.reason[0].isupper()
+    assert group.reason.endswith(".")
+
+
+@pytest.mark.parametrize("text", ["cuA cuB\n", "A reason.\n", "A reason.\n    cuA{_v2\n", "A reason.\n    cuA*\n"],
+                         ids=["no reason", "no names", "open brace", "pattern"])
+def test_what_cannot_be_read_is_refused(tmp_path, text):
+    (tmp_path / "unhooked.txt").write_text(text)
+    with pytest.raises(ValueError, match=r"unhooked\.txt"):
+        unhooked.read_unhooked(tmp_path)
