@@ -264,8 +264,9 @@ enum { PART_TAIL = 1, OPERATION_MAP = 1 };
 /* The array, by the number of its block, which it gets with its first mapping. Caller locks. */
 static uint64_t object_of_array(uint64_t handle, bool *whole)
 {
-    struct vgpu_object fresh = {.handle = handle, .amount = {.device = -1}};
-    const struct vgpu_object *known = vgpu_table_find(&vgpu_process.objects, handle);
+    uint64_t key = handle ? handle : 1; /* no table has an entry with key 0 */
+    struct vgpu_object fresh = {.handle = key, .amount = {.device = -1}};
+    const struct vgpu_object *known = vgpu_table_find(&vgpu_process.objects, key);
     struct vgpu_object array = known ? *known : fresh;
     if (!array.block) {
         array.block = vgpu_block_add((struct vgpu_block){.amount = {.device = -1}, .is_object = true});
@@ -292,16 +293,18 @@ static uint64_t plane_of(const struct array_mapping *mapping, bool whole, struct
     return (uint64_t)mapping->level.level << 32 | mapping->level.layer;
 }
 
-/* Unmaps what is there, and maps memory in its place. The card does so in the order of the stream. Caller locks. */
+/* The card does it in the order of the stream. cuda.h does not say that a mapping ends an earlier one of the same part: that is
+ * held until it is unmapped. Caller locks. */
 static void apply(const struct array_mapping *mapping, struct vgpu_freed *freed)
 {
     bool whole;
     struct vgpu_box box;
     uint64_t array = object_of_array(mapping->array, &whole), plane = plane_of(mapping, whole, &box);
-    const struct vgpu_block *block = mapping->operation == OPERATION_MAP ? vgpu_block_of(mapping->memory) : NULL;
-    uint64_t memory = block ? block->number : 0;
-    vgpu_block_cut(array, plane, &box, freed);
-    vgpu_block_bind(array, memory, plane, &box);
+    const struct vgpu_block *block = vgpu_block_of(mapping->memory);
+    if (mapping->operation != OPERATION_MAP)
+        vgpu_block_cut(array, plane, &box, freed);
+    else if (block)
+        vgpu_block_bind(array, block->number, plane, &box);
 }
 
 static int mapped(int result, const struct array_mapping *list, uint32_t count)

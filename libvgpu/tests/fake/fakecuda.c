@@ -1412,28 +1412,33 @@ CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *array, CUexte
     return CUDA_SUCCESS;
 }
 
-/* NULL: none. */
+static bool is_at(const struct tile *one, const struct tile *other)
+{
+    return one->level == other->level && one->layer == other->layer && !memcmp(one->at, other->at, sizeof one->at);
+}
+
+/* Without memory, it is unmapped: all that has been mapped there. */
 static void map_tile(CUarray array, struct tile tile, struct physical *physical)
 {
-    struct tile **place = &array->tiles;
-    while (*place && ((*place)->level != tile.level || (*place)->layer != tile.layer
-                      || memcmp((*place)->at, tile.at, sizeof tile.at)))
-        place = &(*place)->next;
-    struct tile *before = *place;
     if (physical) {
-        physical->mappings++;
         struct tile *made = malloc(sizeof *made);
         *made = tile;
         made->physical = physical;
-        made->next = before ? before->next : NULL;
-        *place = made;
-    } else if (before) {
-        *place = before->next;
+        made->next = array->tiles;
+        array->tiles = made;
+        physical->mappings++;
+        return;
     }
-    if (before) {
-        before->physical->mappings--;
-        drop(before->physical);
-        free(before);
+    for (struct tile **place = &array->tiles; *place;) {
+        struct tile *one = *place;
+        if (!is_at(one, &tile)) {
+            place = &one->next;
+            continue;
+        }
+        *place = one->next;
+        one->physical->mappings--;
+        drop(one->physical);
+        free(one);
     }
 }
 
