@@ -13,7 +13,6 @@ collect_ignore_glob = [] if rigs.supported() else ["*"]
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "sanitized: runs with the sanitizers, too, whichever build is chosen")
-    config.addinivalue_line("markers", "real_time: measures shares or fractions of a second; nothing runs beside it")
 
 
 def pytest_generate_tests(metafunc):

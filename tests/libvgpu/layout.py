@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FILE_SIZE", "MAGIC", "Machine", "Region", "Slot", "make_region"]
+__all__ = ["FILE_SIZE", "MAGIC", "Bucket", "Machine", "Region", "Slot", "make_region"]
 
 MAGIC, FILE_SIZE, SLOTS, SLOT, FIRST_SLOT = 19920718, 2_008_953, 1024, 1960, 1856
 RECORDS = SLOTS * 16
@@ -106,6 +106,27 @@ class Region:
             self.write(base + 1160 + 48 * device + 16, percent.get(slot.pid, 0), "<Q")
         for slot in self.slots():
             self.write(FIRST_SLOT + SLOT * slot.number + 1952, when, "<Q")
+
+
+class Bucket:
+    """The compute limit of a device, as `struct vgpu_bucket` has it."""
+
+    def __init__(self, path: Path, device: int) -> None:
+        self._path = path
+        self._at = 256 + 128 * device
+
+    def _seconds(self, offset: int) -> float:
+        return struct.unpack_from("<q", self._path.read_bytes(), self._at + offset)[0] / 1e9
+
+    @property
+    def charged(self) -> float:
+        """Seconds of GPU time."""
+        return self._seconds(16)
+
+    @property
+    def waited(self) -> float:
+        """Seconds for which launches have waited."""
+        return self._seconds(24)
 
 
 class Machine:

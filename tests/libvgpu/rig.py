@@ -12,13 +12,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.libvgpu.layout import Machine, Region
+from tests.libvgpu.layout import Bucket, Machine, Region
 from tests.libvgpu.wheels import WheelMissing, fetch
 
-__all__ = ["MIB", "REGION_SOURCES", "Builds", "Client", "Rig", "Unavailable", "limits_text", "uuid_of"]
+__all__ = ["MIB", "REGION_SOURCES", "Builds", "Client", "Rig", "Times", "Unavailable", "limits_text",
+           "uuid_of"]
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "libvgpu"
@@ -155,6 +157,17 @@ class Builds:
         return [str(path.resolve())]
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of the thread that has done a command. How busy the machine is changes only what it waits for a CPU."""
+
+    asleep: float
+    """Neither on a CPU nor ready to run: it has slept, or waited for a lock or for the card."""
+    on_cpu: float
+    ready: float
+    """Ready to run, while the CPUs had something else to do."""
+
+
 class Client:
     """A program that does one command at a time."""
 
@@ -178,6 +191,11 @@ class Client:
         self.send(command)
         numbers = self.answer()
         return numbers[0] if len(numbers) == 1 else numbers
+
+    def timed(self, command: str) -> tuple[Any, Times]:
+        """The answer, and what the command has taken."""
+        answer = self.do(f"timed {command}")
+        return answer, Times(*(number / 1e6 for number in self.answer()))
 
     def start(self, device: int = 0) -> Client:
         """Initializes CUDA and makes a context."""
@@ -244,6 +262,10 @@ class Rig:
     @property
     def machine(self) -> Machine:
         return Machine(self.state)
+
+    def bucket(self, device: int = 0) -> Bucket:
+        """What launches on the device were charged, and have waited."""
+        return Bucket(self.path.with_suffix(".sm"), device)
 
     def close(self) -> None:
         """Ends all clients. Raises: AssertionError if a sanitizer has found something."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from hami.monitor.feedback import FeedbackCandidate, decide
 from tests.libvgpu.layout import Machine, Region
@@ -20,14 +20,8 @@ SETTLE_S = 3.0
 """Seconds until the compute limit has settled."""
 ROUND_S = 0.9
 """Seconds between two rounds of a monitor that decides whose limit counts."""
-NAP_S = 0.002
-"""Seconds for which a thread sleeps that watches its CPU."""
-LATE_S = 0.01
-"""Seconds after which a CPU counts as withheld. A container loses what is due to it if a launch comes 25 ms late."""
-CALM = 0.03
-"""Part of a measurement for which CPUs may be withheld: a point of a limit of 30 percent."""
 ATTEMPTS = 5
-"""Measurements, at most, until one is calm."""
+"""Measurements, at most, until one is right."""
 
 
 class Tenant:
@@ -89,36 +83,6 @@ def deciding(tenants: Sequence[Tenant]) -> contextlib.AbstractContextManager[Non
     return _beside(run)
 
 
-class Withheld:
-    """Counts the seconds for which a CPU did not run a thread that was due, as when the host ran another machine."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._lock = threading.Lock()
-        self._done = threading.Event()
-        self._threads = [threading.Thread(target=self._watch, args=(cpu,)) for cpu in os.sched_getaffinity(0)]
-
-    def __enter__(self) -> Withheld:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _watch(self, cpu: int) -> None:
-        os.sched_setaffinity(0, {cpu})  # of this thread
-        while not self._done.is_set():
-            due = time.monotonic() + NAP_S
-            time.sleep(NAP_S)
-            late = time.monotonic() - due
-            if late > LATE_S:
-                with self._lock:
-                    self.seconds += late
-
-
 def measured_shares(tenants: Sequence[Tenant], seconds: float) -> list[float]:
     """Percent of the card that each of *tenants* uses in the next *seconds*."""
     before, begun = [sum(tenant.busy().values()) for tenant in tenants], time.monotonic()
@@ -127,23 +91,39 @@ def measured_shares(tenants: Sequence[Tenant], seconds: float) -> list[float]:
     return [(new - old) / took / 1e7 for old, new in zip(before, after, strict=True)]
 
 
+def _ready_seconds(tenant: Tenant) -> dict[int, float]:
+    """Seconds for which the threads of each process were ready to run and no CPU took them."""
+    ready: dict[int, float] = {}
+    for pid in tenant.busy():
+        nanoseconds = 0
+        for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):  # one that has ended
+                nanoseconds += int(thread.read_text().split()[1])
+        ready[pid] = nanoseconds / 1e9
+    return ready
+
+
+def _held_up(before: dict[int, float], after: dict[int, float], seconds: float) -> float:
+    """Part of the time, at most, for which no process of a container could launch: each of them waited for a CPU."""
+    parts = [min((after.get(pid, 0.0) - since) / seconds, 1.0) for pid, since in before.items()]
+    return min(parts, default=0.0)
+
+
 def wrong_shares(tenants: Sequence[Tenant], due: Sequence[float], slack: float, seconds: float) -> str:
     """What is wrong with the percent of the card that each of *tenants* uses; empty if nothing is. *due*: of each, up
     to *slack* points more or less.
 
-    Measured at a time when the CPUs were not withheld. If five measurements find none, the calmest counts: a container
-    may get less by the part of the time for which it could not launch, which no limiter can give it.
+    A container may get less by the part of the time for which the machine gave it no CPU to launch with: no limiter can
+    give it that. It is measured anew a few times, since a kernel can be measured wrong whose program was held up.
     """
-    calmest, shares = float("inf"), [0.0]
+    told = ""
     for _ in range(ATTEMPTS):
-        with Withheld() as withheld:
-            found = measured_shares(tenants, seconds)
-        part = withheld.seconds / seconds
-        if part < calmest:
-            calmest, shares = part, found
-        if calmest <= CALM:
-            break
-    lost = calmest if calmest > CALM else 0.0
-    holds = all(percent * (1 - lost) - slack <= share <= percent + slack
-                for share, percent in zip(shares, due, strict=True))
-    return "" if holds else f"{shares} instead of {due}, CPUs withheld for {calmest:.0%} of the time"
+        before = [_ready_seconds(tenant) for tenant in tenants]
+        shares = measured_shares(tenants, seconds)
+        after = [_ready_seconds(tenant) for tenant in tenants]
+        lost = [_held_up(old, new, seconds) for old, new in zip(before, after, strict=True)]
+        if all(percent * (1 - part) - slack <= share <= percent + slack
+               for share, percent, part in zip(shares, due, lost, strict=True)):
+            return ""
+        told = f"{shares} instead of {due}, without a CPU for {lost} of the time"
+    return told

@@ -1,6 +1,10 @@
-"""Launches on a busy clock: limits that hold in real time, on every way to launch; what never waits."""
+"""Launches on a busy clock: limits that hold in real time, on every way to launch; what never waits.
+
+The machine may have something else to do: what launches wait is read where the limiter counts it.
+"""
 
 import os
+import select
 import time
 
 import pytest
@@ -10,7 +14,6 @@ from tests.libvgpu.rig import MIB
 from tests.libvgpu.shares import SETTLE_S, Tenant, deciding, measured_shares, sampled, wrong_shares
 
 LIMIT = {"memory": 2048 * MIB}
-pytestmark = pytest.mark.real_time
 
 
 def gets_thirty_percent(rig, load, clients, slack):
@@ -42,12 +45,20 @@ def test_graph_counts_as_the_kernels_in_it(rig):
 
 @pytest.mark.parametrize("cores", [90, 30])
 def test_loading_of_code_is_not_charged(rig, cores):
-    """200 kernels are loaded at their first launch, 5 ms each: the GPU does nothing meanwhile. 20 rounds of all."""
-    lazy = {"FAKE_CUDA_LAZY_US": "5000"}
-    _, bare = rig.client(preload=False, **lazy).start().do("many busy_10 200 20")
+    """200 kernels of 10 µs are loaded at their first launch, 5 ms each: the GPU does nothing meanwhile.
+
+    20 rounds of all are 40 ms of the card; with their loading, it were a second. A program that is held up between two
+    events of a measurement, on a busy machine, is charged that: then it is done again.
+    """
     rig.limit(LIMIT | {"cores": cores})
-    _, limited = rig.client(**lazy).start().do("many busy_10 200 20")
-    assert limited <= 1.2 * bare / cores * 100
+    charged = []
+    for _ in range(3):
+        before = rig.bucket().charged if charged else 0.0
+        rig.client(FAKE_CUDA_LAZY_US="5000").start().do("many busy_10 200 20")
+        charged.append(rig.bucket().charged - before)
+        if charged[-1] < 0.2:
+            return
+    raise AssertionError(charged)
 
 
 @pytest.mark.parametrize("period", [2, 4, 16, 33])
@@ -93,11 +104,10 @@ def test_every_launch_is_limited(rig, how, way):
     rig.limit(LIMIT | {"cores": 10})
     client = rig.client(way).start()
     client.do("stream")  # one that both kinds of launches use
-    begun = time.monotonic()
     for _ in range(6):
         client.do(f"launch {how} busy_10000 1")
         client.do("sync")
-    assert time.monotonic() - begun > 0.25  # 60 ms of work; by the card alone 0.06 s
+    assert rig.bucket().waited > 0.1  # 60 ms of work
 
 
 def test_processes_of_a_container_share_a_bucket(rig):
@@ -134,11 +144,10 @@ def test_capture_holds_the_programs_kernels_and_nothing_of_ours(rig):
     client.do("module")  # may not be loaded during a capture
     client.do("stream")
     client.do("capture")
-    begun = time.monotonic()
     assert client.do("launch plain busy_10000 60") == 0
-    assert time.monotonic() - begun < 0.5  # at 10 percent they would take 6 s
     assert client.do("endcapture") == 0
     assert client.do("nodes") == 60
+    assert (rig.bucket().charged, rig.bucket().waited) == (0, 0)
 
 
 def test_capture_is_not_broken_by_measuring_on_another_stream(rig):
@@ -160,47 +169,53 @@ def test_launch_that_fails_costs_nothing(rig):
     """Autotuners try what does not work."""
     rig.limit(LIMIT | {"cores": 10})
     client = rig.client().start()
-    begun = time.monotonic()
     assert client.do("fail 2000") == 2000
-    assert time.monotonic() - begun < 0.5
+    assert rig.bucket().charged <= 0
 
 
 @pytest.mark.sanitized
 def test_driver_without_events_leaves_a_fixed_cost(rig):
-    """A kernel then counts as 20 µs: 1,000 of them are 20 ms, at 10 percent 0.2 s."""
+    """A kernel then counts as 20 µs: 1,000 of them are 20 ms."""
     rig.limit(LIMIT | {"cores": 10})
     client = rig.client(FAKE_CUDA_NO_EVENTS="1").start()
-    begun = time.monotonic()
     assert client.do("launch plain idle 1000") == 0
-    assert 0.05 < time.monotonic() - begun < 1
+    assert rig.bucket().charged == pytest.approx(0.02)
+    assert rig.bucket().waited > 0
 
 
-def launches(rig, client, count=100):
-    begun = time.monotonic()
+def wait_of_launches(rig, client, count=100):
+    """Seconds for which so many launches, of 2 ms each, wait for the limit."""
+    before = rig.bucket().waited
     assert client.do(f"launch plain busy_2000 {count}") == 0
     client.do("sync")
-    return time.monotonic() - begun
+    return rig.bucket().waited - before
+
+
+def is_limited(rig, client):
+    """At 20 percent, 0.2 s of work need a second."""
+    waited = wait_of_launches(rig, client)
+    assert waited == 0 or waited > 0.1
+    return waited > 0
 
 
 @pytest.mark.parametrize("policy, limited", [("default", True), ("force", True), ("disable", False)])
 def test_policy(rig, policy, limited):
     rig.limit(LIMIT | {"cores": 20}, policy=policy)
-    took = launches(rig, rig.client().start())
-    assert took > 0.6 if limited else took < 0.5
+    assert is_limited(rig, rig.client().start()) == limited
 
 
 @pytest.mark.parametrize("cores, rounds", [(50, 30), (20, 15)])
 def test_program_that_measures_its_kernels_sees_no_wait(rig, cores, rounds):
-    """Autotuners choose by that. The limit holds all the same."""
+    """Autotuners choose by that. The limit holds all the same. While a program waits for a CPU, it measures that."""
     rig.limit(LIMIT | {"cores": cores})
     client = rig.client().start()
     client.do("launch plain busy_10000 3")
     client.do("sync")
-    begun = time.monotonic()
-    least, most = client.do(f"autotune busy_10000 {rounds}")
-    took = time.monotonic() - begun
-    assert 10000 <= least and most < 13000
-    assert took > 0.8 * rounds * 0.01 / cores * 100
+    before = rig.bucket().waited
+    (least, most), times = client.timed(f"autotune busy_10000 {rounds}")
+    assert least >= 10000
+    assert most < 13000 + times.ready * 1e6
+    assert rig.bucket().waited - before > 0.1
 
 
 def test_by_samples_of_nvml(rig):
@@ -217,19 +232,10 @@ def test_by_samples_of_nvml(rig):
 
 def test_switched_off_by_the_operator(rig):
     rig.limit(LIMIT | {"cores": 10}, compute_by="off")
-    assert launches(rig, rig.client().start()) < 0.5
+    assert not is_limited(rig, rig.client().start())
 
 
 # -- floor and ceiling
-
-
-def share_of(client, tenant, seconds=2):
-    client.do("load busy_2000 300")
-    client.send(f"load busy_2000 {1000 * seconds + 1500:.0f}")
-    time.sleep(0.8)
-    share, = measured_shares([tenant], seconds)
-    client.answer()
-    return share
 
 
 @pytest.mark.parametrize("alone, beat, due", [(False, 0, 30), (True, 0, 70), (True, 1, 30)],
@@ -242,22 +248,27 @@ def test_ceiling_counts_while_the_container_is_alone(rig, alone, beat, due):
     with (rig.folder / "0f0e.sm").open("r+b") as file:
         file.seek(16)
         file.write(beat.to_bytes(8, "little"))
-    assert abs(share_of(client, Tenant(rig.region, rig.machine)) - due) <= 5
+    client.do("load busy_2000 300")
+    client.send("load busy_2000 60000")
+    time.sleep(0.8)
+    assert not wrong_shares([Tenant(rig.region, rig.machine)], [due], 5, 2)
 
 
 def test_limits_that_change_count_from_the_next_launch_on(rig):
     rig.limit(LIMIT)
     client = rig.client().start()
-    assert launches(rig, client) < 0.5
+    assert not is_limited(rig, client)
     rig.limit(LIMIT | {"cores": 20})
-    time.sleep(1.1)
-    assert launches(rig, client) > 0.6
+    time.sleep(1.1)  # the file is looked at once in a second
+    assert is_limited(rig, client)
     rig.limit(LIMIT | {"cores": 20}, compute_by="off")
     time.sleep(1.1)
-    assert launches(rig, client) < 0.5
+    assert not is_limited(rig, client)
 
 
-def test_container_alone_has_the_card_and_gives_it_back_within_two_seconds(builds):
+def test_container_alone_has_the_card_and_gives_it_back(builds):
+    """Within about two seconds, on a machine that has nothing else to do: the benchmark measures that."""
+
     with rigs.rig(builds) as one, rigs.rig(builds) as other:
         other.state = one.state
         for container in (one, other):
@@ -269,12 +280,10 @@ def test_container_alone_has_the_card_and_gives_it_back_within_two_seconds(build
         with deciding(tenants), sampled(tenants):
             clients[0].send("load busy_2000 60000")
             time.sleep(2)
-            alone, _ = measured_shares(tenants, 2)
+            assert not wrong_shares(tenants, [100, 0], 10, 2)
             clients[1].send("load busy_2000 60000")
             time.sleep(2)
-            both = measured_shares(tenants, 3)
-    assert alone >= 90
-    assert all(26 <= share <= 34 for share in both), both
+            assert not wrong_shares(tenants, [30, 30], 4, 3)
 
 
 @pytest.mark.parametrize("policy, limited", [("default", False), ("force", True)])
@@ -283,8 +292,7 @@ def test_switch_of_the_monitor(rig, policy, limited):
     rig.limit(LIMIT | {"cores": 20}, policy=policy)
     client = rig.client().start()
     rig.region.write(2_008_900, 0)
-    took = launches(rig, client)
-    assert took > 0.6 if limited else took < 0.5
+    assert is_limited(rig, client) == limited
 
 
 @pytest.mark.sanitized
@@ -295,11 +303,9 @@ def test_monitor_blocks_and_releases(rig, cores):
     client.do("launch plain idle 1")
     rig.region.write(2_008_904, -1)
     client.send("launch plain idle 1")
-    time.sleep(0.3)
+    assert not select.select([client.process.stdout], [], [], 0.3)[0]
     rig.region.write(2_008_904, 0)
-    begun = time.monotonic()
     assert client.answer() == [0]
-    assert time.monotonic() - begun < 0.2
     assert rig.region.number(2_008_904) == 2
 
 
@@ -320,11 +326,12 @@ def test_activity_is_told(rig, cores):
     rig.limit(LIMIT | {"cores": cores})
     client = rig.client().start()
     assert rig.region.number(2_008_912, "<Q") == 0  # a process that has launched nothing is not active
+    begun = int(time.time())
     client.do("launch plain idle 1")
     rig.region.write(2_008_904, 1)
     client.do("launch plain idle 1")
     assert rig.region.number(2_008_904) == 2
-    assert abs(rig.region.number(2_008_912, "<Q") - time.time()) < 3
+    assert begun <= rig.region.number(2_008_912, "<Q") <= time.time()
 
 
 def test_process_that_uses_gpus_has_no_thread_of_ours(rig):
@@ -341,6 +348,6 @@ def test_limit_of_a_killed_process_is_not_held_up(rig):
     one.send("load flood 10000")
     time.sleep(0.2)
     one.kill()
-    begun = time.monotonic()
-    assert two.do("launch plain busy_100 10") == 0
-    assert time.monotonic() - begun < 0.5
+    answer, times = two.timed("launch plain busy_100 10")
+    assert answer == 0
+    assert times.asleep < 0.5

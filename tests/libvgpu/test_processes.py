@@ -3,12 +3,14 @@
 import fcntl
 import os
 import random
+import resource
 import struct
 import subprocess
 import time
 
 import pytest
 
+from e2e.eventually import eventually
 from tests.libvgpu.layout import make_region
 from tests.libvgpu.rig import MIB, SANITIZERS, uuid_of
 
@@ -16,6 +18,8 @@ LIMIT = 2048 * MIB
 INIT_POINTS = (10, 11, 12, 13, 14, 24, 25, 26, 27, 28)
 CHARGE_POINTS = (40, 41, 43, 44, 50, 51, 52, 60, 61)
 REAP_POINTS = (20, 21, 22, 23, 30, 31)
+AT_ONCE = 0.1
+"""Seconds for which a process may wait of its own accord, whatever else the machine does."""
 
 
 def test_processes_share_the_limit(rig):
@@ -28,16 +32,15 @@ def test_processes_share_the_limit(rig):
     assert one.do("info") == [0, 0, LIMIT]
 
 
-@pytest.mark.real_time
 def test_memory_of_a_killed_process_is_free_at_once(rig):
     rig.limit()
     one, two = rig.client().start(), rig.client().start()
     assert one.do(f"alloc plain 0 {LIMIT}") == 0
     assert two.do("alloc plain 0 4096") == 2
     one.kill()
-    begun = time.monotonic()
-    assert two.do(f"alloc plain 0 {LIMIT}") == 0
-    assert time.monotonic() - begun < 0.1
+    answer, times = two.timed(f"alloc plain 0 {LIMIT}")
+    assert answer == 0
+    assert times.asleep < AT_ONCE
     assert rig.machine.peak() == LIMIT
 
 
@@ -52,16 +55,17 @@ def test_thread_that_is_canceled_while_it_waits_leaves_no_lock(rig):
     assert other.do(f"alloc plain 0 {LIMIT}") == 0
 
 
-@pytest.mark.real_time
-def test_reset_of_a_context_with_many_allocations_is_quick(rig):
-    """100,000 of them: the time is proportional to their number."""
+def test_reset_of_a_context_takes_time_in_proportion_to_its_allocations(rig):
+    """Ten times as many take ten times as long, not a hundred times."""
     rig.limit()
     client = rig.client(FAKE_CUDA_FAST="1").start()
-    assert client.do("allocs 100000 512") == 100000
-    begun = time.monotonic()
-    assert client.do("reset 0") == 0
-    assert time.monotonic() - begun < 0.4
-    assert rig.region.total() == 0
+    took = []
+    for count in (10_000, 100_000):
+        assert client.do(f"allocs {count} 512") == count
+        answer, times = client.timed("reset 0")
+        assert (answer, client.do("ctx 0"), rig.region.total()) == (0, 0, 0)
+        took.append(times.on_cpu)
+    assert took[1] < 40 * took[0]
 
 
 def test_memory_of_a_zombie_is_free(rig):
@@ -286,9 +290,8 @@ def test_container_that_is_killed_and_started_again_has_its_whole_limit(rig):
     two = rig.client(within=UNSHARE).start()
     assert two.do("alloc plain 0 4096") == 2
     one.kill()
-    deadline = time.monotonic() + 2  # the process in the namespace ends a little later than the one that is waited for
-    while two.do(f"alloc plain 0 {LIMIT}") != 0:
-        assert time.monotonic() < deadline
+    # the process in the namespace ends a little later than the one that is waited for
+    eventually(lambda: two.do(f"alloc plain 0 {LIMIT}") == 0, "the memory of the killed container")
 
 
 def test_full_table_refuses(rig):
@@ -304,32 +307,30 @@ def test_full_table_refuses(rig):
     assert client.do("alloc plain 0 4096") == 2
 
 
-@pytest.mark.real_time
 def test_lock_that_is_held_is_not_waited_for(rig):
     """By a process that has been stopped, say."""
     rig.limit()
     one = rig.client().start()
     with rig.path.open("r+b") as file:
         fcntl.fcntl(file.fileno(), 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 1, 0))
-        begun = time.monotonic()
-        two = rig.client().start()
-        assert two.do(f"alloc plain 0 {LIMIT}") == 0
-        assert one.do("alloc plain 0 4096") == 2
-        assert time.monotonic() - begun < 1.5
+        two = rig.client()
+        orders = ((two, "init"), (two, "ctx 0"), (two, f"alloc plain 0 {LIMIT}"), (one, "alloc plain 0 4096"))
+        answers, times = zip(*(client.timed(order) for client, order in orders), strict=True)
+    assert answers == (0, 0, 0, 2)
+    assert sum(one.asleep for one in times) < 1.5
 
 
 # -- kill -9 at every point
 
 
 def gets_the_rest_at_once(rig, client, request):
-    """Within 100 ms; then the counters say what the machine has."""
-    begun = time.monotonic()
-    assert client.do(request) == 0
-    assert time.monotonic() - begun < 0.1
+    """Then the counters say what the machine has."""
+    answer, times = client.timed(request)
+    assert answer == 0
+    assert times.asleep < AT_ONCE
     assert rig.region.total() == LIMIT == rig.machine.used()
 
 
-@pytest.mark.real_time
 @pytest.mark.parametrize("rig", ["points"], indirect=True)
 @pytest.mark.parametrize("point", INIT_POINTS + CHARGE_POINTS)
 def test_kill_at_a_point(rig, point):
@@ -346,7 +347,6 @@ def test_kill_at_a_point(rig, point):
     gets_the_rest_at_once(rig, client, f"alloc plain 0 {LIMIT}")
 
 
-@pytest.mark.real_time
 @pytest.mark.parametrize("rig", ["points"], indirect=True)
 @pytest.mark.parametrize("point", REAP_POINTS)
 def test_kill_while_it_clears_up_after_another(rig, point):
@@ -363,22 +363,22 @@ def test_kill_while_it_clears_up_after_another(rig, point):
     gets_the_rest_at_once(rig, client, f"alloc plain 0 {LIMIT}")
 
 
-@pytest.mark.real_time
 @pytest.mark.parametrize("rig", ["points"], indirect=True)
 def test_kill_while_it_takes_back_what_it_has_counted_too_much(rig):
     """Another process has come between its looking and its counting."""
     rig.limit()
     other = rig.client().start()
-    victim = rig.client(VGPU_TEST_POINT="42", VGPU_TEST_WAIT_POINT="40", VGPU_TEST_WAIT_US="400000").start()
+    waits = rig.folder / "waits"
+    victim = rig.client(VGPU_TEST_POINT="42", VGPU_TEST_WAIT_POINT="40", VGPU_TEST_WAIT_FILE=str(waits)).start()
     victim.send(f"alloc plain 0 {1536 * MIB}")
-    time.sleep(0.1)
+    eventually(waits.exists, "the victim looks, and has not counted")
     assert other.do(f"alloc plain 0 {1024 * MIB}") == 0
+    waits.unlink()
     with pytest.raises(EOFError):
         victim.answer()
     gets_the_rest_at_once(rig, other, f"alloc plain 1 {1024 * MIB}")
 
 
-@pytest.mark.real_time
 def test_thousand_random_kills(rig):
     """In batches of ten; after each, one process can have it all."""
     rig.limit()
@@ -396,12 +396,12 @@ def test_thousand_random_kills(rig):
             victim.kill()
         for victim in victims:
             victim.communicate()
-        begun = time.monotonic()
-        assert judge.do(f"alloc plain 0 {LIMIT}") == 0
-        worst = max(worst, time.monotonic() - begun)
+        answer, times = judge.timed(f"alloc plain 0 {LIMIT}")
+        assert answer == 0
+        worst = max(worst, times.asleep)
         assert judge.do("free plain 0") == 0
     assert rig.machine.peak() <= LIMIT
-    assert worst < 0.25  # 100 ms on a machine that has nothing else to do
+    assert worst < AT_ONCE
 
 
 # -- many at once
@@ -447,24 +447,29 @@ def test_requests_that_fit_together_never_fail(rig):
         assert [client.answer() for client in clients] == [[0]] * 8
 
 
-@pytest.mark.real_time
-def test_three_hundred_processes_start_at_once(rig):
-    rig.limit()
-    begun = time.monotonic()
-    clients = [subprocess.Popen([rig.builds.client, "symbol"], env=rig.environment(), stdin=subprocess.PIPE,
-                                stdout=subprocess.PIPE, text=True) for _ in range(300)]
-    started = time.monotonic() - begun
-    begun = time.monotonic()
+def start_at_once(rig, count, **more):
+    """What each of so many processes answers, the slots that they have then, and the seconds of CPU of all."""
+    clients = [subprocess.Popen([rig.builds.client, "symbol"], env=rig.environment(**more), stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, text=True) for _ in range(count)]
     for client in clients:
         client.stdin.write("init\nctx 0\nalloc plain 0 1048576\n")
         client.stdin.flush()
-    answers = {tuple(client.stdout.readline() for _ in range(3)) for client in clients}
-    took = time.monotonic() - begun
-    slots = rig.region.slots()
+    answers = [tuple(client.stdout.readline() for _ in range(3)) for client in clients]
+    slots = rig.region.slots() if rig.path.exists() else []
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     for client in clients:
         client.kill()
     for client in clients:
         client.communicate()
-    assert answers == {("0\n",) * 3}
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return answers, slots, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_three_hundred_processes_start_at_once(rig):
+    """The limiter takes the least part of their time on a CPU: see the benchmark."""
+    rig.limit()
+    *_, bare = start_at_once(rig, 300, preload=False)
+    answers, slots, limited = start_at_once(rig, 300)
+    assert set(answers) == {("0\n",) * 3}
     assert len({slot.pid for slot in slots}) == 300 == len(slots)
-    assert took < 2 + started  # of which the limiter takes the least part: see the benchmark
+    assert limited < 3 * bare + 1

@@ -90,7 +90,6 @@ def test_counts_that_belong_to_nobody_are_cleared_when_they_are_in_the_way(rig):
     assert client.do(f"alloc plain 0 {LIMIT}") == 0
 
 
-@pytest.mark.real_time
 def test_a_million_broken_regions(builds, tmp_path):
     """Three programs at once: each takes one CPU for a quarter of a minute."""
     started = []
@@ -103,4 +102,4 @@ def test_a_million_broken_regions(builds, tmp_path):
         assert status == 0, said
         granted, refused, worst, _ = said.split()
         assert int(granted) > rounds // 5 and int(refused) > rounds // 5
-        assert float(worst) < 1000  # below 100 ms where other programs leave it a CPU: the benchmark measures that
+        assert float(worst) < 500  # milliseconds on a CPU

@@ -75,6 +75,26 @@ static uint64_t now(void)
     return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
+/* Microseconds of this thread since it began: by the clock, on a CPU, and ready to run while no CPU took it. What is left is the
+ * time for which it has waited of its own accord, however busy the machine is. */
+struct times {
+    double real, on_cpu, ready;
+};
+
+static struct times times_now(void)
+{
+    struct timespec cpu;
+    char text[128] = "";
+    unsigned long long ran = 0, waited = 0;
+    int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    if (file >= 0 && read(file, text, sizeof text - 1) > 0)
+        sscanf(text, "%llu %llu", &ran, &waited);
+    if (file >= 0)
+        close(file);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &cpu);
+    return (struct times){(double)now() / 1e3, (double)cpu.tv_sec * 1e6 + (double)cpu.tv_nsec / 1e3, (double)waited / 1e3};
+}
+
 static void *by_name(const char *how, const char *symbol, void *linked)
 {
     static void *driver;
@@ -1154,7 +1174,17 @@ int main(int argc, char **argv)
     FUNCTIONS(FILL)
     setvbuf(stdin, NULL, _IONBF, 0); /* a child goes on where its parent has stopped reading */
     char line[256];
-    while (fgets(line, sizeof line, stdin))
-        command(line, argv);
+    while (fgets(line, sizeof line, stdin)) {
+        if (strncmp(line, "timed ", 6)) {
+            command(line, argv);
+            continue;
+        }
+        struct times begun = times_now();
+        command(line + 6, argv);
+        struct times ended = times_now();
+        double on_cpu = ended.on_cpu - begun.on_cpu, ready = ended.ready - begun.ready;
+        printf("%.1f %.1f %.1f\n", ended.real - begun.real - on_cpu - ready, on_cpu, ready);
+        fflush(stdout);
+    }
     return 0;
 }

@@ -35,6 +35,14 @@ uint64_t vgpu_now(void)
     return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
+/* Of this thread on a CPU: nothing else that the machine does counts. */
+static uint64_t cpu_now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
 static int unslotted;
 
 bool vgpu_attach(void)
@@ -121,7 +129,7 @@ int main(int argc, char **argv)
             memset(process->counted, 0, sizeof process->counted);
         }
         mutate(process->region, slots);
-        uint64_t begun = vgpu_now();
+        uint64_t begun = cpu_now();
         if (i % 64 == 63)
             reopen(&made);
         uint64_t size = number() % (LIMIT / 2) + 1, held = 0;
@@ -151,7 +159,7 @@ int main(int argc, char **argv)
         if (!vgpu_bucket_take(&bucket, number() % 1000000))
             vgpu_bucket_refill(&bucket, vgpu_now(), 1 + (int)(number() % 99));
         vgpu_bucket_settle(&bucket, (int64_t)(number() % 1000000));
-        uint64_t took = vgpu_now() - begun;
+        uint64_t took = cpu_now() - begun;
         worst = took > worst ? took : worst;
     }
     printf("%ld %ld %.3f %d\n", granted, refused, (double)worst / 1e6, unslotted);
