@@ -14,7 +14,7 @@ BLOCK = 512 * MIB
 OUT_OF_MEMORY = 2
 DEVICE, HOST, LOCALITY_DOMAIN = 1, 2, 6  # CU_MEM_LOCATION_TYPE_…
 PINNED, MANAGED = 1, 2  # CU_MEM_ALLOCATION_TYPE_…
-TO_FILE = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+TO_FILE, FABRIC = 1, 8  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, …_FABRIC
 SPARSE, DEFERRED = 0x40, 0x80  # CUDA_ARRAY3D_…
 MAP, UNMAP = 1, 2  # CU_MEM_OPERATION_TYPE_…
 
@@ -145,6 +145,13 @@ def by_imported_handle(memory):
     return lambda: call("cuMemRelease", handle)
 
 
+def by_imported_fabric_handle(memory):
+    exported = ctypes.create_string_buffer(64)
+    call("cuMemExportToShareableHandle", exported, memory, FABRIC, 0)
+    handle = make("cuMemImportFromShareableHandle", exported, FABRIC)
+    return lambda: call("cuMemRelease", handle)
+
+
 # What holds physical memory though its handle is released: how a block is held, which returns how it is let go.
 HOLDERS = {
     "mapping": lambda: by_address,
@@ -161,4 +168,5 @@ HOLDERS = {
     "logical endpoint, by address": lambda: by_object("LogicalEndpoint", "Addr"),
     "logical endpoint that is destroyed": lambda: by_endpoint_that_goes,
     "imported handle": lambda: by_imported_handle,
+    "imported fabric handle": lambda: by_imported_fabric_handle,
 }

@@ -90,14 +90,15 @@ def test_counts_that_belong_to_nobody_are_cleared_when_they_are_in_the_way(rig):
     assert client.do(f"alloc plain 0 {LIMIT}") == 0
 
 
+@pytest.mark.timeout(900)
 def test_a_million_broken_regions(builds, tmp_path):
-    """Three programs at once: each takes one CPU for a quarter of a minute."""
+    """Three programs at once: each takes one CPU for a quarter of a minute. Only one that hangs is ended."""
     started = []
     for variant, rounds, seed in (("plain", 500_000, 1), ("plain", 500_000, 2), ("asan", 100_000, 3)):
         words = [builds.program("fuzz", *REGION_SOURCES, variant=variant), tmp_path / f"region-{seed}", str(rounds),
                  str(seed)]
         started.append((rounds, subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)))
-    ended = [(rounds, program.communicate(timeout=200)[0], program.returncode) for rounds, program in started]
+    ended = [(rounds, program.communicate(timeout=800)[0], program.returncode) for rounds, program in started]
     for rounds, said, status in ended:
         assert status == 0, said
         granted, refused, worst, _ = said.split()
