@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import random
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from benchmarks.processes import Run
 from benchmarks.rows import Row, ratio
-from tests.libvgpu.rig import MIB, REGION_SOURCES, Builds, Client, Rig, Unavailable, make_release, rig
+from tests.libvgpu.builds import Builds, Unavailable
+from tests.libvgpu.rig import MIB, Client, Rig, rig
 from tests.libvgpu.shares import SETTLE_S, Tenant, deciding, measured_shares, sampled
-from tests.libvgpu.wheels import WheelMissing
 
 __all__ = ["limiter_rows"]
 
@@ -34,8 +36,7 @@ LIMITS = (10, 30, 50, 70, 90)
 
 def limiter_rows(run: Run) -> Iterator[Row]:
     """One row for each target; none where there is no compiler or no header."""
-    builds = Builds(run.folder / "limiter")
-    builds.folder.mkdir(exist_ok=True)
+    builds = Builds()
     try:
         run.say("limiter: compiling")
         builds.client.exists()
@@ -221,11 +222,12 @@ def random_kill_rows(builds: Builds) -> Iterator[Row]:
 
 def broken_rows(builds: Builds) -> Iterator[Row]:
     """A process uses regions of which random bytes were changed; it fails if more than the limit is granted."""
-    program = builds.program("fuzz", *REGION_SOURCES)
+    program = builds.program("fuzz")
     worst = 0.0
     for seed in (1, 2):
-        done = subprocess.run([program, builds.folder / f"region-{seed}", "500000", str(seed)], capture_output=True,
-                              text=True, check=True)
+        with tempfile.TemporaryDirectory() as folder:
+            words = [program, Path(folder) / "region", "500000", str(seed)]
+            done = subprocess.run(words, capture_output=True, text=True, check=True)
         worst = max(worst, float(done.stdout.split()[2]))
     yield Row(group=GROUP, what="a million broken regions", measured=f"{worst:.1f} ms at worst", target="below 100 ms",
               met=worst < 100, figures={"milliseconds": worst})
@@ -275,7 +277,7 @@ def start_rows(builds: Builds) -> Iterator[Row]:
 def simulate(builds: Builds, load: str, *limits: int, processes: int = 0, samples: int = 1,
              seed: int = 132) -> list[list[float]]:
     """*samples*: as in the program."""
-    program = builds.program("simulate", "control.c")
+    program = builds.program("simulate")
     words = [load, processes or len(limits), len(limits), samples, seed, *limits]
     done = subprocess.run([program, *map(str, words)], capture_output=True, text=True, check=True)
     return [list(map(float, line.split())) for line in done.stdout.splitlines()]
@@ -379,7 +381,7 @@ def loading_rows(builds: Builds) -> Iterator[Row]:
 
 def pattern_rows(builds: Builds) -> Iterator[Row]:
     """Launches of one kernel, of which one in so many takes 2 ms and the others 0.1 ms."""
-    program = builds.program("simulate", "control.c")
+    program = builds.program("simulate")
     means = {}
     for period in range(2, 34):
         for samples in (0, 1):
@@ -467,8 +469,8 @@ def elastic_rows(builds: Builds) -> Iterator[Row]:
 
 def size_rows(builds: Builds) -> Iterator[Row]:
     try:
-        release = make_release(builds.folder / "release")
-    except WheelMissing:
+        release = builds.release()
+    except Unavailable:
         return
     sizes = {target: library.stat().st_size for target, library in release.items()}
     yield Row(group=GROUP, what="library of the release", met=max(sizes.values()) <= 130_000,

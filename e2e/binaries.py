@@ -35,9 +35,10 @@ from pathlib import Path
 
 from e2e.needs import lacking
 
-__all__ = ["HELM", "MINOR_VARIABLE", "ORACLE", "PROGRAMS", "Binaries", "BinariesMissing", "Pins", "find", "find_box",
-           "find_cni_plugins", "find_helm", "find_one", "find_oracle", "find_promtool", "find_runtime", "minors",
-           "node_obstacle", "runtime_packages"]
+__all__ = ["BUILD_VARIABLE", "HELM", "MINOR_VARIABLE", "ORACLE", "PROGRAMS", "Binaries", "BinariesMissing", "Pins",
+           "cache_root", "exclusive", "find", "find_box", "find_cni_plugins", "find_helm", "find_one", "find_oracle",
+           "find_promtool", "find_runtime", "may_build", "minors", "node_obstacle", "python_with_pip",
+           "require_permission", "runtime_packages", "to_stderr"]
 
 CONTROL_PLANE = Path(__file__).parent / "controlplane"
 RUNTIMES = Path(__file__).parent / "runtime"
@@ -302,12 +303,17 @@ def build(wanted: tuple[str, ...], pins: Pins, say: Callable[[str], None]) -> di
     return paths
 
 
+def may_build() -> bool:
+    """Reports whether anything may be built or fetched now."""
+    return os.environ.get(BUILD_VARIABLE) != "never"
+
+
 def require_permission(targets: list[Path]) -> None:
     """Raises: BinariesMissing if nothing may be built now."""
-    if os.environ.get(BUILD_VARIABLE) == "never":
+    if not may_build():
         names = ", ".join(path.name for path in targets)
-        raise BinariesMissing(f"not built yet, and {BUILD_VARIABLE}=never forbids it: {names}. "
-                              "Run `python -m e2e.binaries --tests` before the tests")
+        raise BinariesMissing(f"not built yet, and {BUILD_VARIABLE}=never forbids it: {names}. Before the tests, run "
+                              "`python -m e2e.binaries --tests` and `python -m tests.libvgpu.builds`, as tox does")
 
 
 def build_missing(go: str, pins: Pins, targets: list[Path], say: Callable[[str], None]) -> None:
@@ -378,18 +384,22 @@ def install_wheel(requirement: str, folder: Path) -> None:
     """Installs a wheel into *folder*, which appears only when it is complete. Raises: BinariesMissing."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="install-") as scratch:
         fresh = Path(scratch) / "wheel"
-        python = sys.executable
-        if importlib.util.find_spec("pip") is None:  # a virtual environment without pip
-            venv.create(Path(scratch) / "venv", with_pip=True)
-            python = str(Path(scratch) / "venv" / "bin" / "python")
-        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
-                   "--no-compile", "--only-binary=:all:", f"--target={fresh}", requirement]
+        command = [python_with_pip(Path(scratch)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+                   "--no-deps", "--no-compile", "--only-binary=:all:", f"--target={fresh}", requirement]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode != 0:
             raise BinariesMissing(
                 f"pip cannot install {requirement}, which builds the control plane. Install Go {DEFAULT.go_version} or "
                 f"later, or set HAMI_E2E_BIN to a directory with {', '.join(PROGRAMS)}.\n{done.stdout[-4000:]}")
         fresh.rename(folder)
+
+
+def python_with_pip(scratch: Path) -> str:
+    """Returns this Python, or where its environment has no pip, as those made by uv, one in the folder *scratch*."""
+    if importlib.util.find_spec("pip") is not None:
+        return sys.executable
+    venv.create(scratch / "venv", with_pip=True)
+    return str(scratch / "venv" / "bin" / "python")
 
 
 @contextlib.contextmanager

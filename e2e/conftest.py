@@ -29,7 +29,7 @@ from e2e.priorities import add_priorities, remove_priorities
 from e2e.realnode import RealNode, missing
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
-from tests.libvgpu.rig import Builds
+from tests.libvgpu.builds import Builds
 
 TIMEOUT_SECONDS = 300 if os.environ.get("HAMI_E2E_KIND") else 180  # the first test on kind includes the installation
 REPLICA = pytest.StashKey[Scheduler]()
@@ -247,9 +247,9 @@ def real(sandbox: Sandbox, real_node: RealNode) -> Iterator[RealNode]:
 
 
 @pytest.fixture(scope="session")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
+def builds() -> Builds:
     """The limiter, and what it is tried with."""
-    return Builds(tmp_path_factory.mktemp("limiter"))
+    return Builds()
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ from e2e.priorities import add_priorities, of_priority
 from e2e.processes import free_port
 from e2e.sandbox import Sandbox, served
 from e2e.scheduler import Certificates, Scheduler, install
-from tests.libvgpu.rig import Unavailable
+from tests.libvgpu.builds import Unavailable
 
 __all__ = ["main"]
 

@@ -7,11 +7,9 @@ Resource Allocation), and are stopped at the same limits.
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -27,7 +25,7 @@ from e2e.people import ask
 from e2e.realnode import RealNode
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
-from tests.libvgpu.rig import Builds
+from tests.libvgpu.builds import Builds
 
 __all__ = ["run"]
 
@@ -77,18 +75,17 @@ def run(console: Console, *, keep: bool) -> int:
 def with_gpus(nodes: dict[str, RealNode]) -> dict[str, FakeGpus]:
     """Gives each node a GPU and a device plugin, whose door is the label of the node."""
     gpus = {}
-    with tempfile.TemporaryDirectory() as folder:
-        builds = Builds(Path(folder))
-        for card, (door, node) in zip(CARDS, nodes.items(), strict=True):
-            node.kube.merge_patch("Node", node.name, {"metadata": {"labels": {"hami.io/door": door}}})
-            plugin = DevicePlugin(node, door="auto")
-            gpus[door] = FakeGpus(node, builds)
-            gpus[door].insert(plugin, card)
-            plugin.start()
-            if door == "dra":
-                wait_published(plugin)
-            else:
-                plugin.wait_offered(SLOTS)
+    builds = Builds()
+    for card, (door, node) in zip(CARDS, nodes.items(), strict=True):
+        node.kube.merge_patch("Node", node.name, {"metadata": {"labels": {"hami.io/door": door}}})
+        plugin = DevicePlugin(node, door="auto")
+        gpus[door] = FakeGpus(node, builds)
+        gpus[door].insert(plugin, card)
+        plugin.start()
+        if door == "dra":
+            wait_published(plugin)
+        else:
+            plugin.wait_offered(SLOTS)
     return gpus
 
 

@@ -6,11 +6,9 @@ containerd, containers and the limiter in them are real.
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -30,7 +28,8 @@ from e2e.realnode import RealNode, missing
 from e2e.resizes import answered, applied, resize
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
-from tests.libvgpu.rig import MIB, Builds
+from tests.libvgpu.builds import Builds
+from tests.libvgpu.rig import MIB
 
 __all__ = ["add_output", "farewell", "greedy", "output_table", "run"]
 
@@ -70,9 +69,8 @@ def run(console: Console, *, keep: bool) -> int:
                 certificates = Certificates(cluster.folder / "tls")
                 Scheduler(cluster, certificates, install(cluster, certificates)).start()
                 plugin = DevicePlugin(node)
-                with tempfile.TemporaryDirectory() as folder:
-                    gpus = FakeGpus(node, Builds(Path(folder)))
-                    gpus.insert(plugin, *CARDS)
+                gpus = FakeGpus(node, Builds())
+                gpus.insert(plugin, *CARDS)
                 plugin.start().wait_offered(20)
                 Monitor(node).start()
                 with Sandbox.opened(cluster.kube, name="demo") as sandbox, node.lent(sandbox):

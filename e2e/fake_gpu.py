@@ -18,8 +18,9 @@ from e2e.device_plugin import HOOK, SLOTS, Card, DevicePlugin
 from e2e.eventually import eventually
 from e2e.pods import container, pod
 from e2e.realnode import RealNode
+from tests.libvgpu.builds import Builds, Unavailable
 from tests.libvgpu.layout import Machine, Region
-from tests.libvgpu.rig import MIB, Builds, Unavailable, uuid_of
+from tests.libvgpu.rig import MIB, uuid_of
 from tests.libvgpu.shares import Tenant
 
 __all__ = ["CARDS", "FakeGpus", "client", "client_pod"]

@@ -30,7 +30,8 @@ from e2e.shown import seen, shower, showing
 from hami.codec.keys import DOOR
 from hami.codec.slices import DRIVER, device_name, pool_name
 from hami.model import Selector
-from tests.libvgpu.rig import MIB, Builds, Unavailable
+from tests.libvgpu.builds import Builds, Unavailable
+from tests.libvgpu.rig import MIB
 
 pytestmark = [pytest.mark.kind, pytest.mark.since(1, 36)]
 Object = dict[str, Any]

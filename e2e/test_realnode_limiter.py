@@ -15,7 +15,8 @@ from e2e.placing import Part, place
 from e2e.realnode import RealNode
 from e2e.sandbox import Sandbox
 from hami.node.region_layout import COMPUTE_SIZE, REGION_SIZE
-from tests.libvgpu.rig import MIB, Builds
+from tests.libvgpu.builds import Builds
+from tests.libvgpu.rig import MIB
 from tests.libvgpu.shares import SETTLE_S, measured_shares, sampled
 
 pytestmark = pytest.mark.kind

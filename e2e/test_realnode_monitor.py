@@ -21,7 +21,8 @@ from e2e.fake_gpu import CARDS, CLIENT, FakeGpus, client, client_pod, offered_gp
 from e2e.monitor import Monitor
 from e2e.realnode import RealNode
 from e2e.sandbox import Sandbox
-from tests.libvgpu.rig import MIB, Builds
+from tests.libvgpu.builds import Builds
+from tests.libvgpu.rig import MIB
 
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]

@@ -15,7 +15,8 @@ from e2e.realnode import RealNode
 from e2e.resizes import RESIZED, TARGET, answered, applied, booked, disagreements, resize
 from e2e.restarts import restarted
 from e2e.sandbox import Sandbox
-from tests.libvgpu.rig import MIB, Builds
+from tests.libvgpu.builds import Builds
+from tests.libvgpu.rig import MIB
 from tests.libvgpu.shares import Tenant, measured_shares
 
 pytestmark = pytest.mark.kind

@@ -54,7 +54,7 @@ def test_nothing_is_built_where_that_is_forbidden(monkeypatch, tmp_path):
     """As it is while end-to-end tests run."""
     go_on_path(monkeypatch, tmp_path / "bin", HELM.go_version)
     monkeypatch.setenv(BUILD_VARIABLE, "never")
-    with pytest.raises(BinariesMissing, match="forbids it: helm. Run `python -m e2e.binaries --tests`"):
+    with pytest.raises(BinariesMissing, match="forbids it: helm. Before the tests, run `"):
         find_helm()
     assert not HELM.cache_folder().exists()
 

@@ -113,9 +113,12 @@ def test_the_command_of_the_readme_runs_without_caches_every_night():
 
 
 @pytest.mark.parametrize(("environment", "command"), [
-    ("e2e", "python -m e2e.binaries --tests"), ("e2e-previous", "python -m e2e.binaries")])
+    ("e2e", "python -m e2e.binaries --tests\npython -m tests.libvgpu.builds --driver"),
+    ("e2e-previous", "python -m e2e.binaries"),
+    ("libvgpu", "python -m tests.libvgpu.builds"),
+])
 def test_programs_are_built_before_pytest_begins(environment, command):
-    assert TOX[f"testenv:{environment}"]["commands_pre"] == command
+    assert TOX[f"testenv:{environment}"]["commands_pre"].strip() == command
 
 
 def test_end_to_end_has_a_browser():

@@ -25,7 +25,7 @@ from typing import Any
 from e2e.gpu import compute, holds, interplay
 from e2e.gpu.builds import FOLDER, pack
 from e2e.gpu.card import Card, Skipped, Way
-from tests.libvgpu.rig import ROOT, Unavailable
+from tests.libvgpu.builds import ROOT, Unavailable
 from tests.libvgpu.wheels import WheelMissing
 
 __all__ = ["STEPS", "Step"]

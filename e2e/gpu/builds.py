@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.libvgpu.rig import ROOT, Builds, Unavailable, make_release
+from tests.libvgpu.builds import ROOT, Builds, Unavailable
 
 __all__ = ["FOLDER", "Packed", "pack"]
 
@@ -23,17 +23,13 @@ def pack(folder: Path = FOLDER, hami_core: Path | None = None) -> list[str]:
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    builds = Builds(folder / "made")
-    builds.folder.mkdir()
-    machine = os.uname().machine
-    release = make_release(folder / "made" / "release", [machine])[machine]
-    shutil.copy(release, folder / "libvgpu.so")
+    builds = Builds()
+    shutil.copy(builds.release()[os.uname().machine], folder / "libvgpu.so")
     shutil.copy(builds.client, folder / "client")
     sources = shutil.ignore_patterns("*.c", "cuda", "nvml")
     shutil.copytree(builds.driver, folder / "driver", symlinks=True, ignore=sources)
     if hami_core is not None:
         shutil.copy(hami_core, folder / HAMI_CORE)
-    shutil.rmtree(folder / "made")
     for file in folder.rglob("*.so*"):
         if not file.is_symlink():
             subprocess.run(["strip", "--strip-unneeded", file], check=False)

@@ -18,7 +18,8 @@ from typing import Any
 
 from e2e.gpu import programs
 from e2e.gpu.card import LIMIT, Card, Skipped, Way
-from tests.libvgpu.rig import MIB, ROOT, SOURCE
+from tests.libvgpu.builds import ROOT, SOURCE
+from tests.libvgpu.rig import MIB
 
 __all__ = ["capture_matrix", "granularity", "kills", "neighbor", "others", "record", "resolution", "suite",
            "truth"]

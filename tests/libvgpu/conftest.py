@@ -1,11 +1,12 @@
-"""Builds the limiter and the fake driver once in a run; every test has a container and cards of its own."""
+"""The limiter and the fake driver as they were built before; every test has a container and cards of its own."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from e2e.binaries import BUILD_VARIABLE
 from tests.libvgpu import rig as rigs
+from tests.libvgpu.builds import SANITIZERS, Builds, Unavailable
 from tests.libvgpu.wheels import WheelMissing, fetch
 
 collect_ignore_glob = [] if rigs.supported() else ["*"]
@@ -21,21 +22,24 @@ def pytest_generate_tests(metafunc):
     The rest takes too long with sanitizers for every run: HAMI_LIMITER_BUILD chooses one for all.
     """
     if metafunc.definition.get_closest_marker("sanitized") and "HAMI_LIMITER_BUILD" not in os.environ:
-        metafunc.parametrize("rig", ["plain", *rigs.SANITIZERS], indirect=True)
+        metafunc.parametrize("rig", ["plain", *SANITIZERS], indirect=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop():
+    """Forbids builds while tests run, as in the end-to-end tests: see tests/libvgpu/builds.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(BUILD_VARIABLE, "never")
+        return (yield)
 
 
 @pytest.fixture(scope="session")
-def builds(tmp_path_factory, request):
-    """The builds that the selected tests need; several compilers run at once."""
-    made = rigs.Builds(tmp_path_factory.mktemp("limiter"))
-    variants = {item.callspec.params.get("rig") for item in request.session.items if hasattr(item, "callspec")}
+def builds():
+    """What has been built, where there is a compiler."""
+    made = Builds()
     try:
-        with ThreadPoolExecutor() as pool:
-            libraries = [pool.submit(made.library, variant) for variant in sorted({"plain", *variants} - {None})]
-            made.client
-            for library in libraries:
-                library.result()
-    except rigs.Unavailable as error:
+        made.client
+    except Unavailable as error:
         pytest.skip(str(error))
     return made
 
@@ -51,11 +55,11 @@ def rig(builds, request):
 
 
 @pytest.fixture(scope="session")
-def release(tmp_path_factory):
+def release(builds):
     """Libraries of the release by architecture."""
     try:
-        return rigs.make_release(tmp_path_factory.mktemp("release"))
-    except WheelMissing as error:
+        return builds.release()
+    except Unavailable as error:
         pytest.skip(str(error))
 
 

@@ -1,12 +1,10 @@
-"""The limiter and a machine with fake GPUs: builds both, writes limits, runs clients."""
+"""The limiter and a machine with fake GPUs: writes limits, runs clients."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,27 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.libvgpu.builds import Builds
 from tests.libvgpu.layout import Bucket, Machine, Region
-from tests.libvgpu.wheels import WheelMissing, fetch
 
-__all__ = ["MIB", "REGION_SOURCES", "Builds", "Client", "Rig", "Times", "Unavailable", "limits_text",
-           "uuid_of"]
+__all__ = ["MIB", "Client", "Rig", "Times", "limits_text", "rig", "supported", "uuid_of"]
 
-ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "libvgpu"
 MIB = 1 << 20
-TARGETS = ("x86_64", "aarch64")
-"""Architectures of the release."""
-REGION_SOURCES = ("account.c", "lock.c", "region.c", "liveness.c", "log.c", "control.c", "compute.c", "shares.c",
-                  "slots.c", "table.c")
-"""Sources of the library that a program needs to open a region."""
-SANITIZERS = {"asan": "address,undefined", "tsan": "thread"}
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0:handle_segv=0:abort_on_error=0",
            "TSAN_OPTIONS": "die_after_fork=0:report_signal_unsafe=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
-
-
-class Unavailable(Exception):
-    """Something that a build needs is not there; says what."""
 
 
 def uuid_of(device: int) -> str:
@@ -54,107 +39,6 @@ def limits_text(*devices: dict[str, Any], region: str = "", **keys: Any) -> str:
         words = [f"{key}={device[key]}" for key in ("memory", "context", "cores", "cores-most") if key in device]
         lines.append(" ".join(["device", device.get("uuid", uuid_of(number)), *words]))
     return "\n".join(lines) + "\n"
-
-
-class Builds:
-    """What is compiled, once each."""
-
-    def __init__(self, folder: Path, compiler: Sequence[str] = ("gcc",)) -> None:
-        """*compiler*: of the driver and the programs; the library is compiled with gcc."""
-        self.folder = folder
-        self._compiler = compiler
-
-    def _compile(self, *words: str | Path) -> None:
-        done = subprocess.run([*self._compiler, *map(str, words)], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(done.stderr)
-
-    @functools.cached_property
-    def headers(self) -> Path:
-        """Headers of the newest CUDA release. Raises: Unavailable."""
-        if shutil.which("gcc") is None or shutil.which("make") is None:
-            raise Unavailable("no C compiler")
-        try:
-            runtime, crt = fetch("runtime-13.5"), fetch("crt-13.5")
-        except WheelMissing as error:
-            raise Unavailable(str(error)) from error
-        include = self.folder / "include"
-        for source in (runtime, crt):
-            shutil.copytree(source / "nvidia" / "cu13" / "include", include, dirs_exist_ok=True)
-        return include
-
-    @functools.cached_property
-    def driver(self) -> Path:
-        """A folder with the fake libcuda.so.1 and libnvidia-ml.so.1. Raises: Unavailable."""
-        fake, folder = SOURCE / "tests" / "fake", self.folder / "driver"
-        try:
-            nvml = fetch("nvml-13.5") / "nvidia" / "cu13" / "include"
-        except WheelMissing as error:
-            raise Unavailable(str(error)) from error
-        for kind, include in (("cuda", self.headers), ("nvml", nvml)):
-            own = fake / f"fake{kind}.c"
-            subprocess.run([sys.executable, fake / "generate.py", kind, include, own, folder / kind], check=True)
-        common = ["-std=gnu11", "-shared", "-fPIC", "-O2", "-g", "-Wall", "-D_GNU_SOURCE", "-I", fake,
-                  "-Wl,-Bsymbolic", "-lpthread", "-ldl", fake / "machine.c", fake / "card.c"]
-        self._compile(*common, "-I", self.headers, "-Wl,-soname,libcuda.so.1", "-o", folder / "libcuda.so.1",
-                      fake / "fakecuda.c", fake / "oldcuda.c", folder / "cuda" / "stubs.c", folder / "cuda" / "table.c")
-        self._compile(*common, "-I", nvml, "-Wl,-soname,libnvidia-ml.so.1", "-o", folder / "libnvidia-ml.so.1",
-                      fake / "fakenvml.c", folder / "nvml" / "stubs.c")
-        (folder / "libcuda.so").symlink_to("libcuda.so.1")
-        return folder
-
-    @functools.cache
-    def library(self, variant: str = "plain") -> Path:
-        """libvgpu.so. *variant*: ``plain``; ``points``, which can be killed at numbered points; ``asan``; ``tsan``."""
-        if shutil.which("gcc") is None or shutil.which("make") is None:
-            raise Unavailable("no C compiler")
-        folder = self.folder / variant
-        words = ["make", "--silent", "-C", str(SOURCE), f"BUILD={folder}", f"PYTHON={sys.executable}"]
-        if variant in SANITIZERS:
-            words.append(f"SANITIZE={SANITIZERS[variant]}")
-        if variant == "points":
-            words.append("POINTS=1")
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(done.stderr)
-        return folder / "libvgpu.so"
-
-    @functools.cached_property
-    def client(self) -> Path:
-        """The C program that does what it is told."""
-        rows = [line.split("\t") for line in (SOURCE / "abi" / "cuda.tsv").read_text().splitlines()[1:]]
-        folder = self.folder / "client"
-        folder.mkdir(exist_ok=True)
-        (folder / "names.inc").write_text("".join(f'{{"{row[0]}", "{row[1]}", {row[2]}, {row[3]}}},\n' for row in rows))
-        self._compile("-std=gnu11", "-O2", "-g", "-Wall", "-I", self.headers, "-I", folder, "-o", folder / "client",
-                      SOURCE / "tests" / "clients" / "client.c", "-Wl,--no-as-needed", "-L", self.driver, "-lcuda",
-                      "-lpthread", "-ldl")
-        return folder / "client"
-
-    @functools.cache
-    def program(self, name: str, *sources: str, variant: str = "plain") -> Path:
-        """A program of libvgpu/tests/clients that is compiled with some of the limiter's own sources, if any.
-
-        *variant*: ``plain``, ``asan`` or ``tsan``. With sanitizers, it must run without a preloaded library.
-        """
-        path = self.folder / f"{name}-{variant}"
-        flags = ["-fno-sanitize=alignment", "-fno-sanitize-recover=all", f"-fsanitize={SANITIZERS[variant]}"] \
-            if variant in SANITIZERS else []
-        self._compile("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", *flags, "-I", SOURCE / "src", "-o", path,
-                      SOURCE / "tests" / "clients" / f"{name}.c", *(SOURCE / "src" / one for one in sources), "-lm",
-                      "-ldl", "-lpthread")
-        return path
-
-    def sanitizer(self, variant: str) -> list[str]:
-        """Libraries that have to be preloaded before a library of that variant."""
-        name = {"asan": "libasan.so", "tsan": "libtsan.so"}.get(variant)
-        if name is None:
-            return []
-        found = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
-        path = Path(found.stdout.strip())
-        if not path.is_absolute():
-            raise Unavailable(f"no {name}")
-        return [str(path.resolve())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,15 +172,6 @@ def rig(builds: Builds, variant: str = "plain") -> Iterator[Rig]:
             yield made
         finally:
             made.close()
-
-
-def make_release(folder: Path, targets: Sequence[str] = TARGETS, *, source: Path = SOURCE,
-                 **environment: str) -> dict[str, Path]:
-    """Libraries of the release by architecture, stripped. Raises: WheelMissing."""
-    subprocess.run(["make", "--silent", "-C", source, "release", f"BUILD={folder}", f"TARGETS={' '.join(targets)}",
-                    f"ZIG={fetch('zig') / 'ziglang' / 'zig'}", f"PYTHON={sys.executable}"],
-                   env=os.environ | environment, check=True)
-    return {target: folder / target / "libvgpu.so" for target in targets}
 
 
 def supported() -> bool:

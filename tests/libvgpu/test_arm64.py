@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.libvgpu.rig import MIB, Builds, Rig
-from tests.libvgpu.wheels import WheelMissing, fetch
+from tests.libvgpu.builds import Unavailable, arm64
+from tests.libvgpu.rig import MIB, Rig
 
 EMULATOR = "qemu-aarch64"
 SYSTEM = Path("/usr/aarch64-linux-gnu")
@@ -25,13 +25,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def foreign(tmp_path_factory):
+def foreign():
     """The fake driver and the client for arm64."""
     try:
-        compiler = str(fetch("zig") / "ziglang" / "zig")
-    except WheelMissing as error:
+        made = arm64()
+        made.client
+    except Unavailable as error:
         pytest.skip(str(error))
-    return Builds(tmp_path_factory.mktemp("arm64"), (compiler, "cc", "-target", "aarch64-linux-gnu.2.36"))
+    return made
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ class Samples(enum.IntEnum):
 @pytest.fixture(scope="module")
 def simulate(builds):
     """Mean, mean error, worst excess and seconds to settle of each container."""
-    program = builds.program("simulate", "control.c")
+    program = builds.program("simulate")
 
     def run(workload, *limits, processes=None, samples=Samples.EXACT, sms=132):
         words = [workload, processes or len(limits), len(limits), int(samples), sms, *limits]
@@ -98,7 +98,7 @@ def test_no_limit_waits_for_nothing(simulate):
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_sanitizers_find_nothing_in_the_law(builds, workload):
-    program = builds.program("simulate", "control.c", variant="asan")
+    program = builds.program("simulate", "asan")
     for words in (("1", "1", "1", "132", "30"), ("2", "2", "1", "188", "30", "70"), ("2", "2", "2", "188", "30", "70"),
                   ("4", "1", "0", "46", "10")):
         done = subprocess.run([program, workload, *words], capture_output=True, text=True, check=False)
@@ -107,6 +107,6 @@ def test_sanitizers_find_nothing_in_the_law(builds, workload):
 
 @pytest.mark.parametrize("variant", ["plain", "asan"])
 def test_what_a_container_writes_into_its_bucket_overflows_nothing(builds, variant):
-    program = builds.program("broken_bucket", "control.c", variant=variant)
+    program = builds.program("broken_bucket", variant)
     done = subprocess.run([program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.libvgpu.rig import MIB, SOURCE
+from tests.libvgpu.builds import SOURCE
+from tests.libvgpu.rig import MIB
 
 HOOKED = {line.split()[0] for line in (SOURCE / "hooks.txt").read_text().splitlines()
           if line and not line.startswith("#") and line.split()[1] not in ("call", "nvmlcall")}

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from tests.libvgpu.layout import FILE_SIZE, MAGIC, make_region
-from tests.libvgpu.rig import MIB, REGION_SOURCES, uuid_of
+from tests.libvgpu.rig import MIB, uuid_of
 
 LIMIT = 2048 * MIB
 
@@ -95,7 +95,7 @@ def test_a_million_broken_regions(builds, tmp_path):
     """Three programs at once: each takes one CPU for a quarter of a minute. Only one that hangs is ended."""
     started = []
     for variant, rounds, seed in (("plain", 500_000, 1), ("plain", 500_000, 2), ("asan", 100_000, 3)):
-        words = [builds.program("fuzz", *REGION_SOURCES, variant=variant), tmp_path / f"region-{seed}", str(rounds),
+        words = [builds.program("fuzz", variant), tmp_path / f"region-{seed}", str(rounds),
                  str(seed)]
         started.append((rounds, subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)))
     ended = [(rounds, program.communicate(timeout=800)[0], program.returncode) for rounds, program in started]

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.libvgpu.rig import SOURCE
+from tests.libvgpu.builds import SOURCE
 
 HOOKED = {line.split()[0] for line in (SOURCE / "hooks.txt").read_text().splitlines()
           if line and not line.startswith("#") and line.split()[1] != "call" and line.startswith("cu")}

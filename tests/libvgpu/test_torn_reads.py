@@ -3,15 +3,12 @@
 import ctypes
 import itertools
 import os
-import shutil
-import subprocess
 import threading
 
 import pytest
 
 from hami.node.limits import ContainerLimits, DeviceLimit, render_limits
 from hami.node.live_limits import resize
-from tests.libvgpu.rig import SOURCE
 
 GIB = 1 << 30
 SMALL = DeviceLimit("GPU-a", 3 * GIB, 30), DeviceLimit("GPU-b", GIB, 20)
@@ -26,14 +23,8 @@ class Reader(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    if shutil.which("gcc") is None:
-        pytest.skip("gcc is not installed")
-    made = tmp_path_factory.mktemp("reader") / "reader.so"
-    subprocess.run(["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared",
-                    "-Wl,-z,defs", f"-I{SOURCE}/src", "-o", made, SOURCE / "tests/clients/reader.c",
-                    SOURCE / "src/config.c", SOURCE / "src/log.c", "-ldl"], check=True)
-    return ctypes.CDLL(str(made))
+def library(builds):
+    return ctypes.CDLL(str(builds.reader))
 
 
 @pytest.fixture

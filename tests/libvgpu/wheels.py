@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+
+from e2e.binaries import cache_root, exclusive, may_build, python_with_pip, require_permission
 
 __all__ = ["PINS", "WheelMissing", "fetch"]
 
@@ -48,15 +49,16 @@ class WheelMissing(Exception):
 
 
 def cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hami" / "wheels"
+    return cache_root() / "wheels"
 
 
 def download(requirement: str, folder: Path) -> Path:
-    """The wheel's file."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
-               "--disable-pip-version-check", "--dest", str(folder), requirement]
+    """The wheel's file. Raises: WheelMissing."""
+    folder.mkdir()
+    words = [python_with_pip(folder), "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
+             "--disable-pip-version-check", "--dest", str(folder), requirement]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise WheelMissing(f"{requirement}: {error}") from error
     wheels = list(folder.glob("*.whl"))
@@ -70,23 +72,39 @@ def download(requirement: str, folder: Path) -> Path:
 
 @functools.cache
 def fetch(name: str) -> Path:
-    """A folder with the files of the wheels that PINS gives under *name*. Raises: WheelMissing."""
+    """A folder with the files of the wheels that PINS gives under *name*.
+
+    Raises: WheelMissing if it cannot be had, or could not before the tests began; BinariesMissing if nothing may be
+    fetched now, and nobody has tried before.
+    """
     version = f"cp{sys.version_info.major}{sys.version_info.minor}"
     target = cache() / "-".join([name, version, *(pin.partition("==")[2] for pin in PINS[name])])
+    reason = target.with_name(f"{target.name}.missing")
     if target.is_dir():
         return target
+    if reason.exists() and not may_build():
+        raise WheelMissing(reason.read_text())
+    require_permission([target])
     target.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(target.with_name(f"{target.name}.lock"), lambda: None):
+        try:
+            if not target.is_dir():  # another process may have been faster
+                unpack(PINS[name], target)
+        except WheelMissing as error:
+            reason.write_text(str(error))
+            raise
+        reason.unlink(missing_ok=True)
+    return target
+
+
+def unpack(requirements: Sequence[str], target: Path) -> None:
+    """Makes *target* of the files of all wheels; it appears when it is complete. Raises: WheelMissing."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         unpacked = Path(folder, "unpacked")
-        for number, requirement in enumerate(PINS[name]):
-            wheel = download(requirement, Path(folder, str(number)))
-            with zipfile.ZipFile(wheel) as archive:
+        for number, requirement in enumerate(requirements):
+            with zipfile.ZipFile(download(requirement, Path(folder, str(number)))) as archive:
                 for member in archive.infolist():
                     path = Path(archive.extract(member, unpacked))
                     if mode := member.external_attr >> 16 & 0o777:
                         path.chmod(mode)
-        try:
-            unpacked.rename(target)
-        except OSError:  # another run was faster
-            shutil.rmtree(unpacked)
-    return target
+        unpacked.rename(target)
