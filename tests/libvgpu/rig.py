@@ -103,10 +103,11 @@ class Client:
 class Rig:
     """One container on one machine: a library with limits beside it, a region, fake cards."""
 
-    def __init__(self, folder: Path, builds: Builds, variant: str = "plain") -> None:
+    def __init__(self, folder: Path, builds: Builds, variant: str = "plain", *, library: Path | None = None) -> None:
+        """*library*: in place of that of the *variant*."""
         self.folder, self.builds, self.variant = folder, builds, variant
         self.library = folder / "libvgpu.so"
-        self.library.symlink_to(builds.library(variant))
+        self.library.symlink_to(library or builds.library(variant))
         self.path = folder / "0f0e.cache"
         self.state = folder / "machine"
         self._clients: list[Client] = []

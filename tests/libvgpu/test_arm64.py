@@ -37,9 +37,7 @@ def foreign():
 
 @pytest.fixture
 def container(foreign, release, tmp_path):
-    made = Rig(tmp_path, foreign)
-    made.library.unlink()
-    shutil.copy(release["aarch64"], made.library)
+    made = Rig(tmp_path, foreign, library=release["aarch64"])
     made.limit({"memory": LIMIT, "cores": 20})
     yield made
     made.close()

@@ -84,9 +84,7 @@ def test_release_is_the_same_in_every_build(release, tmp_path):
 
 
 def test_release_holds_its_limits(builds, release, tmp_path):
-    rig = Rig(tmp_path, builds)
-    rig.library.unlink()
-    shutil.copy(release[platform.machine()], rig.library)
+    rig = Rig(tmp_path, builds, library=release[platform.machine()])
     rig.limit({"memory": 2048 * MIB, "cores": 50})
     try:
         for how in ("symbol", "dlsym", "procaddr"):
