@@ -36,6 +36,7 @@ SYSTEM, PLUGIN = "kube-system", "hami-device-plugin"
 A100, T4 = "NVIDIA A100-SXM4-80GB", "NVIDIA-Tesla T4"
 ANY_CARD, POLICY = Selector(), DevicePolicy(())
 WAITS = "cannot allocate all claims"
+PRIORITY = "CUDA_TASK_PRIORITY"
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +65,7 @@ def wait_enforced(kube: Kube) -> None:
     (own,) = render_slices("n0", [card()])
     claim = template("c", {"devices": {"requests": [{"name": "main", "exactly": {
         "deviceClassName": DRIVER, "tolerations": [{"operator": "Exists"}]}}]}})
-    waits = pod("p", containers=[{**container(), "env": [{"name": "CUDA_TASK_PRIORITY", "value": "0"}]}])
-    waits["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimTemplateName": "c"}]
+    waits = urgent(resourceClaims=[{"name": "hami", "resourceClaimTemplateName": "c"}])
     for user, group, item in ((f"system:serviceaccount:{SYSTEM}:{PLUGIN}", "system:masters", own),
                               ("editor", "system:authenticated", claim), ("editor", "system:authenticated", waits)):
         client = kube.impersonating(user, group)
@@ -761,15 +761,64 @@ def test_a_claim_is_for_one_pod_at_a_time(sandbox: Sandbox) -> None:
     bound(sandbox, "b")
 
 
+def urgent(value: str = "0", **spec: Any) -> Object:
+    """A pod whose container sets the variable of its priority to *value*. *spec*: more of the pod."""
+    made = pod("p", containers=[{**container(), "env": [{"name": PRIORITY, "value": value}]}])
+    return {**made, "spec": {**made["spec"], **spec}}
+
+
 @pytest.mark.parametrize("value", ["0", "", "00", "-1"])
 def test_priority_over_others_on_a_card_needs_a_right(sandbox: Sandbox, value: str) -> None:
     """It is the variable that counts on the node."""
-    made = pod("p", containers=[{**container(), "env": [{"name": "CUDA_TASK_PRIORITY", "value": value}]}])
-    made["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimTemplateName": "none-yet"}]
-    assert "priorities" in refused(lambda: sandbox.create(made))
-    made["spec"]["containers"][0]["env"][0]["value"] = "1"
+    claims = [{"name": "hami", "resourceClaimTemplateName": "none-yet"}]
+    assert "priorities" in refused(lambda: sandbox.create(urgent(value, resourceClaims=claims)))
+    sandbox.create(urgent("1", resourceClaims=claims))
+
+
+@pytest.mark.parametrize("part", ["containers", "initContainers"])
+@pytest.mark.parametrize("resource", [
+    pytest.param(f"deviceclass.resource.kubernetes.io/{DRIVER}", id="class"),
+    pytest.param("example.com/any", id="resource of a class"),
+    pytest.param("nvidia.com/gpu", id="device plugin"),
+    pytest.param("cpu", id="no device"),
+])
+def test_whatever_a_pod_requests_priority_over_others_needs_a_right(sandbox: Sandbox, resource: str, part: str) -> None:
+    """A claim comes from more than the pod's list of claims."""
+    made = pod("p", inits=[container("init")])
+    requesting = made["spec"][part][0]
+    requesting["resources"] = {"limits": {resource: "1"}}
+    for entry in ({"value": "0"}, {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}):
+        requesting["env"] = [{"name": PRIORITY, **entry}]
+        assert "priorities" in refused(lambda: sandbox.create(made))
+    requesting["env"] = [{"name": PRIORITY, "value": "1"}]
     sandbox.create(made)
-    sandbox.create({**made, "metadata": {"name": "no-claim"}, "spec": {**made["spec"], "resourceClaims": []}})
+
+
+def test_an_ephemeral_container_has_no_priority_over_others_without_a_right(sandbox: Sandbox) -> None:
+    sandbox.create(urgent("1"))
+
+    def debug(name: str, value: str) -> Object:
+        spec = {"name": name, "image": "x", "env": [{"name": PRIORITY, "value": value}]}
+        return sandbox.kube.call(
+            "PATCH", path_of("Pod", sandbox.namespace, "p", "ephemeralcontainers"),
+            {"spec": {"ephemeralContainers": [spec]}}, content_type="application/strategic-merge-patch+json")
+    assert "priorities" in refused(lambda: debug("a", "0"))
+    debug("b", "1")
+
+
+def test_a_kubelet_creates_a_mirror_pod_of_any_priority(sandbox: Sandbox) -> None:
+    """The pod is from a file of its node, and runs in any case."""
+    sandbox.add_gpu_nodes({"n0": ()})
+    node = sandbox.node("n0")["metadata"]
+    made = urgent(nodeName=node["name"], automountServiceAccountToken=False)
+    made["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "x"}
+    made["metadata"]["ownerReferences"] = [
+        {"apiVersion": "v1", "kind": "Node", "name": node["name"], "uid": node["uid"], "controller": True}]
+    assert "priorities" in refused(lambda: sandbox.create(made))
+    kubelet = sandbox.kube.impersonating(f"system:node:{node['name']}", "system:nodes")
+    kubelet.create(made, sandbox.namespace)
+    kubelet.close()
+    sandbox.delete("p")
 
 
 def test_an_account_with_the_right_may_have_it(sandbox: Sandbox) -> None:
@@ -777,6 +826,4 @@ def test_an_account_with_the_right_may_have_it(sandbox: Sandbox) -> None:
     user = f"system:serviceaccount:{sandbox.namespace}:default"
     eventually(lambda: may(sandbox.kube, user, verb="use", group="hami.io", resource="priorities",
                            namespace=sandbox.namespace), "it has the right")
-    made = pod("p", containers=[{**container(), "env": [{"name": "CUDA_TASK_PRIORITY", "value": "0"}]}])
-    made["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimTemplateName": "none-yet"}]
-    sandbox.create(made)
+    sandbox.create(urgent(resourceClaims=[{"name": "hami", "resourceClaimTemplateName": "none-yet"}]))

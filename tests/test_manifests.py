@@ -184,6 +184,13 @@ def test_rights_that_policies_ask_for_are_granted_by_a_role():
     assert asked == granted
 
 
+def test_both_policies_of_priority_judge_the_same_texts():
+    found = [re.findall(r"e\.name == '\w+' && !e\.[^\n]*\.matches\('[^']+'\)", expression)
+             for folder in (BASE, DRA) for expression in expressions("policies.yaml", folder).values()]
+    texts = [text for entry in found for text in entry]
+    assert len(texts) == 3 and len(set(texts)) == 1
+
+
 def shipped(*folders):
     """Returns the objects in files of the manifests."""
     files = (file for folder in folders for file in sorted((ROOT / "manifests" / folder).glob("*.yaml")))
