@@ -10,10 +10,13 @@ from e2e.eventually import eventually
 from e2e.kube import Kube
 from e2e.sandbox import Sandbox
 
-__all__ = ["account", "binding", "may", "permit_priority", "permit_refusal", "permitted", "wait_permitted"]
+__all__ = ["CLAIM_CONTROLLER", "account", "binding", "may", "permit_priority", "permit_refusal", "permitted",
+           "wait_permitted"]
 
 Object = dict[str, Any]
 RBAC = "rbac.authorization.k8s.io"
+CLAIM_CONTROLLER = "system:serviceaccount:kube-system:resource-claim-controller"
+"""The account of Kubernetes that creates claims from templates, wherever HAMi is."""
 
 
 def account(sandbox: Sandbox, name: str, *roles: str) -> Kube:

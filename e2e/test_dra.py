@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.accounts import account, binding, may, wait_permitted
+from e2e.accounts import CLAIM_CONTROLLER, account, binding, may, wait_permitted
 from e2e.claims import FIRST, claiming, component, missing, template
 from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.eventually import eventually
@@ -726,6 +726,28 @@ def test_tenants_tolerate_no_taints_of_cards(sandbox: Sandbox, toleration: Objec
             sandbox.kube.delete(item["kind"], name, sandbox.namespace)
             sandbox.kube.create(item, sandbox.namespace)  # an administrator may
     tenant.close()
+
+
+@pytest.mark.parametrize(("user", "allowed"), [
+    pytest.param(CLAIM_CONTROLLER, True, id="of-kubernetes"),
+    pytest.param(CLAIM_CONTROLLER.replace("kube-system", "kubexsystem"), False, id="one-letter-differs"),
+    pytest.param(CLAIM_CONTROLLER.replace("kube-system", "default"), False, id="another-namespace"),
+])
+def test_kubernetes_own_controller_of_claims_is_one_account(sandbox: Sandbox, user: str, allowed: bool) -> None:
+    """The templates from which it makes claims were judged."""
+    sandbox.kube.create(binding(sandbox, "", "edit", subjects=[
+        {"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": user}]), sandbox.namespace)
+    eventually(lambda: may(sandbox.kube, user, verb="create", group="resource.k8s.io", resource="resourceclaims",
+                           namespace=sandbox.namespace), "it may create claims")
+    client = sandbox.kube.impersonating(user, "system:authenticated")
+    spec = {"devices": {"requests": [{"name": "main", "exactly": {
+        "deviceClassName": DRIVER, "tolerations": [{"operator": "Exists"}]}}]}}
+    claim = {**template("c", spec), "kind": "ResourceClaim", "spec": spec}
+    if allowed:
+        client.create(claim, sandbox.namespace)
+    else:
+        assert "devicetaints" in refused(lambda: client.create(claim, sandbox.namespace))
+    client.close()
 
 
 def test_a_tenant_whom_an_administrator_allows_it_uses_a_cordoned_card(sandbox: Sandbox) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from e2e.accounts import account, wait_permitted
+from e2e.accounts import account, permitted, wait_permitted
 from e2e.claims import FIRST, component, missing
 from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.eventually import eventually
@@ -61,7 +61,8 @@ def owner(sandbox: Sandbox) -> Object:
     owner: Object = sandbox.kube.get("Pod", "owner", sandbox.namespace)
     direct = pod_with_mark("direct", nodeName="n")
     changed = {**owner, "metadata": {**owner["metadata"], "annotations": {CLAIM_AMOUNTS: "{}"}}}
-    for method, kind, name, item in (("POST", "ResourceClaim", None, claim(owner)), ("POST", "Pod", None, direct),
+    others = claim(owner, deviceClassName="gpu.nvidia.com")
+    for method, kind, name, item in (("POST", "ResourceClaim", None, others), ("POST", "Pod", None, direct),
                                      ("PUT", "Pod", "owner", changed)):
         path = path_of(kind, sandbox.namespace, name)
         eventually(lambda method=method, path=path, item=item: is_refused(
@@ -87,6 +88,22 @@ def extender(sandbox: Sandbox) -> Iterator[Kube]:
     wait_permitted(sandbox, client, "tolerate", "devicetaints", "hami.io")
     yield client
     client.close()
+
+
+@pytest.fixture
+def kube_scheduler(sandbox: Sandbox, owner: Object) -> Iterator[Kube]:
+    client = sandbox.kube.impersonating("system:kube-scheduler", "system:authenticated")
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def namesake(sandbox: Sandbox, owner: Object) -> Iterator[Kube]:
+    """A client of an account of a tenant with the name of the extender's, which may write claims and their status."""
+    with permitted(sandbox, "hami-scheduler-extender",
+                   "resourceclaims resourceclaims/status resourceclaims/binding", "create update",
+                   "resource.k8s.io") as client:
+        yield client
 
 
 def claim(owner: Object, name: str = NAME, *, toleration: Object | None = None, **fields: Any) -> Object:
@@ -170,10 +187,12 @@ def test_the_scheduler_writes_no_other_alternatives(sandbox: Sandbox, owner: Obj
     assert is_refused(lambda: extender.create(alternatives(owner, **change), sandbox.namespace))
 
 
-def test_nobody_else_allocates_such_a_claim(sandbox: Sandbox, owner: Object, extender: Kube) -> None:
+def test_nobody_else_allocates_such_a_claim(sandbox: Sandbox, owner: Object, extender: Kube, kube_scheduler: Kube,
+                                            namesake: Kube) -> None:
     """It waits for its pod; kube-scheduler would allocate it for any pod that names it."""
     made = extender.create(claim(owner), sandbox.namespace)
-    assert is_refused(lambda: put_status(sandbox.kube, allocated(made)))
+    for client in (kube_scheduler, namesake):
+        assert is_refused(lambda client=client: put_status(client, allocated(made)))
     done = put_status(extender, allocated(made))
     data = [{"driver": DRIVER, "pool": "hami/n", "device": "gpu-0"}]
     done = put_status(sandbox.kube, {**done, "status": {**done["status"], "devices": data}})  # as a driver writes
@@ -201,12 +220,22 @@ def test_the_scheduler_gives_claims_of_others_nothing(sandbox: Sandbox, owner: O
     assert is_refused(lambda: put_status(extender, stolen))
 
 
-def test_nobody_else_creates_a_claim_of_such_a_name(sandbox: Sandbox, owner: Object, tenant: Kube) -> None:
-    untainted = {**claim(owner, toleration={"key": "example.com/slow", "operator": "Exists"})}
-    for client in (tenant, sandbox.kube):
-        assert is_refused(lambda client=client: client.create(untainted, sandbox.namespace))
-    tenant.create({**untainted, "metadata": {"name": "hami-mine"}}, sandbox.namespace)
+def test_nobody_else_creates_a_claim_of_such_a_name(sandbox: Sandbox, owner: Object, tenant: Kube, namesake: Kube,
+                                                    kube_scheduler: Kube) -> None:
+    """Not even one that a pod of the tenant owns, and that asks for nothing which needs a right."""
+    plain = claim(owner)
+    del plain["spec"]["devices"]["requests"][0]["exactly"]["tolerations"]
+    for client in (tenant, namesake, kube_scheduler):
+        assert is_refused(lambda client=client: client.create(plain, sandbox.namespace))
+    tenant.create({**plain, "metadata": {"name": "hami-mine"}}, sandbox.namespace)
     assert is_refused(lambda: tenant.create(claim(owner, "other"), sandbox.namespace))  # tolerates the taint
+
+
+def test_an_administrator_repairs_a_claim_of_the_scheduler_but_gives_it_nothing_else(sandbox: Sandbox, owner: Object,
+                                                                                     ) -> None:
+    made = sandbox.kube.create(claim(owner), sandbox.namespace)
+    assert is_refused(lambda: put_status(sandbox.kube, allocated(made, driver="gpu.nvidia.com")))
+    assert put_status(sandbox.kube, allocated(made))["status"]["allocation"]
 
 
 @pytest.mark.parametrize("subresource", [None, "status"])

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
+from e2e.accounts import CLAIM_CONTROLLER
 from e2e.binaries import DEFAULT, find_one
 from e2e.cluster import LocalCluster
 from e2e.helm_chart import CA, CHART, ROOT, Helm, HelmError
 from hami import __version__
 from hami.cli import main
+from tests.trusted_names import patterns_that_permit
 from tools.chart import upstream_values, upstream_versions
 
 Object = dict[str, Any]
@@ -278,6 +280,19 @@ def test_policies_of_admission_follow_the_values(helm: Helm) -> None:
     settings = {variable["name"]: variable["expression"] for variable in defaults["variables"]}
     assert settings.items() >= {
         "schedulerName": "'other'", "runtimeClassName": "'nvidia'", "gpuCorePolicy": "'force'"}.items()
+
+
+@pytest.mark.parametrize("values", [
+    {}, {"admission": {"mode": "policy"}}, {"dra": {"enabled": True, "translate": True}},
+    {"dra": {"enabled": True, "allocate": True}}], ids=str)
+def test_in_another_namespace_the_policies_permit_the_same_accounts_of_kubernetes(helm: Helm, values: Object) -> None:
+    """The chart moves its own accounts, and no others. No name permits by a pattern there, either."""
+    items = [item for item in helm.template(values, release="gpu", namespace="gpu-sharing")
+             if "AdmissionPolicy" in item["kind"] or "Webhook" in item["kind"]]
+    assert [sentence for item in items for sentence in patterns_that_permit(item)] == []
+    accounts = set(re.findall(r"'(system:serviceaccount:[^']*)'", str(items).replace("\\'", "'")))
+    assert accounts == ({CLAIM_CONTROLLER} if "dra" in values else set())
+    assert "kube-system" not in str(items).replace(CLAIM_CONTROLLER, "")
 
 
 @pytest.mark.parametrize(("path", "registry"), [

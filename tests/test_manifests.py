@@ -33,6 +33,7 @@ from tests.builders import gpu
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "manifests" / "base"
 DRA = ROOT / "manifests" / "components" / "dra"
+TRANSLATE = ROOT / "manifests" / "components" / "dra-translate"
 ALLOCATE = ROOT / "manifests" / "components" / "dra-allocate"
 DASHBOARD = ROOT / "manifests" / "components" / "dashboard"
 CONTAINERS = {"extender": BASE / "deployment.yaml", "device-plugin": BASE / "device-plugin.yaml",
@@ -160,7 +161,7 @@ def test_the_policies_protect_the_keys_of_the_scheduler_and_none_of_users():
     assert CORDON not in names_in(nodes)
 
 
-@pytest.mark.parametrize("folder", [BASE, DRA, ALLOCATE], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [BASE, DRA, TRANSLATE, ALLOCATE], ids=lambda folder: folder.name)
 def test_every_policy_denies_when_it_fails_and_is_bound(folder):
     items = list(yaml.safe_load_all((folder / "policies.yaml").read_text()))
     policies = {item["metadata"]["name"]: item["spec"] for item in items if item["kind"] == "ValidatingAdmissionPolicy"}
@@ -174,13 +175,15 @@ def test_every_policy_denies_when_it_fails_and_is_bound(folder):
 
 
 def test_rights_that_policies_ask_for_are_granted_by_a_role():
+    folders = [BASE, DRA, TRANSLATE, ALLOCATE]
     asked = set()
-    for expression in expressions("policies.yaml").values():
+    for expression in (text for folder in folders for text in expressions("policies.yaml", folder).values()):
         words = re.sub(r"\s", "", expression)
         asked |= set(re.findall(r"resource\('(\w+)'\)(?:\.namespace\([\w.]+\))?\.check\('([\w-]+)'\)", words))
-    granted = {(resource, verb) for file in ("policy-roles.yaml", "rbac.yaml", "device-plugin-rbac.yaml")
-               for item in yaml.safe_load_all((BASE / file).read_text()) for rule in item.get("rules", ())
-               if rule["apiGroups"] == ["hami.io"] for resource in rule["resources"] for verb in rule["verbs"]}
+    rules = [rule for item in shipped(*(folder.relative_to(ROOT / "manifests") for folder in folders))
+             for rule in item.get("rules", ())]
+    granted = {(resource, verb) for rule in rules if rule["apiGroups"] == ["hami.io"]
+               for resource in rule["resources"] for verb in rule["verbs"]}
     assert asked == granted
 
 
@@ -249,7 +252,8 @@ def test_the_scheduler_may_write_claims_only_where_it_allocates_them():
     found, of_kubernetes = rights("hami-scheduler-extender", "components/dra-allocate")
     assert ({(resource, verb) for _, resource, _, verb in found}, of_kubernetes) == ({
         ("resourceclaims", "get"), ("resourceclaims", "create"), ("resourceclaims/status", "update"),
-        ("resourceclaims/binding", "update"), ("devicetaints", "tolerate"), ("resourceclaimtemplates", "get")}, set())
+        ("resourceclaims/binding", "update"), ("devicetaints", "tolerate"), ("claims", "allocate"),
+        ("resourceclaimtemplates", "get")}, set())
 
 
 def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():

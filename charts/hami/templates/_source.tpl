@@ -26,7 +26,10 @@
 {{- $flags := `--self-signed-(?:cert-secret|webhook|previous-secret)=|kube-system/|resourceNames: \[|resourceNames, value: \[|\||\[\^:\]\*|contains\('` -}}
 {{- $text = regexReplaceAll (printf `(%s|%s|- )hami-([a-z-]+)` $keys $flags) $text (printf "${1}%s-${3}" $ctx.name) -}}
 {{- end -}}
-{{- $text | replace "kube-system" $ctx.namespace -}}
+{{- /* the accounts of Kubernetes' own controllers stay where they are */ -}}
+{{- $parts := list -}}
+{{- range splitList "system:serviceaccount:kube-system:" $text -}}{{- $parts = append $parts (replace "kube-system" $ctx.namespace .) -}}{{- end -}}
+{{- join "system:serviceaccount:kube-system:" $parts -}}
 {{- end -}}
 
 {{/* hami.load: adds the objects of a file to ctx.objects. Argument: ctx, path. */}}
