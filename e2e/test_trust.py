@@ -306,6 +306,27 @@ def test_many_annotations_are_no_way_around(sandbox: Sandbox, tenant: Kube) -> N
             "hami-allocations")
 
 
+POLICIES = sorted(MANIFESTS.parent.rglob("policies.yaml"))
+
+
+@pytest.mark.parametrize("kind", ["Pod", "Node", "ResourceClaim"])
+def test_no_subresource_is_a_way_around_a_policy(sandbox: Sandbox, kind: str) -> None:
+    """A policy that judges changes of an object judges them by each path that the API server serves, also of a newer
+    Kubernetes."""
+    prefix, _, resource = path_of(kind).rpartition("/")
+    paths = {served["name"] for served in sandbox.kube.call("GET", prefix)["resources"]
+             if served["kind"] == kind and {"update", "patch"} & set(served["verbs"])
+             and served["name"].partition("/")[0] == resource}
+    assert {resource, f"{resource}/status"} <= paths
+    judged = {}
+    for policy in (item for file in POLICIES for item in yaml.safe_load_all(file.read_text())):
+        rules = policy["spec"].get("matchConstraints", {}).get("resourceRules", ())
+        changes = {name for rule in rules if "UPDATE" in rule["operations"] for name in rule["resources"]}
+        if resource in changes:
+            judged[policy["metadata"]["name"]] = paths - changes
+    assert judged and not any(judged.values()), judged
+
+
 # -- the token of a device plugin
 
 
