@@ -29,6 +29,7 @@ from urllib3.connection import HTTPConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ProtocolError
 
 from hami.errors import ClusterError, Conflict, Gone, NotFound
+from hami.kube.kubeconfig import find_fault
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -45,6 +46,9 @@ MAX_RETRY_AFTER_S = 30.0
 _USER_AGENT = "hami"
 _READ_AHEAD = 65_536
 _DISCARD_ON_CLOSE = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+_UNUSABLE = (ConfigException, OSError, yaml.YAMLError, TypeError, ValueError, LookupError, AttributeError,
+             RecursionError)
+"""What the client raises for a configuration that it cannot use. It looks at no types."""
 _KINDS: Mapping[int, type[ClusterError]] = {404: NotFound, 409: Conflict, 410: Gone}
 
 
@@ -80,7 +84,11 @@ class Api:
         *kubeconfig*: a file instead of these. *context*: a context of the file instead of the current one.
         Opens no connection yet. Raises: ClusterError if there is no configuration, or it cannot be used.
         """
-        return cls(_configuration(kubeconfig, context), timeout=timeout, pool=pool)
+        configuration = _configuration(kubeconfig, context)
+        try:
+            return cls(configuration, timeout=timeout, pool=pool)
+        except ValueError as error:  # no URL
+            raise ClusterError(f"no API server to talk to: its address {configuration.host!r}: {error}") from error
 
     def request(self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: bytes | None = None,
                 content_type: str = JSON, timeout: float | None = None) -> bytes:
@@ -250,9 +258,10 @@ def context_namespace(kubeconfig: str = "", context: str = "") -> str:
     try:
         contexts, current = list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
         chosen = next((entry for entry in contexts if entry["name"] == context), None) if context else current
-    except (ConfigException, OSError, yaml.YAMLError, TypeError) as error:
+        namespace = (chosen or {}).get("context", {}).get("namespace") or "default"
+    except _UNUSABLE as error:
         raise _unconfigured(path, error) from error
-    return str((chosen or {}).get("context", {}).get("namespace") or "default")
+    return str(namespace)
 
 
 def _configuration(kubeconfig: str, context: str) -> Configuration:
@@ -264,7 +273,7 @@ def _configuration(kubeconfig: str, context: str) -> Configuration:
         else:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
             configuration.refresh_api_key_hook = _read_token  # type: ignore[assignment]
-    except (ConfigException, OSError, yaml.YAMLError) as error:
+    except _UNUSABLE as error:
         raise _unconfigured(path, error) from error
     return configuration
 
@@ -282,6 +291,8 @@ def _path_of(kubeconfig: str) -> str:
 
 
 def _unconfigured(path: str, error: Exception) -> ClusterError:
+    if fault := find_fault(path):
+        return ClusterError(f"no API server to talk to: {fault}")
     where = f"kubeconfig {path}" if path else "KUBECONFIG is not set, ~/.kube/config is missing, and in-cluster"
     return ClusterError(f"no API server to talk to: {where}: {error}")
 
