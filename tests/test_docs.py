@@ -16,7 +16,9 @@ import yaml
 
 from hami import __version__
 from hami.cli import main
-from hami.codec.device_config import chart_config
+from hami.codec.device_config import DeviceConfigFile, chart_config, parse_device_config
+from hami.codec.pods import convert_pod
+from hami.inspect.manifests import KINDS, read_manifests
 from hami.inspect.vendors import entries
 from hami.model import Reason
 from hami.plugin.settings import read_plugin_settings
@@ -366,6 +368,26 @@ def test_shown_quotas_are_enforced():
     counted = {f"limits.{name}" for entry in entries(chart_config())
                for name in (entry.vendor.resources.memory, entry.vendor.resources.cores)}
     assert all(name in counted or name.startswith("requests.") for name in quota["spec"]["hard"])
+
+
+SHOWN = [pytest.param(body, id=f"{path.stem} {number}") for path in DOCS
+         for number, (kind, body) in enumerate(FENCE.findall(read(path))) if kind in ("yaml", "json")]
+
+
+@pytest.mark.parametrize("body", SHOWN)
+def test_a_program_takes_what_a_page_shows_it(tmp_path, body):
+    """Device configurations, settings of nodes, and manifests of pods; other documents can be parsed."""
+    documents = [document for document in yaml.safe_load_all(body) if isinstance(document, dict)]
+    for document in documents:
+        if document.keys() <= {*DeviceConfigFile.__struct_fields__, "acme"}:
+            config = parse_device_config(body, "device-config.yaml", known=["acme"])
+            assert config.notes == ()
+        for node in document.get("nodeconfig", ()):
+            (tmp_path / "config.json").write_text(body)
+            read_plugin_settings({"node": node["name"], "node_config_file": str(tmp_path / "config.json")}, {})
+        if document.get("kind") in KINDS:
+            sources, _ = read_manifests(yaml.safe_dump(document), "page")
+            assert [convert_pod(source.pod) for source in sources]
 
 
 def test_the_shown_configuration_is_valid(tmp_path):

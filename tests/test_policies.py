@@ -1,20 +1,27 @@
 """The generated parts of the manifests follow the device configuration."""
 
 import re
+import shutil
+from pathlib import Path
 
+import pytest
 import yaml
 from click.testing import CliRunner
 
 from hami.codec.device_config import chart_config, parse_device_config
 from hami.codec.keys import CORES_LIMIT, RESIZE, SCHEDULERS_ALONE
 from hami.vendors.entry_points import full_catalog
+from tests.cel import parse
 from tools import admission
 from tools.policies import (
     BASE,
+    CLAIM_WEBHOOKS,
     generated_files,
     main,
     node_keys,
     pod_keys,
+    render_claim_webhooks,
+    render_claims_config,
     render_managed_resources,
     render_match_conditions,
     render_policies,
@@ -91,6 +98,119 @@ def test_the_command_writes_into_a_folder(tmp_path):
     assert all("example.com/mem" in path.read_text() for path in generated_files(CATALOG, tmp_path))
     CliRunner().invoke(main, [str(tmp_path)], catch_exceptions=False)
     assert all((tmp_path / path.name).read_text() == path.read_text() for path in generated_files(CATALOG))
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of the manifests."""
+    return Path(shutil.copytree(BASE.parent, tmp_path / "manifests"))
+
+
+def run(*words):
+    return CliRunner().invoke(main, [str(word) for word in words], catch_exceptions=False)
+
+
+PARTIAL = {
+    "another vendor": "hygon: {resourceCountName: hygon.com/dcunum}",
+    "one of three": "amd: {resourceCountName: amd.com/gpu}\nnvidia: {}",
+    "no count": "nvidia: {resourceMemoryName: nvidia.com/gpumem}\nbiren: {resourceCountName: birentech.com/gpu}",
+    "count": "nvidia: {resourceCountName: nvidia.com/gpu}",
+    "count and priority": "nvidia: {resourceCountName: a.example/b, resourcePriorityName: a.example/c}",
+}
+
+
+def expressions(value):
+    """Returns all expressions of CEL in a document, also in the patches of a kustomization."""
+    if isinstance(value, dict):
+        own = [text for key, text in value.items() if key == "expression" and isinstance(text, str)]
+        patches = [yaml.safe_load(text) for key, text in value.items() if key == "patch" and isinstance(text, str)]
+        return own + expressions([*value.values(), *patches])
+    return [text for item in value for text in expressions(item)] if isinstance(value, list) else []
+
+
+@pytest.mark.parametrize("text", PARTIAL.values(), ids=PARTIAL)
+def test_what_a_device_configuration_leaves_out_is_left_out_and_all_expressions_are_still_some(copied, tmp_path, text):
+    (tmp_path / "device-config.yaml").write_text(text)
+    done = run("--device-config", tmp_path / "device-config.yaml", copied / "base")
+    assert done.exit_code == 0, done.output
+    written = [line for line in done.output.splitlines() if line.endswith(".yaml")]
+    found = [expression for path in written for document in yaml.safe_load_all(Path(path).read_text())
+             for expression in expressions(document)]
+    assert len(found) > 20
+    for expression in found:
+        parse(expression)
+    everything = "".join(Path(path).read_text() for path in written)
+    assert "'nvidia.com/gpumem'" not in everything and "ignoredByScheduler" in everything
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ("hygon: {resourceCountName: hygon.com/dcunum}", "the device configuration has no section nvidia"),
+    ("nvidia: {resourceMemoryName: a.example/mem}", "nvidia.resourceCountName is missing"),
+    ("nvidia: {resourceCountName: a.example/b, strict: true}", "nvidia.strict and nvidia.overwriteEnv need"),
+])
+def test_why_there_are_no_policies_of_admission_is_said(copied, tmp_path, text, reason):
+    (tmp_path / "device-config.yaml").write_text(text)
+    before = (copied / "components" / "admission-policies" / "policies.yaml").read_text()
+    done = run("--device-config", tmp_path / "device-config.yaml", copied / "base")
+    assert done.exit_code == 0
+    assert f"admission-policies: not written, since {reason}" in done.output
+    assert (copied / "components" / "admission-policies" / "policies.yaml").read_text() == before
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    (None, "device-config.yaml: No such file or directory"),
+    ("", "device-config.yaml: all configurations are empty, expected at least one of nvidia, "),
+    ("5", "device-config.yaml: expected a mapping of vendors to their settings: '5'"),
+    ("nvidia: [", "device-config.yaml: not YAML in line 1, column 10: "),
+    ("nvidia: …", "device-config.yaml: nvidia: expected a mapping: '…'"),
+    ("nvidia: {resourceCountName: 5}", "resourceCountName: expected a resource name such as nvidia.com/gpu: '5'"),
+    ("nvidia: {defaultGPUNum: -1}", "nvidia.defaultGPUNum: expected a whole number from 0 to 2147483647: '-1'"),
+])
+def test_a_device_configuration_that_cannot_be_used_is_one_line(copied, tmp_path, content, said):
+    file = tmp_path / "device-config.yaml"
+    if content is not None:
+        file.write_text(content)
+    done = run("--device-config", file, copied / "base")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("error: ") and said in done.stderr
+
+
+@pytest.mark.parametrize(("file", "content", "said"), [
+    ("webhook.yaml", None, "webhook.yaml: No such file or directory"),
+    ("webhook.yaml", "kind: X", "webhook.yaml: expected one line that says \"Generated by `python -m tools.policies"),
+    ("scheduler-config.yaml", "# Generated by `python -m tools.policies`\n",
+     "scheduler-config.yaml: profiles: expected one line such as \"- schedulerName: hami-scheduler\""),
+])
+def test_a_folder_that_cannot_be_used_is_one_line(copied, file, content, said):
+    (copied / "base" / file).unlink()
+    if content is not None:
+        (copied / "base" / file).write_text(content)
+    done = run(copied / "base")
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("error: ") and said in done.stderr
+
+
+def test_unknown_keys_of_a_device_configuration_are_named(copied, tmp_path):
+    (tmp_path / "device-config.yaml").write_text("hygon: {resourceCountName: hygon.com/dcunum}\nnvdia: {}")
+    done = run("--device-config", tmp_path / "device-config.yaml", copied / "base")
+    assert done.exit_code == 0 and "nvdia: unknown section, skipped" in done.stderr
+
+
+def test_a_scheduler_of_another_name_has_the_profile_for_claims():
+    """As docs/operations.md says for HAMi's own name."""
+    text = (BASE / "scheduler-config.yaml").read_text()
+    config = text.replace("schedulerName: hami-scheduler", "schedulerName: other")
+    profiles = yaml.safe_load(render_claims_config(config))["profiles"]
+    assert [profile["schedulerName"] for profile in profiles] == ["other", "other-claims"]
+
+
+def test_webhooks_for_claims_follow_the_device_configuration():
+    catalog = full_catalog(parse_device_config(RENAMED, "device-config.yaml"))
+    text = CLAIM_WEBHOOKS.read_text()
+    renamed = render_claim_webhooks(text, catalog)
+    assert renamed.count("'example.com/mem'") == 4 and "'nvidia.com/gpumem'" not in renamed
+    assert renamed.count("'hami.io/claim'") == 2
+    assert render_claim_webhooks(renamed, CATALOG) == text
 
 
 def test_the_policies_of_admission_follow_the_device_configuration():

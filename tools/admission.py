@@ -28,8 +28,9 @@ _AMOUNTS = "c.?resources.requests.orValue({})"
 resources."""
 
 
-def generated_files(catalog: Catalog, config: NvidiaConfig) -> dict[Path, str]:
-    """Returns the generated files of the component. *config*: the section of NVIDIA in the device configuration."""
+def generated_files(catalog: Catalog, config: NvidiaConfig, folder: Path = FOLDER) -> dict[Path, str]:
+    """Returns the generated files of the component, which is in *folder*. *config*: the section of NVIDIA in the device
+    configuration."""
     others = [name for vendor in catalog if vendor.key != OWN_PLUGIN for name in vendor.resources.names]
     webhook = f"""\
 # {GENERATED}
@@ -41,12 +42,23 @@ def generated_files(catalog: Catalog, config: NvidiaConfig) -> dict[Path, str]:
     expression: >-
       {indented(requests_of(others), 6)}
 """
-    return {FOLDER / "policies.yaml": _Expressions(config).render(), FOLDER / "webhook.yaml": webhook}
+    return {folder / "policies.yaml": _Expressions(config).render(), folder / "webhook.yaml": webhook}
 
 
 def needs_webhook(config: NvidiaConfig) -> bool:
     """Reports whether only the webhook can carry out *config*: it must see all pods then."""
     return config.strict or config.overwrite_env
+
+
+def obstacle(config: NvidiaConfig | None) -> str:
+    """Returns why no policies can do what the webhook does by *config*; empty if they can."""
+    if config is None:
+        return "the device configuration has no section nvidia, whose pods they are for"
+    if not config.resource_count_name:
+        return "nvidia.resourceCountName is missing, which names the resource of their pods"
+    if needs_webhook(config):
+        return "nvidia.strict and nvidia.overwriteEnv need the webhook"
+    return ""
 
 
 class _Expressions:

@@ -38,12 +38,14 @@ spec:
 def generated_files() -> dict[Path, str]:
     """Returns the content of each generated file, without the code of the kubelet's messages."""
     config = chart_config()
-    readme, base = compatibility.README, policies.generated_files(full_catalog(config))
+    readme, catalog = compatibility.README, full_catalog(config)
+    base = policies.generated_files(catalog)
     return {
         # a copy: kustomize reads nothing outside of its folder, and the package needs the file, too
         policies.BASE / "device-config.yaml": DEVICE_CONFIG.read_text(),
         **base,
-        **admission.generated_files(full_catalog(config), config.nvidia),
+        policies.CLAIM_WEBHOOKS: policies.render_claim_webhooks(policies.CLAIM_WEBHOOKS.read_text(), catalog),
+        **admission.generated_files(catalog, config.nvidia),
         policies.CLAIMS_CONFIG: policies.render_claims_config(base[policies.BASE / "scheduler-config.yaml"]),
         ROOT / "manifests" / "components" / "prometheus" / "rules.yaml": render_rules(),
         **chart.generated_files(),

@@ -1,7 +1,8 @@
-"""A group of commands whose errors are one line each."""
+"""Commands whose errors are one line each."""
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import re
@@ -23,8 +24,31 @@ PEOPLE = dict.fromkeys(("audit", "capacity", "explain", "replay", "simulate", "s
 """The commands for people, and the module that has them."""
 
 
-class Commands(click.Group):
-    """The commands. An error in one is shown as one line, not as a traceback."""
+class Command(click.Command):
+    """A command whose errors are shown as one line, not as a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command."""
+        try:
+            return super().invoke(ctx)
+        except HamiError as error:
+            message = str(error)
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # click ends the process
+            message = _reason_of(error)
+        click.echo(f"error: {printable(' '.join(message.splitlines()))}", err=True)
+        ctx.exit(1)
+
+
+def _reason_of(error: OSError) -> str:
+    """Returns the file of *error*, if it names one, and the reason."""
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename is not None else reason
+
+
+class Commands(Command, click.Group):
+    """The commands."""
 
     def __init__(self, *args: Any, modules: Mapping[str, str] | None = None, **options: Any) -> None:
         """*modules*: by the name of a command, the module that has it as ``‹name›_command``. It is imported when the
@@ -56,14 +80,6 @@ class Commands(click.Group):
         """Accepts ``-n=NAME`` for ``-n NAME``, as kubectl does: for click the value would be ``=NAME``."""
         matches = [(arg, _SHORT_WITH_VALUE.fullmatch(arg)) for arg in args]
         return super().parse_args(ctx, [match[1] + match[2] if match else arg for arg, match in matches])
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command."""
-        try:
-            return super().invoke(ctx)
-        except HamiError as error:
-            click.echo(f"error: {printable(' '.join(str(error).splitlines()))}", err=True)
-            ctx.exit(1)
 
 
 def run(commands: Commands, name: str) -> NoReturn:

@@ -1,5 +1,6 @@
 """Vendors of third parties, found as they are when their package is installed."""
 
+import re
 import shutil
 import sys
 import tomllib
@@ -19,8 +20,10 @@ from hami.state.view import Policies
 from hami.vendors.entry_points import GROUP, catalog, full_catalog, sections
 from tests.builders import NVIDIA, container, device_usage, gpu, node, pod
 from tests.world import Clock
+from tools.policies import main as policies
 
-EXAMPLE = Path(__file__).parent.parent / "example_vendor"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "tests" / "example_vendor"
 ENVIRONMENT = {"POD_NAME": None, "POD_NAMESPACE": None, "HAMI_NODELOCK_EXPIRE": None}
 
 
@@ -85,6 +88,19 @@ def test_its_section_is_read(example, tmp_path):
     result = command("vendors", f"--device-config-file={config}")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "acme.example/chip" in result.stdout and "hami.io/acme-devices-allocated" in result.stdout
+
+
+def test_the_manifests_are_generated_by_the_command_and_the_configuration_of_the_page(example, tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "add-a-vendor.md").read_text()
+    (config,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (words,) = re.findall(r"^python -m tools\.policies (.*)$", page, re.MULTILINE)
+    shutil.copytree(ROOT / "manifests", tmp_path / "manifests")
+    (tmp_path / "device-config.yaml").write_text(config)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(policies, [*words.split(), "manifests/base"], catch_exceptions=False)
+    assert (result.exit_code, result.stderr) == (0, "")
+    for name in ("policies", "webhook", "scheduler-config"):
+        assert "acme.example/card" in (tmp_path / "manifests" / "base" / f"{name}.yaml").read_text()
 
 
 def test_a_bad_section_ends_the_start(example, tmp_path):
