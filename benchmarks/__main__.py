@@ -31,6 +31,7 @@ from benchmarks.processes import Run, loop_seconds, objects_seconds
 from benchmarks.realnode import realnode_rows
 from benchmarks.resize import resize_rows
 from benchmarks.rows import Row, table
+from e2e.arguments import file_to_write, number_from
 from e2e.binaries import BinariesMissing
 
 ALL = ("filter", "hostile", "webhook", "admission", *GROUPS, "preemption", "realnode", "resize", "dra", "limiter",
@@ -43,12 +44,14 @@ WIDTH = 160
 def options(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measures the targets of the design.")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"rows to measure: {', '.join(ALL)} (default: all)")
-    parser.add_argument("--nodes", nargs="+", type=int, default=list(SIZES), metavar="N",
+    parser.add_argument("--nodes", nargs="+", type=number_from(1), default=list(SIZES), metavar="N",
                         help="cluster sizes for filter (default: %(default)s)")
-    parser.add_argument("--large", type=int, default=LARGE.nodes, metavar="N",
+    parser.add_argument("--large", type=number_from(1), default=LARGE.nodes, metavar="N",
                         help="nodes of the group large, with two pods for each (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=2, metavar="N", help="runs of each end-to-end case (default: 2)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the results (default: benchmarks/results/)")
+    parser.add_argument("--rounds", type=number_from(1), default=2, metavar="N",
+                        help="runs of each end-to-end case (default: 2)")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE",
+                        help="file for the results (default: benchmarks/results/)")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     chosen = parser.parse_args(words)
     if unknown := set(chosen.groups) - set(ALL):

@@ -35,6 +35,8 @@ import urllib3
 from e2e.kube import ApiError, Kube, path_of
 from e2e.nodes import REGISTER
 from e2e.vendors import MLU_ASSIGNED, MLU_LOCK, MUTEX, PHASE, VENDORS
+from hami.errors import ClusterError
+from hami.kube.api import Api
 
 __all__ = ["Mishap", "NodeAgent"]
 
@@ -393,6 +395,10 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.02, metavar="SECONDS", help="from bind to Allocate")
     parser.add_argument("--answers-handshake", action="store_true", help="write Reported, as plugins up to v2.7 do")
     arguments = parser.parse_args()
+    try:
+        Api.connect(kubeconfig=str(arguments.kubeconfig))
+    except ClusterError as error:
+        parser.error(str(error))
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     with NodeAgent(Kube(arguments.kubeconfig), delay=arguments.delay, answers_handshake=arguments.answers_handshake):
         threading.Event().wait()

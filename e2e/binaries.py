@@ -446,6 +446,9 @@ def main() -> int:
     except BinariesMissing as error:
         print(error, file=sys.stderr)
         return 1
+    except OSError as error:  # of the cache
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
     print("\n".join(sorted({str(path.parent) for path in paths})))
     return 0
 

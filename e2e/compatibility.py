@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from e2e.arguments import folder_to_write
 from e2e.binaries import MINOR_VARIABLE, BinariesMissing, find, minor_of, minors, reported_version
 
 __all__ = [
@@ -213,7 +214,7 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
     known = tuple(minors())
     parser.add_argument("--minors", default=",".join(known), metavar="MINOR,...", help="default: %(default)s")
     parser.add_argument("--real-node", action="store_true", help="include the tests that need a kubelet")
-    parser.add_argument("--reports", type=Path, metavar="FOLDER", help="keep pytest's reports here")
+    parser.add_argument("--reports", type=folder_to_write, metavar="FOLDER", help="keep pytest's reports here")
     parser.add_argument("pytest", nargs="*", metavar="ARGUMENT", help="passed to pytest, after --")
     chosen = parser.parse_args(words)
     chosen.minors = chosen.minors.split(",")
@@ -253,7 +254,6 @@ def main() -> int:
     words = pytest_words(chosen)
     with tempfile.TemporaryDirectory() as scratch:
         reports = (chosen.reports or Path(scratch)).absolute()
-        reports.mkdir(parents=True, exist_ok=True)
         return write_rows(DOCUMENT, README, chosen.minors, lambda minor: run_minor(minor, words, reports))
 
 

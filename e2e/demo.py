@@ -31,6 +31,7 @@ from rich.text import Text
 
 from e2e import audit, browser, demo_dra, demo_realnode, measured
 from e2e.agent import NodeAgent
+from e2e.arguments import file_to_write
 from e2e.binaries import BinariesMissing
 from e2e.cluster import LocalCluster
 from e2e.dashboard import dashboard
@@ -285,8 +286,8 @@ def run(console: Console, *, keep: bool, picture: Path | None) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.demo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--keep", action="store_true", help="keep the cluster running until Ctrl-C")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="write a picture of the dashboard; needs Chromium "
-                        "and the Python packages of the extra e2e")
+    parser.add_argument("--picture", type=file_to_write, metavar="FILE", help="write a picture of the dashboard; "
+                        "needs Chromium and the Python packages of the extra e2e")
     parser.add_argument("--real-node", action="store_true",
                         help="show containers on a real kubelet that are stopped at their limits")
     parser.add_argument("--dra", action="store_true", help="show, on two real kubelets, that a pod with a claim "

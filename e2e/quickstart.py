@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from e2e.arguments import file_to_read
 
 __all__ = ["DOCS", "ROOT", "carry_out", "commands", "script"]
 
@@ -35,5 +38,14 @@ def carry_out(page: Path, **options: Any) -> int:
     return subprocess.run(words, cwd=ROOT, check=False, **options).returncode
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m e2e.quickstart", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("page", type=file_to_read, metavar="PAGE", help="a page such as docs/quickstart.md")
+    page: Path = parser.parse_args().page
+    if not script(page):
+        parser.error(f"{page}: there is no block of commands (```console)")
+    return carry_out(page)
+
+
 if __name__ == "__main__":
-    sys.exit(carry_out(Path(sys.argv[1])))
+    sys.exit(main())

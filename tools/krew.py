@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ __all__ = ["FILES", "main", "manifest"]
 
 FILES = ("kubectl-hami", "LICENSE")
 """What an archive contains; the first one is the program."""
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_.][\w.-]*")
+ARCHIVE = re.compile(rf"{FILES[0]}-(?P<os>[a-z0-9]+)-(?P<architecture>[a-z0-9]+)\.tar\.gz")
 DESCRIPTION = """\
 Shows which devices are free, who holds the others, and why a pod waits, in clusters with HAMi: of this project, or of
 the upstream project from v2.4 on. Nothing is written to the cluster.
@@ -47,9 +50,12 @@ def manifest(repository: str, archives: Sequence[Path]) -> dict[str, Any]:
 
 
 def _platform(repository: str, archive: Path) -> dict[str, Any]:
-    os, architecture = archive.name.removeprefix(f"{FILES[0]}-").removesuffix(".tar.gz").split("-")
+    """Returns the entry of *archive*. Raises: ClickException if it is not called as an archive; OSError."""
+    name = ARCHIVE.fullmatch(archive.name)
+    if name is None:
+        raise click.ClickException(f"{archive}: expected a file called {FILES[0]}-OS-ARCHITECTURE.tar.gz")
     return {
-        "selector": {"matchLabels": {"os": os, "arch": architecture}},
+        "selector": {"matchLabels": {"os": name["os"], "arch": name["architecture"]}},
         "uri": f"https://github.com/{repository}/releases/download/v{__version__}/{archive.name}",
         "sha256": hashlib.sha256(archive.read_bytes()).hexdigest(),
         "bin": FILES[0],
@@ -62,6 +68,8 @@ def _platform(repository: str, archive: Path) -> dict[str, Any]:
 @click.argument("archives", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def main(repository: str, archives: tuple[Path, ...]) -> None:
     """Print the manifest."""
+    if REPOSITORY.fullmatch(repository) is None:
+        raise click.ClickException(f"--repository: expected OWNER/NAME: {repository!r}")
     click.echo(yaml.safe_dump(manifest(repository, archives), sort_keys=False), nl=False)
 
 

@@ -28,7 +28,7 @@ def affected(changed: Collection[str], tests: Mapping[str, str]) -> list[str]:
     """
     modules = {name for path in changed if path.endswith(".py") for name in names_of(path)}
     others = any(not path.endswith(".py") for path in changed)
-    return sorted(path for path, text in tests.items() if path in changed or modules & set(imported(text))
+    return sorted(path for path, text in tests.items() if path in changed or modules & set(imported(path, text))
                   or (others and "pytest.mark.files" in text))
 
 
@@ -38,9 +38,13 @@ def names_of(path: str) -> Iterator[str]:
     yield name.removesuffix(".__init__")
 
 
-def imported(text: str) -> Iterator[str]:
-    """Yields the modules and names that a file imports."""
-    for node in ast.walk(ast.parse(text)):
+def imported(path: str, text: str) -> Iterator[str]:
+    """Yields the modules and names that a file imports. Raises: ClickException if it is no Python."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise click.ClickException(f"{path}:{error.lineno}: {error.msg}") from error
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -51,18 +55,22 @@ def imported(text: str) -> Iterator[str]:
 def with_importers(changed: Collection[str], modules: Mapping[str, str]) -> set[str]:
     """Returns *changed* and the modules of the same package that import one of them, one step away."""
     names = {name for path in changed if path.endswith(".py") for name in names_of(path)}
-    near = {path for path, text in modules.items() if names & set(imported(text))
+    near = {path for path, text in modules.items() if names & set(imported(path, text))
             and str(Path(path).parent) in {str(Path(other).parent) for other in changed}}
     return set(changed) | near
 
 
 def changed_since(commit: str) -> list[str]:
-    """Returns the paths of existing files that differ from *commit*, also those that git does not have yet."""
+    """Returns the paths of existing files that differ from *commit*, also those that git does not have yet.
+
+    Raises: ClickException if git refuses, such as an unknown commit."""
     def git(*words: str) -> list[str]:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise click.ClickException(f"git {' '.join(words)}: {' '.join(done.stderr.split())}")
         return done.stdout.splitlines()
 
-    paths = {*git("diff", "--name-only", commit), *git("ls-files", "--others", "--exclude-standard")}
+    paths = {*git("diff", "--name-only", commit, "--"), *git("ls-files", "--others", "--exclude-standard")}
     return sorted(path for path in paths if (ROOT / path).is_file())
 
 

@@ -40,13 +40,17 @@ def python_packages(paths: list[str] | None = None) -> Iterator[Component]:
 
 def debian_packages(status: Path, os_release: Path) -> Iterator[Component]:
     """Yields the distribution and its packages, by the database of dpkg."""
-    lines = (line.partition("=") for line in os_release.read_text().splitlines() if "=" in line)
+    lines = (line.partition("=") for line in read(os_release).splitlines() if "=" in line)
     system = {key: value.strip("\"'") for key, _, value in lines}
+    if not system.get("ID"):
+        raise click.ClickException(f"{os_release}: there is no ID of a distribution")
     yield _component("operating-system", system["ID"], system.get("VERSION_ID", ""), f"os:{system['ID']}")
-    for text in status.read_text().split("\n\n"):
+    for text in read(status).split("\n\n"):
         package = _HEADERS.parsestr(text.strip())
         if package["Status"] != "install ok installed":
             continue
+        if lacking := [name for name in ("Package", "Version", "Architecture") if not package[name]]:
+            raise click.ClickException(f"{status}: a package without {', '.join(lacking)}: {text.strip()[:200]!r}")
         qualifiers = f"arch={package['Architecture']}&distro={system.get('VERSION_CODENAME', system['ID'])}"
         where = f"{system['ID']}/{_quoted(package['Package'])}@{_quoted(package['Version'])}"
         yield _component("library", package["Package"], package["Version"], f"pkg:deb/{where}?{qualifiers}")
@@ -98,6 +102,30 @@ def differences(listed: Iterable[Component], installed: Iterable[Component]) -> 
     ]
 
 
+def read(path: Path) -> str:
+    """Returns the text of the file. Raises: ClickException if it is none; OSError."""
+    try:
+        return path.read_text()
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"{path}: not UTF-8 text: {error.reason}") from error
+
+
+def read_bill(path: Path) -> list[Component]:
+    """Returns the components in a bill of materials. Raises: ClickException for another file; OSError."""
+    try:
+        document = json.loads(read(path))
+    except ValueError as error:
+        raise click.ClickException(f"{path}: not JSON: {error}") from error
+    components = document.get("components") if isinstance(document, dict) else None
+    if not isinstance(components, list):
+        raise click.ClickException(f"{path}: components: expected a list: {str(components)[:200]!r}")
+    for index, component in enumerate(components):
+        if not isinstance(component, dict) or not isinstance(component.get("bom-ref"), str):
+            raise click.ClickException(
+                f"{path}: components[{index}].bom-ref: expected a text: {str(component)[:200]!r}")
+    return components
+
+
 def _component(kind: str, name: str, number: str, ref: str, **fields: Any) -> Component:
     """Returns a component. Its reference is its package URL, if it has one."""
     made: Component = {"type": kind, "bom-ref": ref, "name": name}
@@ -146,17 +174,28 @@ def main(name: str | None, check: Path | None, folder: Path | None, sources: Pat
          dpkg_status: Path, os_release: Path) -> None:
     if (name is None) is (check is None):
         raise click.UsageError("give either NAME or --check")
+    inputs = None if sources is None or built_with is None else (sources, built_with)
+    try:
+        problems = _print_or_check(name, check, folder, inputs, dpkg_status, os_release)
+    except OSError as error:
+        raise click.ClickException(f"{error.filename}: {error.strerror}") from error
+    if problems:
+        sys.exit(1)
+
+
+def _print_or_check(name: str | None, check: Path | None, folder: Path | None, inputs: tuple[Path, Path] | None,
+                    dpkg_status: Path, os_release: Path) -> list[str]:
+    """Prints the bill of materials of *name*, or the differences of that in *check*, which it returns."""
     installed = [*python_packages(), *debian_packages(dpkg_status, os_release)]
     if folder is not None:
         installed.append(limiter(folder))
     if check is None:
-        inputs = build_inputs(sources, built_with) if sources is not None and built_with is not None else ()
-        click.echo(render(str(name), [*installed, *inputs]), nl=False)
-    elif found := differences(json.loads(check.read_text())["components"], installed):
-        click.echo("\n".join(found))
-        sys.exit(1)
-    else:
-        click.echo(f"{len(installed)} components, as listed")
+        excluded = [] if inputs is None else build_inputs(*inputs)
+        click.echo(render(str(name), [*installed, *excluded]), nl=False)
+        return []
+    found = differences(read_bill(check), installed)
+    click.echo("\n".join(found) if found else f"{len(installed)} components, as listed")
+    return found
 
 
 if __name__ == "__main__":

@@ -72,6 +72,8 @@ def main(folder: Path) -> None:
             build(config)
         except Abort as error:
             sys.exit(str(error))
+        except OSError as error:
+            sys.exit(f"{error.filename}: {error.strerror}")
 
 
 if __name__ == "__main__":

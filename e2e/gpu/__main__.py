@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from e2e.arguments import folder_to_write
 from e2e.gpu import compute, holds, interplay
 from e2e.gpu.builds import FOLDER, pack
 from e2e.gpu.card import Card, Skipped, Way
@@ -126,15 +127,20 @@ def chosen(slot: str, only: str) -> list[Step]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.gpu", description=__doc__.partition("\n\n")[0])
     parser.add_argument("--pack", action="store_true", help="build what the steps need, and end")
-    parser.add_argument("--hami-core", type=Path, help="with --pack: a library of HAMi-core to compare with")
+    parser.add_argument("--hami-core", type=Path, metavar="FILE",
+                        help="with --pack: a library of HAMi-core to compare with")
     parser.add_argument("--fake", action="store_true", help="run on the fake driver")
     parser.add_argument("--slot", default="", choices=["", "a", "b", "c", "d"], help="steps of one slot")
     parser.add_argument("--only", default="", metavar="STEP,...", help="these steps")
-    parser.add_argument("--out", type=Path, default=os.environ.get("OUT") or ROOT / "benchmarks" / "results" / "gpu",
+    parser.add_argument("--out", type=folder_to_write, metavar="FOLDER",
+                        default=os.environ.get("OUT") or str(ROOT / "benchmarks" / "results" / "gpu"),
                         help="folder of the results; default: $OUT, or benchmarks/results/gpu")
     parser.add_argument("--step", choices=list(STEPS), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
+    if given.hami_core and not given.pack:
+        parser.error("--hami-core needs --pack")
+    if given.hami_core and not given.hami_core.is_file():
+        parser.error(f"--hami-core: there is no file {given.hami_core}")
     if given.step:
         return here(STEPS[given.step], given.fake, given.out)
     try:
