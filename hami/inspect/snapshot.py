@@ -43,6 +43,7 @@ from hami.errors import HamiError, MalformedInput
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, UnreadableObject
 from hami.inspect.installation import Installation
 from hami.model import Node, Pod, PodRef, QuotaLimits, ScopeRequirement, Share
+from hami.quantity import INT32_MAX
 from hami.state.view import Policies
 from hami.vendors.shares import held_shares
 
@@ -106,9 +107,14 @@ def parse_snapshot(data: bytes, source: str) -> ClusterRecord:
         raise HamiError(f"{source}: a snapshot of a later version (format {head.version}, this hami reads up to "
                         f"{VERSION}): use a newer hami")
     try:
-        return _FILE.decode(text).record
+        record = _FILE.decode(text).record
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HamiError(f"{source}: a damaged snapshot: {error}") from error
+    for pod in record.pods:  # the API server bounds it, and the columns of devices hold no larger one
+        if abs(pod.priority) > INT32_MAX:
+            raise HamiError(f"{source}: a damaged snapshot: the priority of pod {pod.ref.namespace}/{pod.ref.name} is "
+                            f"{pod.priority}")
+    return record
 
 
 def _unpacked(data: bytes, source: str) -> bytes:

@@ -66,8 +66,10 @@ def packed(**document):
     (packed(kind="HamiSnapshot", version=2), r"f: a snapshot of a later version \(format 2, this hami reads up to 1\)"),
     (packed(kind="HamiSnapshot", version=1), "f: a damaged snapshot: Object missing required field `record`"),
     (packed(kind="HamiSnapshot", version=1, record={"taken": 3}), "f: a damaged snapshot: "),
+    (render_snapshot(record([], [replace(pod(), priority=10**30)])),
+     r"f: a damaged snapshot: the priority of pod \S+ is 10{30}"),
     (render_snapshot(record([]))[:-9], "f: not a snapshot of hami: Compressed file ended"),
-], ids=["empty", "plain", "no JSON", "another kind", "later", "no record", "wrong type", "cut off"])
+], ids=["empty", "plain", "no JSON", "another kind", "later", "no record", "wrong type", "priority", "cut off"])
 def test_files_that_cannot_be_read(data, said):
     with pytest.raises(HamiError, match=said):
         parse_snapshot(data, "f")
