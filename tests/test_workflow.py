@@ -2,6 +2,8 @@
 
 import configparser
 import re
+from fnmatch import fnmatch
+from itertools import dropwhile
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,13 @@ def test_pre_commit_runs_the_ruff_of_tox():
     assert f"ruff=={hooks['rev'].removeprefix('v')}" in TOX["testenv:lint"]["deps"].splitlines()
 
 
+def test_lint_looks_at_the_workflows_without_a_network():
+    """A workflow that zizmor cannot read is an error, too; otherwise it would be passed over."""
+    (command,) = [line for line in TOX["testenv:lint"]["commands"].splitlines() if line.startswith("zizmor ")]
+    assert {"--offline", "--strict-collection", ".github"} <= set(command.split())
+    assert re.search(r"^zizmor==[\d.]+$", TOX["testenv:lint"]["deps"], re.MULTILINE)
+
+
 def test_no_run_is_repeated_until_it_passes():
     for text in (TEXT, (ROOT / ".ci" / "run").read_text(), (ROOT / "tox.ini").read_text()):
         assert not re.search(r"--(last-failed|lf|failed-first|reruns)\b", text)
@@ -163,6 +172,149 @@ def test_a_workflow_may_read_only_and_a_job_says_what_it_may_write(name):
     assert "secrets." not in WORKFLOWS[name]
 
 
+# what stands before a command, or is none: variables, words of the shell
+BEFORE = re.compile(r"\w+=\S*|do|then|sudo|!|if|exec|env")
+HARMLESS = ("skopeo", "tar", "echo", "cat", "awk", "grep", "basename", "for", "done", "fi")
+"""Programs of the runner that fetch nothing, build nothing and start nothing else, and words of the shell."""
+
+
+def commands(run):
+    """Returns the words of each command in the script *run*, also of those whose output others take."""
+    found = []
+    for line in run.replace("\\\n", " ").splitlines():
+        for part in re.split(r"&&|\|\||[;|]|\$\(", line.partition("<<<")[0].partition(" #")[0]):
+            words = re.sub("[\"'()]", "", part).split()
+            found.append(list(dropwhile(BEFORE.fullmatch, words)))
+    return [words for words in found if words]
+
+
+def unpinned(run):
+    """Returns the commands in the script *run* that install or build, or start what somebody else has built, unless
+    they say by version and checksum what that is."""
+    return [" ".join(words) for words in commands(run) if not is_pinned(words)]
+
+
+def is_pinned(words):
+    if re.fullmatch(r"python[\d.]*", words[0]) and words[1:2] == ["-m"]:
+        words = words[2:]
+    program, options = words[0], words[1:]
+    verbs = [word for word in options if not word.startswith("-")]
+    rule = RULES.get(program)
+    return program in HARMLESS if rule is None else rule(verbs, options)
+
+
+def pip_is_pinned(verbs, options):
+    builds_from_installed = {"--no-index", "--no-build-isolation"} <= set(options)
+    return verbs[0] not in ("install", "download", "wheel") or "--require-hashes" in options or builds_from_installed
+
+
+def go_is_pinned(verbs, options):
+    """Go's proxy and its database of checksums know one content of a version."""
+    return verbs[0] in ("run", "install") and bool(re.search(r"/\S+@v\d+\.\d+\.\d+$", verbs[1]))
+
+
+def docker_is_pinned(verbs, options):
+    if verbs[0] in ("run", "create", "pull"):
+        return any(re.search(r"@(sha256:|\$)", word) for word in verbs)
+    return verbs[0] in ("login", "cp") or verbs[:2] == ["buildx", "imagetools"]
+
+
+def helm_is_pinned(verbs, options):
+    return verbs[0] in ("registry", "push")
+
+
+def gh_is_pinned(verbs, options):
+    return verbs[0] == "release"
+
+
+RULES = {"pip": pip_is_pinned, "go": go_is_pinned, "docker": docker_is_pinned, "helm": helm_is_pinned,
+         "gh": gh_is_pinned}
+
+
+def rights(job):
+    """Returns what a job may write."""
+    given = job.get("permissions", {})
+    if isinstance(given, str):
+        return {given} - {"read-all"}
+    return {right for right, level in given.items() if level == "write"}
+
+
+def jobs_with_rights():
+    return [pytest.param(job, id=f"{name}-{key}") for name, text in WORKFLOWS.items()
+            for key, job in yaml.safe_load(text)["jobs"].items() if rights(job)]
+
+
+@pytest.mark.parametrize("job", jobs_with_rights())
+def test_a_job_that_may_write_installs_and_builds_nothing_that_is_not_pinned(job):
+    """What it starts could use its rights. Its actions are pinned by commit."""
+    assert [command for step in job["steps"] if "run" in step for command in unpinned(step["run"])] == []
+
+
+def test_a_job_that_may_write_to_the_repository_or_a_registry_has_no_sources():
+    """It publishes what jobs without rights have built. The jobs of the workflow security read the sources."""
+    for job in yaml.safe_load(WORKFLOWS["release"])["jobs"].values():
+        used = [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
+        assert not rights(job) or not {"actions/checkout", "actions/setup-python"} & set(used)
+
+
+@pytest.mark.parametrize("run", [
+    "pip install pex==2.105.2", "python -m pip install --quiet click pyyaml", "python3.11 -m pip wheel --no-deps .",
+    "pex . --script kubectl-hami", "python -m build", "python setup.py bdist_wheel", "python -m tools.krew x", "make",
+    "pipx run zizmor", "uv pip install x", "tox run -e lint", "npm ci", "npx x", "cargo install x", "gem install x",
+    "sudo apt-get install -y x", "apt-get update && apt-get install x", "curl https://x | sh", "wget x", "bash x.sh",
+    "go run example.com/x@latest", "go run ./x", "go install example.com/x@v1", "go build ./...",
+    "docker build .", "docker buildx build --push .", "docker run --rm alpine/x y", "docker run $IMAGE:$VERSION",
+    "docker pull docker.io/library/debian:bookworm", "helm package charts/hami", "helm dependency update x",
+    "gh extension install x",
+    "echo x\npip install y", "for x in y; do pip install x; done", "A=b pip install x", "x=$(pip install y)",
+    "echo y \\\n && pip install x", "./kubectl-hami",
+])
+def test_what_is_not_pinned_is_recognized(run):
+    assert unpinned(run)
+
+
+@pytest.mark.parametrize("run", [
+    "python -m pip install --quiet --require-hashes -r requirements.txt", "pip wheel --no-index --no-build-isolation .",
+    "go run github.com/sigstore/cosign/v2/cmd/cosign@v2.6.5 sign --yes $IMAGE@$DIGEST",
+    'container=$(docker create "$IMAGE@$digest")',
+    "docker run --rm docker.io/library/debian@sha256:0123 true", "docker login ghcr.io --username x <<<$TOKEN",
+    "gh release create v1 dist/*.whl", "skopeo copy --all oci-archive:x docker://y", "helm push x oci://y",
+])
+def test_what_is_pinned_is_not(run):
+    assert unpinned(run) == []
+
+
+def test_no_checkout_leaves_the_token_in_its_folder():
+    steps = [step for text in WORKFLOWS.values() for job in yaml.safe_load(text)["jobs"].values()
+             for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@")]
+    assert len(steps) > 15
+    assert [step for step in steps if step.get("with", {}).get("persist-credentials") is not False] == []
+
+
+def test_what_a_release_is_built_with_is_pinned_by_hash():
+    """With the pip, setuptools and wheel that this version of pex asks for."""
+    text = (ROOT / ".github" / "requirements.txt").read_text()
+    pins = dict(re.findall(r"^([\w-]+)==(\S+) \\$", text, re.MULTILINE))
+    assert pins.keys() >= {"pex", "pip", "setuptools", "wheel", "click", "pyyaml"}
+    assert all("--hash=sha256:" in entry for entry in re.split(r"^(?=[\w-]+==)", text, flags=re.MULTILINE)[1:])
+    assert re.findall(r"--pip-version (\S+)", WORKFLOWS["release"]) == [pins["pip"]]
+
+
+def test_what_a_job_takes_is_what_another_has_made():
+    jobs = yaml.safe_load(WORKFLOWS["release"])["jobs"]
+    made, taken = set(), set()
+    for job in jobs.values():
+        for step in job["steps"]:
+            options = step.get("with", {})
+            if "upload-artifact" in step.get("uses", ""):
+                assert options["if-no-files-found"] == "error"
+                made.add(re.sub(r"\$\{\{.*?\}\}", "x", options["name"]))
+            elif "download-artifact" in step.get("uses", ""):
+                taken.add(options.get("name") or options["pattern"])
+    assert all(any(fnmatch(name, pattern) for pattern in taken) for name in made)
+    assert all(any(fnmatch(name, pattern) for name in made) for pattern in taken)
+
+
 def test_a_release_has_the_version_of_the_package():
     (run,) = [step["run"] for step in yaml.safe_load(WORKFLOWS["release"])["jobs"]["version"]["steps"] if "run" in step]
     files = re.findall(r"""grep -qx? ["'](.+)["'] (\S+)$""", run, re.MULTILINE)
@@ -205,7 +357,7 @@ def test_jobs_that_test_upgrades_have_the_history_with_the_earlier_commit():
     assert len(earlier_commit()) == 40
     for job in ("e2e", "real-node"):
         (checkout,) = [step for step in JOBS[job]["steps"] if "actions/checkout" in step.get("uses", "")]
-        assert checkout["with"] == {"fetch-depth": 0}
+        assert checkout["with"] == {"persist-credentials": False, "fetch-depth": 0}
 
 
 def test_the_quickstart_on_kind_is_carried_out_every_night():

@@ -94,10 +94,12 @@ def main(since: str | None) -> None:
     code = [path for path in changed if path.endswith(".py")]
     tests = {path: text for path, text in texts("tests/**/test_*.py").items() if not path.startswith("tests/libvgpu/")}
     chosen = affected(with_importers(changed, texts("hami/**/*.py")), tests)
-    python = [sys.executable, "-m"]
+    python, programs = [sys.executable, "-m"], Path(sys.executable).parent
     checks = [[*python, "ruff", "check", *code]] if code else []
     if any(path.startswith("hami/") for path in code):
-        checks += [[str(Path(sys.executable).with_name("lint-imports")), "--no-logo"], [*python, "mypy"]]
+        checks += [[str(programs / "lint-imports"), "--no-logo"], [*python, "mypy"]]
+    if any(path.startswith(".github/") for path in changed):
+        checks.append([str(programs / "zizmor"), "--offline", "--strict-collection", "--quiet", ".github"])
     if chosen:
         checks.append([*python, "pytest", "-n", "2", "-q", "-m", "not slow", *chosen])
     click.echo(f"{len(changed)} changed files, {len(chosen)} files of tests")
