@@ -94,8 +94,10 @@ class DashboardProgram:
         return self._server.address
 
     def unready_reason(self) -> str:
-        """Returns why the cluster cannot be shown yet; empty if it can."""
-        return "" if self._watches.is_synced() else "the cluster is still being read"
+        """Returns why the cluster cannot be shown as it is now; empty if it can."""
+        if not self._watches.is_synced():
+            return "the cluster is still being read"
+        return self._watches.unready_reason() or ""
 
     def hung_reason(self) -> str:
         """Returns which threads have died or hang; empty if none."""

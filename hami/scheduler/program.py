@@ -177,9 +177,10 @@ class SchedulerProgram:
             certificate_expiry=self._certificates.expiry if self._certificates is not None else lambda: None)
 
     def _families(self) -> list[Family]:
-        """Returns the metrics of the cluster; none before the cache is filled, as the cluster would look empty."""
+        """Returns the metrics of the cluster; none while the cache cannot be relied on: the cluster looks empty before
+        it is filled, and Prometheus takes every value for one of now."""
         made = [build_info()]
-        if self._watches.is_synced():
+        if self._watches.unready_reason() is None:
             view = self._cache.view()
             claimed = self._claims.cache.at_once(view.facts).view if self._claims is not None else None
             made += families(view, self._cache.vendors, legacy=self._settings.legacy_metrics, claimed=claimed)

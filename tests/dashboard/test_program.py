@@ -110,6 +110,15 @@ def test_it_shows_the_cluster_once_it_has_read_it(start, cluster):
     assert [item["node"]["name"] for item in json.loads(get(program, "/?format=json")[1])["items"]] == ["n1"]
 
 
+def test_it_shows_nothing_while_the_api_server_has_been_silent_for_long(start, monkeypatch):
+    """What was read earlier would pass for what is there now."""
+    program = start()
+    eventually(lambda: get(program, "/readyz") == (200, "ok\n"), "the cluster has been read")
+    monkeypatch.setattr("hami.kube.watches.STALE_S", -1.0)
+    assert get(program, "/readyz") == (503, "no answer of the API server about nodes for 0 s\n")
+    assert get(program, "/")[0] == 503
+
+
 def test_its_thread_explains_what_is_asked(start):
     program = start()
 
