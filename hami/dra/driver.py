@@ -30,7 +30,7 @@ class DraDriver:
         self._publisher = SlicePublisher(config, cluster, resources, inventory)
         self._registration = DraRegistration(
             lambda on_status: DraServer(folder, config.node, inventory, self.claims, on_status), clock=time.monotonic,
-            on_registered=self._publisher.publish)
+            kubelet=Path(config.kubelet_socket), on_registered=self._publisher.publish)
         self.tasks: tuple[Task, ...] = (self._registration, self._publisher, resources.watch(self._publisher))
         """What the driver does in the background, in the order in which it must begin."""
 

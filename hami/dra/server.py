@@ -23,7 +23,7 @@ from hami.dra import registration_pb2 as registration
 from hami.dra.prepare import ClaimPreparer
 from hami.errors import HamiError
 from hami.node.sockets import PROBE_TIMEOUT_S, SocketServer, answers, stream
-from hami.runtime.files import file_version
+from hami.runtime.files import FileVersion, file_version
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import HUNG_S, Task
 
@@ -33,6 +33,8 @@ INTERVAL_S = 1.0
 """Seconds between two looks whether the socket is still there."""
 PROBE_S = 10.0
 """Seconds between two calls of the driver's own server."""
+FORGOTTEN_S = 30.0
+"""Seconds after the start of a kubelet in which it registers the driver, unless it has not found the socket."""
 HEALTH_S = 10.0
 """Seconds between two messages about the health of devices, without a change."""
 HEALTH_TIMEOUT_S = 30
@@ -155,17 +157,26 @@ class DraServer:
 
 
 class DraRegistration(Task):
-    """Keeps the kubelet able to call the driver until `stop`, then removes its socket."""
+    """Keeps the kubelet able to call the driver until `stop`, then removes its socket.
+
+    A kubelet that starts again has forgotten the driver until it registers it. If it does not, the driver serves
+    another socket, which the kubelet is told of.
+    """
 
     def __init__(self, make_server: Callable[[Callable[[str], None]], DraServer], *, clock: Callable[[], float],
-                 on_registered: Callable[[], None] = lambda: None) -> None:
+                 kubelet: Path | None = None, on_registered: Callable[[], None] = lambda: None) -> None:
         """*make_server*: makes a server, not yet started, from a listener for the outcome of its registration.
-        *on_registered*: called, by any thread, each time the kubelet has registered it."""
+        *kubelet*: a socket that each kubelet makes when it starts; ``None`` if it is unknown. *on_registered*: called,
+        by any thread, each time the kubelet has registered it."""
         super().__init__("dra")
         self._make_server = make_server
         self._clock = clock
+        self._kubelet = kubelet
         self._on_registered = on_registered
         self._server: DraServer | None = None
+        self._lock = threading.Lock()  # guards what follows, and unready_reason while the kubelet starts
+        self._registered_by: FileVersion | None = None  # the socket of the kubelet at the last registration
+        self._forgotten_at: float | None = None  # when another kubelet was seen that has not registered the driver
         self._probed_at = self._answered_at = 0.0
         self._completed_calls = 0
         self._reported = OncePerKey()
@@ -175,7 +186,8 @@ class DraRegistration(Task):
     def step(self) -> float:
         """Serves if nobody can find the socket any more, and calls the own server at intervals."""
         try:
-            if self._server is None or not self._server.is_listed():
+            self._look_for_kubelet()
+            if self._server is None or not self._server.is_listed() or self._is_forgotten():
                 self._serve()
             else:
                 self._probe(self._server)
@@ -198,10 +210,25 @@ class DraRegistration(Task):
             return ""
         return f"the driver's own server has not answered at {self._server.path} for {silent:.0f} s"
 
+    def _look_for_kubelet(self) -> None:
+        """Remembers that the kubelet which has registered the driver is gone, and another one runs."""
+        found = file_version(self._kubelet) if self._kubelet is not None else None
+        with self._lock:
+            if self.unready_reason or found in (None, self._registered_by):
+                return
+            self._forgotten_at = self._clock()
+            self.unready_reason = "the kubelet has started again, and has not registered the driver yet"
+
+    def _is_forgotten(self) -> bool:
+        with self._lock:
+            return self._forgotten_at is not None and self._clock() - self._forgotten_at > FORGOTTEN_S
+
     def _serve(self) -> None:
         self.finish()
         server = self._make_server(self._take_status)
-        self.unready_reason = "not registered with the kubelet yet"
+        with self._lock:
+            self._forgotten_at = None
+            self.unready_reason = "not registered with the kubelet yet"
         try:
             server.start()
         except BaseException:
@@ -227,7 +254,10 @@ class DraRegistration(Task):
             self.unready_reason = f"the kubelet rejected the registration of {DRIVER}: {problem}"
             log.warning("the kubelet rejected the registration", extra={"driver": DRIVER, "error": problem})
             return
-        self.unready_reason = ""
+        with self._lock:
+            self._registered_by = file_version(self._kubelet) if self._kubelet is not None else None
+            self._forgotten_at = None
+            self.unready_reason = ""
         log.info("registered with the kubelet", extra={"driver": DRIVER})
         self._on_registered()
 

@@ -17,7 +17,7 @@ from hami.dra import dra_pb2 as dra
 from hami.dra import health_pb2 as health
 from hami.dra import registration_pb2 as registration
 from hami.dra.prepare import PreparedDevice
-from hami.dra.server import PROBE_S, DraRegistration, DraServer
+from hami.dra.server import FORGOTTEN_S, PROBE_S, DraRegistration, DraServer
 from hami.errors import AllocationRefused
 from hami.runtime.tasks import HUNG_S
 from tests.devices.cards import HALF, cards
@@ -190,13 +190,15 @@ def test_a_stream_ends_with_the_driver(make):
 class Stage:
     """A driver whose registration steps by hand."""
 
-    def __init__(self, make):
+    def __init__(self, make, kubelet_socket):
         self.now, self.servers, self.registered = 100.0, [], threading.Semaphore(0)
 
         def made(on_status):
             self.servers.append(make(on_status))
             return self.servers[-1]
-        self.registration = DraRegistration(made, clock=lambda: self.now, on_registered=self.registered.release)
+        self.kubelet_socket = kubelet_socket
+        self.registration = DraRegistration(made, clock=lambda: self.now, kubelet=kubelet_socket,
+                                            on_registered=self.registered.release)
 
     def kubelet(self):
         """Finds the socket and registers the driver."""
@@ -207,8 +209,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(make):
-    found = Stage(make)
+def stage(make, tmp_path):
+    found = Stage(make, tmp_path / "kubelet.sock")
     yield found
     found.registration.finish()
 
@@ -225,6 +227,38 @@ def test_the_driver_is_ready_when_the_kubelet_has_registered_it(stage, folder):
     eventually(lambda: stage.registration.unready_reason == "", "it is ready")
     stage.registration.finish()
     assert sockets(folder) == []
+
+
+def test_a_kubelet_that_starts_again_has_forgotten_the_driver_until_it_registers_it(stage):
+    stage.kubelet_socket.write_text("of the first kubelet")
+    stage.registration.step()
+    stage.kubelet()
+    stage.registration.step()
+    assert stage.registration.unready_reason == ""
+    stage.kubelet_socket.unlink()
+    stage.registration.step()
+    assert stage.registration.unready_reason == "", "it is away, and asks again"
+    stage.kubelet_socket.write_text("of the second one")
+    stage.registration.step()
+    assert "has not registered the driver yet" in stage.registration.unready_reason
+    stage.kubelet()
+    stage.registration.step()
+    assert stage.registration.unready_reason == "" and len(stage.servers) == 1
+
+
+def test_a_kubelet_that_does_not_find_the_socket_is_shown_another_one(stage, folder):
+    stage.kubelet_socket.write_text("of the first kubelet")
+    stage.registration.step()
+    stage.kubelet()
+    found = sockets(folder)
+    stage.kubelet_socket.write_text("of the second one")
+    for _ in range(3):
+        stage.registration.step()
+        stage.now += FORGOTTEN_S / 2 + 1
+    assert len(stage.servers) == 2 and sockets(folder) != found
+    stage.kubelet()
+    stage.registration.step()
+    assert stage.registration.unready_reason == "" and len(stage.servers) == 2
 
 
 def test_a_rejection_is_shown(stage):
