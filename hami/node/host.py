@@ -74,15 +74,22 @@ class Host:
         start or, worse, start without limits), or the device nodes of an instance.
         """
         library = self._newest_library()
-        for path in (library, self._root / PRELOAD) if limited else ():
-            if not path.is_file():
-                raise HostError(f"{path} is missing: the limiter is not installed on this node yet")
+        missing = self.missing_limiter() if limited else None
+        if missing is not None:
+            raise HostError(f"{missing} is missing: the limiter is not installed on this node yet")
         passed = instances if self._pass_nodes else ()
         minors = read_mig_minors(self._minors) if passed else {}
         return HostFacts(library=str(library), license=(self._root / "license").exists(), classes=self._classes(),
                          locks=limited and not self._reads_limits(library),
                          nodes=tuple(node for node in CONTROL_NODES if os.path.exists(self._dev_root + node)),
                          instance_nodes=tuple(node for ids in passed for node in instance_nodes(minors, *ids)))
+
+    def missing_limiter(self) -> Path | None:
+        """Returns the first file of the limiter that is missing; ``None`` if it is installed."""
+        for path in (self._newest_library(), self._root / PRELOAD):
+            if not path.is_file():
+                return path
+        return None
 
     def has_limits(self, uid: str, container: str) -> bool:
         """Reports whether a container has the file that `write_limits` writes last. It is empty where a crash of the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -10,6 +11,8 @@ from pathlib import Path
 FileVersion = tuple[int, int, int, int]
 """Distinguishes the content of a file, or a socket, from an earlier one at the same path: device, inode, time of the
 last change, and size. An inode alone may be reused."""
+
+_PROBE_BYTES = 4096
 
 
 def file_version(path: str | Path) -> FileVersion | None:
@@ -29,7 +32,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, durable: boo
     """Writes *data* to *path* by renaming; returns whether the content changed. Raises: OSError.
 
     Creates missing directories. Replaces links, and an empty directory, which container runtimes create in place of a
-    missing file. *durable*: waits until the disk has the data.
+    missing file. The error names a file, also that of a full disk. *durable*: waits until the disk has the data.
     """
     if _holds(path, data):
         return False
@@ -45,10 +48,31 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, durable: boo
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, OSError) and error.filename is None:  # a write knows only the number of its file
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     return True
+
+
+def check_writable(folder: Path) -> None:
+    """Raises: OSError, which names *folder*, if no file can be written there. Leaves none behind.
+
+    A folder that does not exist yet is made by the first write. A file system without unnamed files is not checked.
+    """
+    try:
+        handle = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EISDIR, errno.EOPNOTSUPP):
+            return
+        raise
+    try:
+        os.write(handle, bytes(_PROBE_BYTES))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from error
+    finally:
+        os.close(handle)
 
 
 def _holds(path: Path, data: bytes) -> bool:
