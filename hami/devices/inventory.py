@@ -17,11 +17,15 @@ GONE = "no longer listed by the driver"
 
 @dataclass(frozen=True, slots=True)
 class InventorySnapshot:
-    """The cards sorted by index, and the reason for each *unhealthy* one by UUID. *version* grows with each change."""
+    """The cards sorted by index, and the reason for each *unhealthy* one by UUID. *version* grows with each change.
+
+    *unknown*: why the state of all cards is unknown, so that all are unhealthy; empty if it is known.
+    """
 
     version: int = 0
     cards: tuple[Card, ...] = ()
     unhealthy: Mapping[str, str] = field(default_factory=dict, hash=False)
+    unknown: str = ""
 
 
 class DeviceInventory:
@@ -30,6 +34,8 @@ class DeviceInventory:
 
     A card is kept once it was seen. It becomes unhealthy when it is no longer listed or cannot be read, because
     containers may still use it. A card that was not offered before it became unreadable is still not offered.
+    While the state of the cards is unknown, whatever the cause, all of them are unhealthy: nobody must rely on what was
+    known before.
     """
 
     def __init__(self, select: Callable[[Card], Card | None] = lambda card: card) -> None:
@@ -39,6 +45,7 @@ class DeviceInventory:
         self._listed: frozenset[str] = frozenset()
         self._not_offered: frozenset[str] = frozenset()
         self._reported: dict[str, str] = {}
+        self._unknown: dict[str, str] = {}  # reasons, by cause
         self._snapshot = InventorySnapshot()
         self._closed = False
 
@@ -62,6 +69,16 @@ class DeviceInventory:
         """Marks several cards as unhealthy or healthy, as one change. *reasons*: by UUID; empty for a healthy card."""
         with self._changed:
             self._reported |= reasons
+            self._publish()
+
+    def report_unknown(self, cause: str, reason: str) -> None:
+        """Marks the state of all cards as unknown, or as known if *reason* is empty, as far as *cause* is
+        concerned."""
+        with self._changed:
+            if reason:
+                self._unknown[cause] = reason
+            else:
+                self._unknown.pop(cause, None)
             self._publish()
 
     def snapshot(self) -> InventorySnapshot:
@@ -99,9 +116,15 @@ class DeviceInventory:
 
     def _publish(self) -> None:
         cards = tuple(sorted(self._cards.values(), key=lambda card: (card.index, card.uuid)))
-        unhealthy = {card.uuid: reason for card in cards if (reason := self._unhealthy_reason(card))}
-        if (cards, unhealthy) != (self._snapshot.cards, self._snapshot.unhealthy):
-            self._snapshot = InventorySnapshot(self._snapshot.version + 1, cards, unhealthy)
+        unknown = next(iter(self._unknown.values()), "")
+        unhealthy: dict[str, str] = {}
+        for card in cards:
+            reason = unknown or self._unhealthy_reason(card)
+            if reason:
+                unhealthy[card.uuid] = reason
+        last = self._snapshot
+        if (cards, unhealthy, unknown) != (last.cards, last.unhealthy, last.unknown):
+            self._snapshot = InventorySnapshot(last.version + 1, cards, unhealthy, unknown)
             self._changed.notify_all()
 
     def _unhealthy_reason(self, card: Card) -> str:

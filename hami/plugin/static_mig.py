@@ -108,6 +108,13 @@ class StaticMig:
             for resource in self._resources.values():
                 resource.inventory.report_all(reasons)
 
+    def report_unknown(self, cause: str, reason: str) -> None:
+        """Marks the state of all instances as unknown, or as known if *reason* is empty, as far as *cause* is
+        concerned."""
+        with self._lock:
+            for resource in self._resources.values():
+                resource.inventory.report_unknown(cause, reason)
+
     def close(self) -> None:
         """Closes the inventories of all resources: their waiters return."""
         with self._lock:

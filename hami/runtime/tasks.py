@@ -104,6 +104,13 @@ class Task(abc.ABC):
             self.beat()
             yield item
 
+    def silence_s(self, now: float) -> float:
+        """Returns the seconds since the task should have shown that it works; infinite if it has died, and 0 if it has
+        ended or was not started. *now*: by the monotonic clock."""
+        if self._died:
+            return math.inf
+        return max(0.0, now - (self._due - self._limit_s))
+
     def problem(self, now: float) -> str:
         """Returns why the process must be restarted; empty if the task works, has ended or was not started.
 

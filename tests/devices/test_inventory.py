@@ -45,6 +45,21 @@ def test_a_report_without_a_uuid_applies_to_all_cards():
     assert set(inventory.snapshot().unhealthy) == {"a", "b"}
 
 
+def test_while_the_state_is_unknown_for_any_cause_all_cards_are_unhealthy():
+    inventory = inventory_of("a", "b")
+    inventory.report("a", "XID 79")
+    version = inventory.snapshot().version
+    inventory.report_unknown("read", "the driver is lost")
+    inventory.report_unknown("silent", "the driver does not answer")
+    assert inventory.snapshot().unhealthy == {"a": "the driver is lost", "b": "the driver is lost"}
+    inventory.report_unknown("read", "")
+    inventory.update(cards("a", "b", "c"))
+    assert set(inventory.snapshot().unhealthy) == {"a", "b", "c"}
+    inventory.report_unknown("silent", "")
+    assert (inventory.snapshot().unhealthy, inventory.snapshot().unknown) == ({"a": "XID 79"}, "")
+    assert inventory.snapshot().version > version
+
+
 def test_a_card_that_is_no_longer_listed_is_unhealthy_until_it_is_back():
     inventory = inventory_of("a", "b")
     inventory.update(cards("a"))

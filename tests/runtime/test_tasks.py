@@ -81,6 +81,21 @@ def test_a_task_that_hangs_is_named_until_it_goes_on(started, caplog):
     assert after(HUNG_S + 15, task) == ""
 
 
+def test_a_task_is_silent_once_it_should_have_shown_that_it_works():
+    task = PeriodicTask("loop", print, 5.0)
+    assert task.silence_s(1e9) == 0.0, "it was not started"
+    before = time.monotonic()
+    task.beat(5.0)
+    assert task.silence_s(before + 4) == 0.0
+    assert task.silence_s(time.monotonic() + 105) >= 100
+
+
+def test_a_task_that_has_died_is_silent_for_ever(started):
+    task = started(exit_thread)
+    task.join(20)
+    assert task.silence_s(time.monotonic()) == math.inf
+
+
 @pytest.mark.parametrize(("delay", "seconds", "hangs"), [
     (math.inf, 1e9, False), (3600.0, 3600, False), (3600.0, 3600 + HUNG_S + 1, True)])
 def test_a_task_may_wait_as_long_as_it_says(started, delay, seconds, hangs):
