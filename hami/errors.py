@@ -66,3 +66,14 @@ class AllocationRefused(HamiError):
 
 class HostError(HamiError):
     """A file, directory or device of the host cannot be used; the text names it."""
+
+
+class DriverError(HamiError):
+    """The driver of the node's cards cannot be used.
+
+    *needs_new_process*: whether this process can never use it again, and another one might.
+    """
+
+    def __init__(self, message: str, *, needs_new_process: bool = False) -> None:
+        self.needs_new_process = needs_new_process
+        super().__init__(message)

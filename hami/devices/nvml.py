@@ -17,9 +17,15 @@ from hami.codec.device_config import MigAllowance
 from hami.devices.cards import Card, HealthReport
 from hami.devices.health import XidRules, XidWatch
 from hami.devices.mig_profiles import allowed_profiles
-from hami.devices.nvml_library import PartReader, card_handles, decode
+from hami.devices.nvml_library import (
+    PartReader,
+    card_handles,
+    check_library_version,
+    check_readers,
+    decode,
+    driver_error,
+)
 from hami.devices.nvml_mig import NvmlInstances, offered_profiles
-from hami.errors import HamiError
 from hami.quantity import MIB
 from hami.runtime.once import OncePerKey
 
@@ -33,11 +39,13 @@ class NvmlCards:
     """A card source that asks NVML. Threads may share it, because NVML is thread-safe."""
 
     def __init__(self, nvml: Any, allowlist: Sequence[MigAllowance] = (), *, xids: XidRules = XidRules(),
-                 links: bool = False, shared_node: str = "", sysfs: Path = Path("/sys"),
+                 links: bool = False, shared_node: str = "", driver_root: str = "", sysfs: Path = Path("/sys"),
                  warn: Callable[[str, str], None] = lambda reason, message: None) -> None:
         """*nvml*: the module pynvml. *links*: score the links between cards, which takes many calls. *shared_node*: the
-        device node that all cards share, if any. *warn* receives reason and message of a broken link, once."""
+        device node that all cards share, if any. *driver_root*: of the libraries that containers are given; empty if
+        unknown. *warn* receives reason and message of a broken link, once."""
         self._nvml = nvml
+        self._driver_root = driver_root
         self._allowlist = tuple(allowlist)
         self._links = NvLinks(nvml, warn) if links else None
         self._shared_node = shared_node
@@ -47,12 +55,22 @@ class NvmlCards:
         self.instances = NvmlInstances(nvml, allowlist)
 
     def cards(self) -> Sequence[Card]:
-        """Returns the cards sorted by index. Raises: HamiError when NVML cannot even count them."""
+        """Returns the cards sorted by index. Raises: DriverError when NVML cannot even count them, or containers could
+        not use them."""
         try:
             handles, _ = card_handles(self._nvml, self._skipped)
         except self._nvml.NVMLError as error:
-            raise HamiError(f"NVML cannot count the cards: {error}") from error
-        cards = [card for entry in handles if (card := self._card(*entry)) is not None]
+            raise driver_error(self._nvml, "NVML cannot count the cards", error) from error
+        check_library_version(self._nvml, self._driver_root)
+        cards = []
+        readers = []
+        for index, uuid, handle in handles:
+            parts = PartReader(self._nvml)
+            card = self._card(index, uuid, handle, parts)
+            readers.append(parts)
+            if card is not None:
+                cards.append(card)
+        check_readers(self._nvml, readers)
         if self._links is None:
             return cards
         uuids = {card.uuid for card in cards}
@@ -64,9 +82,9 @@ class NvmlCards:
         """Reports cards that become unhealthy. Returns when *stopped*, or if health cannot be watched at all."""
         self._health.run(report, stopped, beat)
 
-    def _card(self, index: int, uuid: str, handle: Any) -> Card | None:
+    def _card(self, index: int, uuid: str, handle: Any, parts: PartReader) -> Card | None:
         """Returns the card; None for one that cannot compute."""
-        nvml, parts = self._nvml, PartReader(self._nvml)
+        nvml = self._nvml
         model = decode(parts.read("name", lambda: nvml.nvmlDeviceGetName(handle), required=True) or "")
         if model in _DISPLAYS:
             return None

@@ -70,13 +70,18 @@ def node_annotations(snapshot: InventorySnapshot, config: PluginConfig,
                      vendor: Vendor) -> dict[str, str | None]:
     """Returns the node's annotations; None for those to be removed. With the door ``dra``, it has devices for HAMi's
     scheduler only if that allocates its claims; then those that a claim can name."""
-    render = render_devices_brief if config.register_format == "csv" else render_devices_json
     offered = devices(snapshot, config) if config.door != DRA else (
         tuple(filter(is_claimable, devices(snapshot, config))) if config.is_managed else ())
-    return {vendor.annotations.register: render(offered) if offered else None,
+    return {vendor.annotations.register: render_devices(offered, config) if offered else None,
             PAIR_SCORES: _scores(snapshot.cards) if config.topology_score and offered else None,
             DOOR: DRA if config.is_managed and offered else None,
             NODE_RESIZES: "true" if offered and resizes(config) else None}
+
+
+def render_devices(registered: tuple[Device, ...], config: PluginConfig) -> str:
+    """Returns the text of the annotation that registers these devices."""
+    render = render_devices_brief if config.register_format == "csv" else render_devices_json
+    return render(registered)
 
 
 def resizes(config: PluginConfig) -> bool:

@@ -13,8 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from hami.devices.nvml_library import PartReader, card_handles, decode
-from hami.errors import HamiError
+from hami.devices.nvml_library import PartReader, card_handles, check_readers, decode, driver_error
 from hami.runtime.once import OncePerKey
 
 SAMPLES_S = 1.0
@@ -65,13 +64,21 @@ class NvmlUsage:
         self._skipped = OncePerKey()
 
     def read(self, now: float) -> tuple[CardUsage, ...]:
-        """Returns all readable cards, by index. *now*: Unix seconds. Raises: HamiError when NVML cannot count them."""
+        """Returns all readable cards, by index. *now*: Unix seconds. Raises: DriverError when NVML cannot count
+        them."""
         try:
             handles, _ = card_handles(self._nvml, self._skipped)
         except self._nvml.NVMLError as error:
-            raise HamiError(f"NVML cannot count the cards: {error}") from error
+            raise driver_error(self._nvml, "NVML cannot count the cards", error) from error
         since = int((now - SAMPLES_S) * _MICROSECONDS)
-        return tuple(_Reader(self._nvml, handle).card(index, uuid, since) for index, uuid, handle in handles)
+        cards = []
+        readers = []
+        for index, uuid, handle in handles:
+            reader = _Reader(self._nvml, handle)
+            cards.append(reader.card(index, uuid, since))
+            readers.append(reader.parts)
+        check_readers(self._nvml, readers)
+        return tuple(cards)
 
 
 class _Reader:
@@ -80,15 +87,15 @@ class _Reader:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
-        self._parts = PartReader(nvml)
+        self.parts = PartReader(nvml)
 
     def card(self, index: int, uuid: str, since: int) -> CardUsage:
         nvml, handle = self._nvml, self._handle
-        memory = self._parts.read("memory", lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-        rates = self._parts.read("utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-        mig = self._parts.read("MIG mode", lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
+        memory = self.parts.read("memory", lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        rates = self.parts.read("utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        mig = self.parts.read("MIG mode", lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
         in_mig_mode = mig is not None and mig == nvml.NVML_DEVICE_MIG_ENABLE
-        model = self._parts.read("name", lambda: decode(nvml.nvmlDeviceGetName(handle)))
+        model = self.parts.read("name", lambda: decode(nvml.nvmlDeviceGetName(handle)))
         processes = None if in_mig_mode else self._processes(handle, self._samples(since))
         instances = tuple(self._instances(index)) if in_mig_mode else ()
         return CardUsage(
@@ -96,16 +103,16 @@ class _Reader:
             memory=int(memory.total) if memory else 0, memory_used=int(memory.used) if memory else None,
             utilization=_percent(rates.gpu) if rates else None,
             memory_utilization=_percent(rates.memory) if rates else None,
-            processes=processes, instances=instances, problems=tuple(self._parts.problems))
+            processes=processes, instances=instances, problems=tuple(self.parts.problems))
 
     def _instances(self, index: int) -> Iterator[CardUsage]:
         nvml = self._nvml
-        count = self._parts.read("number of MIG devices", lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(self._handle))
+        count = self.parts.read("number of MIG devices", lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(self._handle))
         for number in range(count or 0):
             with suppress(nvml.NVMLError):  # the numbers have gaps
                 mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(self._handle, number)
                 uuid = decode(nvml.nvmlDeviceGetUUID(mig))
-                memory = self._parts.read(f"memory of {uuid}", partial(nvml.nvmlDeviceGetMemoryInfo, mig))
+                memory = self.parts.read(f"memory of {uuid}", partial(nvml.nvmlDeviceGetMemoryInfo, mig))
                 yield CardUsage(uuid=uuid, index=index, memory=int(memory.total) if memory else 0,
                                 memory_used=int(memory.used) if memory else None,
                                 processes=self._processes(mig, None))
@@ -132,7 +139,7 @@ class _Reader:
                 return list(getattr(self._nvml, name)(handle))
             except self._nvml.NVMLLibraryMismatchError:  # an older driver
                 return list(getattr(self._nvml, f"{name}_v2")(handle))
-        return self._parts.read("processes", read)
+        return self.parts.read("processes", read)
 
     def _samples(self, since: int) -> Mapping[int, int] | None:
         """Returns the latest utilization of each process that has worked recently."""
@@ -142,7 +149,7 @@ class _Reader:
         except nvml.NVMLError as error:
             if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND):  # no process has
                 return {}
-            self._parts.note("utilization of processes", error)
+            self.parts.note("utilization of processes", error)
             return None
         latest: dict[int, tuple[int, int]] = {}
         for sample in islice(samples, MAX_PROCESSES):

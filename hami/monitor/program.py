@@ -7,13 +7,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from hami.devices.mock import MockCards
-from hami.devices.nvml_library import open_nvml
+from hami.devices.nvml_library import DriverLibrary
 from hami.devices.registration import VENDOR
 from hami.errors import HamiError
 from hami.kube.api import Api
@@ -48,8 +47,9 @@ class MonitorProgram:
     """The parts of `hami monitor` under one configuration. Call `start` and `stop` once."""
 
     def __init__(self, settings: MonitorSettings, *, api: Api | None = None,
-                 processes: HostProcesses | None = None) -> None:
-        """*api*: ``None`` for the cluster of the environment. *processes*: ``None`` for those of the host.
+                 processes: HostProcesses | None = None, source: UsageSource | None = None) -> None:
+        """*api*: ``None`` for the cluster of the environment. *processes*: ``None`` for those of the host. *source*:
+        ``None`` for the driver, or the mock file of the settings.
 
         Raises: HamiError if there is no cluster, or a mock file cannot be read. A missing driver is no error.
         """
@@ -57,8 +57,9 @@ class MonitorProgram:
         api = api or Api.connect(timeout=settings.kube_timeout or 10.0, pool=2)
         catalog = vendors(settings.devices)
         self._pods = NodePods(api, settings.node, self._on_pod)
+        self._source = source or _usage_source(settings)
         self._rounds = MonitorLoop(
-            settings.node, catalog, catalog[VENDOR], _usage_source(settings),
+            settings.node, catalog, catalog[VENDOR], self._source,
             RegionFiles(above_vgpu(settings.hook_path)), processes or HostProcesses(),
             writes=settings.feedback and not settings.once, limits_uncounted=settings.limit_uncounted)
         self._report = NodeReport(node=settings.node, at=-STALE_S)
@@ -112,13 +113,16 @@ class MonitorProgram:
         return "the pods of the node are not known yet" if self._report.containers is None else ""
 
     def hung_reason(self) -> str:
-        """Returns which threads have died or hang; empty if none."""
-        return problems(self._tasks)
+        """Returns which threads have died or hang, and why only a new process can use the driver; empty if nothing is
+        wrong."""
+        return "; ".join(filter(None, (self._source.restart_reason(), problems(self._tasks))))
 
     def _is_stale(self) -> bool:
         return time.monotonic() - self._report.at > STALE_S + self._settings.interval
 
     def _families(self) -> list[Family]:
+        if self._is_stale():
+            return [build_info()]  # Prometheus takes every value for one of now
         return [build_info(), *families(self._report, legacy=self._settings.legacy_metrics)]
 
     def _on_pod(self, pod: Pod) -> None:
@@ -157,4 +161,4 @@ def print_once(settings: MonitorSettings, show: Callable[[str], None], *,
 def _usage_source(settings: MonitorSettings) -> UsageSource:
     if settings.mock_devices:
         return FixedSource(MockCards(Path(settings.mock_devices)).cards)
-    return DriverSource(partial(open_nvml, settings.driver_root_in_container))
+    return DriverSource(DriverLibrary(), settings.driver_root_in_container)

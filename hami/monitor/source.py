@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from hami.devices.cards import Card
+from hami.devices.nvml_library import DriverLibrary
 from hami.devices.usage import CardUsage, NvmlUsage
 from hami.errors import HamiError
 from hami.quantity import MIB
@@ -25,13 +27,17 @@ class UsageSource(Protocol):
     def read(self, now: float) -> Sequence[CardUsage] | None:
         """Returns all readable cards, by index; ``None`` without a driver. *now*: Unix seconds. Never raises."""
 
+    def restart_reason(self) -> str:
+        """Returns why only a new process can read the usage; empty if this one can, or waits for a driver."""
+
 
 class DriverSource:
     """Asks the driver through NVML, and opens it again after it was lost. One thread calls it."""
 
-    def __init__(self, open_driver: Callable[[], Any]) -> None:
-        """*open_driver*: returns pynvml, initialized. Raises: HamiError without a driver."""
-        self._open_driver = open_driver
+    def __init__(self, library: DriverLibrary, root: str) -> None:
+        """*library*: that of this process. *root*: of the driver."""
+        self._library = library
+        self._root = root
         self._nvml: Any = None
         self._usage: NvmlUsage | None = None
         self._retry_at = -math.inf
@@ -43,9 +49,9 @@ class DriverSource:
             return None
         try:
             if self._usage is None:
-                self._nvml = self._open_driver()
+                self._nvml = self._library.open(self._root)
                 self._usage = NvmlUsage(self._nvml)
-            cards = self._usage.read(now)
+            cards = self._library.noted(partial(self._usage.read, now))
         except HamiError as error:
             self._close(str(error))
             self._retry_at = now + REOPEN_S
@@ -53,6 +59,10 @@ class DriverSource:
         if self._reported.clear("driver"):
             log.info("driver is back")
         return cards
+
+    def restart_reason(self) -> str:
+        """Returns why only a new process can use the driver; empty if this one can, or waits for one."""
+        return self._library.restart_reason()
 
     def _close(self, problem: str) -> None:
         if self._reported.is_new("driver", problem):
@@ -72,6 +82,10 @@ class FixedSource:
         """*cards*: reads them, for each round."""
         self._cards = cards
         self._reported = OncePerKey()
+
+    def restart_reason(self) -> str:
+        """Returns an empty text: a file can always be read again."""
+        return ""
 
     def read(self, now: float) -> Sequence[CardUsage] | None:
         """Returns the cards; ``None`` while they cannot be read."""

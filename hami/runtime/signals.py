@@ -25,7 +25,7 @@ class Program(Protocol):
         """Ends them."""
 
     def hung_reason(self) -> str:
-        """Returns which threads have died or hang; empty if none."""
+        """Returns why only a new process can go on, such as a thread that has died or hangs; empty if this one can."""
 
 
 def listen(*others: int) -> queue.SimpleQueue[int]:
@@ -37,7 +37,7 @@ def listen(*others: int) -> queue.SimpleQueue[int]:
 
 
 def run_until_signal(program: Program, incoming: queue.SimpleQueue[int]) -> int:
-    """Runs *program* until a stop signal. Returns the exit status: 1 if a thread has died or hangs. Raises: HamiError
+    """Runs *program* until a stop signal. Returns the exit status: 1 if only a new process can go on. Raises: HamiError
     if it cannot be started."""
     program.start()
     freeze_gc()
@@ -47,7 +47,7 @@ def run_until_signal(program: Program, incoming: queue.SimpleQueue[int]) -> int:
                 incoming.get(timeout=CHECK_S)
             except queue.Empty:
                 if reason := program.hung_reason():
-                    log.error("exiting: a thread died or hangs", extra={"reason": reason})
+                    log.error("exiting", extra={"reason": reason})
                     return 1
                 continue
             return 0

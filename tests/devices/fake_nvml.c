@@ -1,15 +1,23 @@
 /* A libnvidia-ml.so.1 with two cards, the first of which supports MIG: the functions that hami.devices.nvml* call, with the
  * structures of NVIDIA's nvml.h (driver 550) written out, so that pynvml's own ctypes declarations are put to the test.
  * FAKE_NVML_FAIL=function:card:status[,…] lets a function fail for a card; FAKE_NVML_XID=n has the second card report it.
+ * FAKE_NVML_MODULE names a file with the version of the driver that is loaded. A library of another VERSION refuses all
+ * calls, and every library does while there is no such file.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#ifndef VERSION
+#define VERSION "550.1"
+#endif
 
 typedef int ret_t;
 typedef unsigned int uint;
 typedef unsigned long long ull;
-enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, SMALL = 7, TIMEOUT = 10, NO_ROOM = 22 };
+enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, SMALL = 7, NOT_LOADED = 9, TIMEOUT = 10, MISMATCH = 18,
+       NO_ROOM = 22 };
 enum { NO_INSTANCE = 0xFFFFFFFF };
 
 typedef struct card { int index; uint mig; } card_t;
@@ -37,7 +45,21 @@ static const struct { uint id, slices, sms, memory, size, count; const char *nam
 
 static int is_mig(void *handle) { return (mig_t *)handle >= migs && (mig_t *)handle < migs + 8; }
 
+/* The version of the loaded driver: that of the library, unless a file says another. NULL if none is loaded. */
+static const char *loaded(void) {
+    static char text[32];
+    const char *path = getenv("FAKE_NVML_MODULE");
+    if (!path) return VERSION;
+    FILE *file = fopen(path, "r");
+    if (!file) return NULL;
+    const char *read = fgets(text, sizeof text, file);
+    fclose(file);
+    return read;
+}
+
 static ret_t fails(const char *function, int card) {
+    if (!loaded()) return NOT_LOADED;
+    if (strcmp(loaded(), VERSION)) return MISMATCH;
     char text[512], *rest = text, *word, name[64];
     int which, status;
     snprintf(text, sizeof text, "%s", getenv("FAKE_NVML_FAIL") ? getenv("FAKE_NVML_FAIL") : "");
@@ -50,7 +72,13 @@ static ret_t fails(const char *function, int card) {
 
 ret_t nvmlInitWithFlags(uint flags) { ENTER(-1); return OK; }
 ret_t nvmlShutdown(void) { return OK; }
-const char *nvmlErrorString(ret_t status) { return status == 15 ? "GPU is lost" : "some error"; }
+const char *nvmlErrorString(ret_t status) {
+    return status == 15 ? "GPU is lost" : status == MISMATCH ? "Driver/library version mismatch" : "some error";
+}
+ret_t nvmlSystemGetDriverVersion(char *text, uint size) {
+    ENTER(-1);
+    return snprintf(text, size, "%s", loaded()) < (int)size ? OK : SMALL;
+}
 
 ret_t nvmlDeviceGetCount_v2(uint *count) { ENTER(-1); *count = 2; return OK; }
 ret_t nvmlDeviceGetHandleByIndex_v2(uint index, void **handle) {
@@ -104,7 +132,11 @@ ret_t nvmlDeviceRegisterEvents(card_t *card, ull types, void *set) {
 ret_t nvmlEventSetWait_v2(void *set, event_t *event, uint timeout_ms) {
     static int told;
     const char *xid = getenv("FAKE_NVML_XID");
-    if (!xid || told++) return TIMEOUT;
+    ENTER(-1);
+    if (!xid || told++) {
+        usleep(timeout_ms * 1000);
+        return TIMEOUT;
+    }
     *event = (event_t){&cards[1], 8, strtoull(xid, NULL, 10), 0xFFFFFFFF, 0xFFFFFFFF};
     return OK;
 }

@@ -5,6 +5,7 @@ Constants, structures and the error class are pynvml's own. Functions that are m
 
 import ctypes
 import itertools
+import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -76,11 +77,13 @@ class FakeNvml:
 
     def __init__(self, *gpus):
         self.gpus = list(gpus)
+        self.version = "570.1"  # of the driver that is loaded
         self.events = []  # the results of nvmlEventSetWait: events or error codes
         self.registered = []
         self.open_sets = 0
         self.calls = []
         self._faults = []
+        self._interrupted = threading.Event()
         self._pointers = {}
         self._addresses = itertools.count(1000)
         self._mig_serial = itertools.count(1)
@@ -99,6 +102,13 @@ class FakeNvml:
         self._faults.clear()
 
     # ---- cards
+
+    def nvmlInit(self):
+        self._enter("nvmlInit")
+
+    def nvmlSystemGetDriverVersion(self):
+        self._enter("nvmlSystemGetDriverVersion")
+        return self.version
 
     def nvmlDeviceGetCount(self):
         self._enter("nvmlDeviceGetCount")
@@ -201,6 +211,15 @@ class FakeNvml:
         if isinstance(answer, int):
             raise pynvml.NVMLError(answer)
         return answer
+
+    def wait_for_nothing(self, timeout_ms):
+        """A nvmlEventSetWait that takes its time, and ends with an error after `interrupt`."""
+        self._enter("nvmlEventSetWait")
+        is_interrupted = self._interrupted.wait(timeout_ms / 1000)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN if is_interrupted else pynvml.NVML_ERROR_TIMEOUT)
+
+    def interrupt(self):
+        self._interrupted.set()
 
     def xid(self, index, xid, kind=pynvml.nvmlEventTypeXidCriticalError, instance=0xFFFFFFFF):
         """An event of a card."""

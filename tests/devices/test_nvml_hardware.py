@@ -6,8 +6,6 @@ pynvml cannot unload a library, so each test runs in another process.
 import multiprocessing
 import os
 import re
-import shutil
-import subprocess
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -26,6 +24,7 @@ from hami.devices.usage import NvmlUsage, ProcessUsage
 from hami.errors import HamiError
 from tests.builders import NVIDIA
 from tests.devices.cards import Stop
+from tests.devices.driver_root import FOLDER, compile_nvml
 
 ALLOWLIST = (MigAllowance(("A100-SXM4-80GB",), ("1g.10gb", "2g.20gb")),)
 GPU_IS_LOST = 15
@@ -133,13 +132,9 @@ def test_health_of_this_machine_is_watched_until_stopped(real, machine):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """The root of a driver whose libnvidia-ml.so.1 has two cards."""
-    if shutil.which("gcc") is None:
-        pytest.skip("no gcc to build the library")
     root = tmp_path_factory.mktemp("driver")
-    (root / "usr/lib64").mkdir(parents=True)
-    subprocess.run(["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-shared", "-fPIC",
-                    "-Wl,-soname,libnvidia-ml.so.1", "-o", root / "usr/lib64/libnvidia-ml.so.1",
-                    Path(__file__).with_name("fake_nvml.c")], check=True)
+    (root / FOLDER).mkdir(parents=True)
+    compile_nvml(root / FOLDER / "libnvidia-ml.so.1", "550.1")
     return str(root)
 
 

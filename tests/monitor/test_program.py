@@ -154,9 +154,12 @@ def test_a_driver_that_hangs_is_reported_and_fails_the_liveness_probe(server, se
     try:
         eventually(lambda: get(program, "/readyz") == (200, "ok\n"))
         eventually(lambda: "hami_monitor_nvml_up 1" in get(program, "/metrics")[1])
+        assert 'hami_vgpu_memory_limit_bytes{' in get(program, "/metrics")[1]
         program.goes_on.clear()
         eventually(lambda: get(program, "/readyz") == (503, "no round has succeeded recently\n"))
-        assert "hami_monitor_nvml_up 0" in get(program, "/metrics")[1]
+        page = get(program, "/metrics")[1]
+        assert "hami_monitor_nvml_up 0" in page
+        assert "hami_vgpu_memory_limit_bytes" not in page, "Prometheus would take it for a value of now"
         eventually(lambda: "thread rounds hangs" in get(program, "/healthz")[1])
     finally:
         program.goes_on.set()
@@ -179,6 +182,23 @@ class Dies(MonitorProgram):
 
 def test_a_thread_that_has_died_ends_it_with_1(server, settings):
     assert serve(settings(), make=lambda settings: Dies(settings, api=server), signals=queue.SimpleQueue()) == 1
+
+
+class LostForGood:
+    """A driver that only a new process can use."""
+
+    def read(self, now):
+        return None
+
+    def restart_reason(self):
+        return "Driver/library version mismatch"
+
+
+def test_a_driver_that_only_a_new_process_can_use_ends_it_with_1(server, settings, caplog):
+    def make(settings):
+        return MonitorProgram(settings, api=server, source=LostForGood())
+    assert serve(settings(), make=make, signals=queue.SimpleQueue()) == 1
+    assert "version mismatch" in str([vars(record) for record in caplog.records])
 
 
 def test_an_address_in_use_ends_the_start_with_a_reason(make, settings):

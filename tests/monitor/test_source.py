@@ -4,6 +4,7 @@ import pynvml
 import pytest
 
 from hami.devices.cards import Card
+from hami.devices.nvml_library import RESTART_S, DriverLibrary
 from hami.errors import HamiError
 from hami.monitor.source import REOPEN_S, DriverSource, FixedSource
 from tests.devices.fake_nvml import FakeNvml, Gpu
@@ -17,11 +18,15 @@ class Driver(FakeNvml):
         self.opened = self.closed = 0
         self.present = True
 
-    def open(self):
+    def nvmlInit(self):
+        super().nvmlInit()
         self.opened += 1
         if not self.present:
-            raise HamiError("no NVIDIA driver available")
-        return self
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    def source(self):
+        """The source of a monitor that has not asked it yet."""
+        return DriverSource(DriverLibrary(load=lambda root: self), "/driver-root")
 
     def nvmlShutdown(self):
         self.closed += 1
@@ -30,7 +35,7 @@ class Driver(FakeNvml):
 
 def test_a_driver_that_is_lost_is_opened_again(caplog):
     driver = Driver()
-    source = DriverSource(driver.open)
+    source = driver.source()
     assert [card.uuid for card in source.read(0.0)] == ["GPU-0"]
     driver.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_GPU_IS_LOST)
     assert source.read(1.0) is None
@@ -45,7 +50,7 @@ def test_a_driver_that_is_lost_is_opened_again(caplog):
 def test_a_node_without_driver_says_so_once(caplog):
     driver = Driver()
     driver.present = False
-    source = DriverSource(driver.open)
+    source = driver.source()
     assert [source.read(second) for second in range(300)] == [None] * 300
     assert 9 <= driver.opened <= 11
     assert len([one for one in caplog.records if "no driver" in one.message]) == 1
@@ -54,10 +59,25 @@ def test_a_node_without_driver_says_so_once(caplog):
 def test_the_clock_may_go_back():
     driver = Driver()
     driver.present = False
-    source = DriverSource(driver.open)
+    source = driver.source()
     source.read(10_000.0)
     driver.present = True
     assert source.read(5.0) is not None
+
+
+def test_a_driver_that_was_replaced_needs_a_new_process():
+    driver = Driver()
+    library = DriverLibrary(load=lambda root: driver, clock=lambda: now)
+    source = DriverSource(library, "/driver-root")
+    now = 0.0
+    assert source.read(now) is not None
+    driver.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    assert (source.read(now), source.restart_reason()) == (None, "")
+    driver.fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    while now < RESTART_S + REOPEN_S:
+        now += 1
+        assert source.read(now) is None
+    assert "no NVIDIA driver available: RM has detected an NVML/RM version mismatch" in source.restart_reason()
 
 
 @pytest.mark.parametrize("fails", [False, True])

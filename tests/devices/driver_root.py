@@ -1,0 +1,58 @@
+"""The root of a driver whose libnvidia-ml.so.1 has two cards and is exchanged under programs that have loaded it."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+FOLDER = "usr/lib64"
+SOURCE = Path(__file__).with_name("fake_nvml.c")
+
+
+def compile_nvml(target, version):
+    """Compiles the library of a driver with this *version* to *target*. Skips the test if there is no compiler."""
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not installed: it builds the driver's library")
+    subprocess.run(["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-shared", "-fPIC",
+                    "-Wl,-soname,libnvidia-ml.so.1", f'-DVERSION="{version}"', "-o", target, SOURCE], check=True)
+
+
+class DriverRoot:
+    """A driver at *path*: its libraries, and which version of it the kernel has loaded, by FAKE_NVML_MODULE."""
+
+    def __init__(self, path, libraries):
+        """*libraries*: compiled ones, by version."""
+        self.path = path
+        self.module = path / "module"
+        self._libraries = libraries
+        (path / FOLDER).mkdir(parents=True)
+
+    def install(self, version):
+        """Replaces the libraries, as a package of the driver does: new files, then the link, then the old are gone."""
+        folder = self.path / FOLDER
+        old = set(folder.glob("lib*.so.*.*"))
+        for name in ("libnvidia-ml", "libcuda"):
+            new = folder / f"{name}.so.{version}"
+            shutil.copy(self._libraries[version], new)
+            old.discard(new)
+            link = folder / f"{name}.link"
+            link.symlink_to(new.name)
+            link.rename(folder / f"{name}.so.1")
+        for file in old:
+            file.unlink()
+
+    def load(self, version):
+        """Loads the kernel module of that version, in place of the one that was loaded; "" for none."""
+        if not version:
+            self.module.unlink(missing_ok=True)
+            return
+        new = self.module.with_suffix(".new")
+        new.write_text(version)
+        os.replace(new, self.module)
+
+    def replace(self, version):
+        """Replaces the whole driver."""
+        self.install(version)
+        self.load(version)
