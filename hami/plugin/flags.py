@@ -135,10 +135,11 @@ REGISTRATION = (
          "which has one device node for all devices.", "discovery", environment=("DEVICE_DISCOVERY_STRATEGY",),
          keys=("deviceDiscoveryStrategy",)),
     Flag("--fail-on-init-error", BOOLEAN, "Without a driver, fail at startup and retry; otherwise the node has no "
-         "devices.", environment=("FAIL_ON_INIT_ERROR",), keys=("failOnInitError",)),
+         "devices until there is one.", environment=("FAIL_ON_INIT_ERROR",), keys=("failOnInitError",)),
     Flag("--health-bind-address", ADDRESS, "Address of /readyz and /healthz, plain HTTP. /readyz: 200 when the "
-         "devices are registered with the kubelet or there are none, else 503 and the reason. /healthz: 200, or 500 "
-         "when a thread has died or hangs, or the plugin's own server no longer answers. Not served without the flag."),
+         "devices are registered with the kubelet and can be given to containers, or there are none, else 503 and the "
+         "reason. /healthz: 200, or 500 when a thread has died or hangs, the plugin's own server no longer answers, or "
+         "only a new process can use the driver. Not served without the flag."),
     KUBE_TIMEOUT,
 )
 FLAGS: Groups = (

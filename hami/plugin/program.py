@@ -22,7 +22,7 @@ from hami.devices.context_size import ContextSizes
 from hami.devices.inventory import DeviceInventory
 from hami.devices.mock import MockCards
 from hami.devices.nvml import NvmlCards
-from hami.devices.nvml_library import open_nvml
+from hami.devices.nvml_library import DriverLibrary
 from hami.devices.registration import DRA, MIG, VENDOR, resizes
 from hami.dra.driver import DraDriver
 from hami.dra.prepare import ClaimPreparer, PreparedRequests
@@ -39,23 +39,26 @@ from hami.node.driver import shared_node
 from hami.node.dynamic_mig import DynamicMig
 from hami.node.grant import CDI, wanted_extras
 from hami.node.grant_builder import GrantBuilder
-from hami.node.host import Host
+from hami.node.host import Host, host_errors
 from hami.node.library import install_library
 from hami.node.pods import NodePods
 from hami.plugin.allocate_mode import is_start_time, start_time_config
 from hami.plugin.allocator import Allocator, other_allocation_keys
+from hami.plugin.card_reader import CardReader
 from hami.plugin.deferred_writes import CALLS_S, DeferredWrites
 from hami.plugin.door import CLAIM_DEVICES, CardDoors, claimed_part, open_door, why_closed, why_undivided
 from hami.plugin.kubelet_registration import KubeletRegistration
 from hami.plugin.region_guard import RegionGuard
-from hami.plugin.registrar import NodeRegistrar
+from hami.plugin.registrar import NodeRegistrar, withdrawn_unless_read
 from hami.plugin.resizer import SizeEnforcer
 from hami.plugin.server import PluginServer
 from hami.plugin.settings import CDI_ROOT, PluginSettings
 from hami.plugin.start_time import StartTimeAllocator, needs_completion
 from hami.plugin.static_mig import InstanceResource, StaticMig
+from hami.runtime.files import check_writable
 from hami.runtime.interpreter import freeze_gc, set_switch_interval
-from hami.runtime.signals import STOP_SIGNALS, listen
+from hami.runtime.once import OncePerKey
+from hami.runtime.signals import CHECK_S, STOP_SIGNALS, listen
 from hami.runtime.tasks import PeriodicTask, Task, problems
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Vendor
@@ -73,6 +76,11 @@ CLEANUP_MIG_S = 10.0
 """Seconds between cleanups; shorter with MIG, where unused instances take room from other pods."""
 REGIONS_S = 1.0
 """Seconds between two looks at the size of files to which containers may write."""
+SILENT_S = 30.0
+"""Seconds without an answer of the driver after which nobody knows the state of the cards."""
+SILENT = "silent"
+"""The cause of an unknown state: a call of the driver does not end."""
+SILENCE_CHECK_S = 5.0
 JOIN_S = 3.0
 DRAIN_S = 1.0
 LAST_WRITES_S = 5.0
@@ -83,9 +91,10 @@ class DevicePluginProgram:
     """The parts of `hami device-plugin` under one configuration. Call `start` and `stop` once."""
 
     def __init__(self, settings: PluginSettings, *, cluster: Cluster | None = None,
-                 resources: DynamicResources | None = None) -> None:
+                 resources: DynamicResources | None = None, library: DriverLibrary | None = None) -> None:
         """*cluster*: ``None`` for the cluster of the environment. *resources*: of the same cluster, for the door
-        ``dra``. Raises: HamiError, also if the driver is missing."""
+        ``dra``. *library*: that of this process, which an earlier program may have opened. Raises: HamiError, also if
+        the driver is missing."""
         catalog = vendors(settings.devices)
         vendor = catalog[VENDOR]
         self._node_pods = None
@@ -95,7 +104,12 @@ class DevicePluginProgram:
             resources = DynamicResources(api, settings.node)
         settings = self._settings = open_door(settings, cluster)
         self._events = EventRecorder(cluster, COMPONENT)
-        self._source = _card_source(settings, self._events, self._on_cards_changed)
+        self._library = library or DriverLibrary()
+        self._withdrawn_unless_read = partial(withdrawn_unless_read, cluster, settings, vendor, SILENT_S)
+        with self._withdrawn_unless_read():
+            self._source = _card_source(settings, self._library, self._events, self._on_cards_changed)
+        self._has_found_driver = threading.Event()
+        self._reported = OncePerKey()  # why the state of the cards is unknown, by cause
         offered = CardDoors(settings).offered
         self._inventory = self._claimed = DeviceInventory(
             partial(offered, config=settings, ignore_mig_cards=settings.mig_strategy != "none"))
@@ -106,7 +120,8 @@ class DevicePluginProgram:
         source = self._source
         self._cdi = _cdi_specs(settings) if source is not None else None
         on_instances = self._cdi.update_instances if self._cdi is not None else lambda instances: None
-        host = Host(settings, classes=self._cdi.classes) if self._cdi is not None else Host(settings)
+        self._written_folders = [Path(settings.hook_path) / "vgpu"]
+        host = self._host = Host(settings, classes=self._cdi.classes) if self._cdi is not None else Host(settings)
         specs = partial(ContainerSpecs, Path(settings.cdi_root or CDI_ROOT),
                         edits=self._cdi.edits if self._cdi is not None else lambda names: [])
         claim_specs = specs(kind=CLAIM)
@@ -134,6 +149,8 @@ class DevicePluginProgram:
         self._why_closed = partial(self._read_why_closed, cluster, claim_specs, vendor)
         self._is_start_time = source is not None and settings.door != DRA and is_start_time(
             settings, cluster, self._start_time.is_recorded(), os.environ)
+        if self._is_start_time or self._dra is not None or self._cdi is not None:
+            self._written_folders.append(Path(settings.cdi_root or CDI_ROOT))
         self._needs_no_lock = self._is_start_time or settings.is_managed  # the kubelet names the pod
         self._needs_completion = partial(needs_completion, node=settings.node, vendor=vendor)
         self._other_keys = other_allocation_keys(catalog)
@@ -148,8 +165,9 @@ class DevicePluginProgram:
             self._resizer = SizeEnforcer(
                 settings, cluster, catalog, host, self._inventory, self._events, self._node_pods.pods)
         self._guard = RegionGuard(settings.node, cluster, host, self._events)
+        self._reader = CardReader(self._read_cards, self._inventory, self._report_unknown)
         self._registrar = NodeRegistrar(
-            cluster, self._read_cards, self._inventory, settings, vendor, now=partial(datetime.now, UTC),
+            cluster, self._inventory, settings, vendor, now=partial(datetime.now, UTC),
             is_lock_free=self._is_lock_free if self._needs_no_lock else None,
             watched_pods=self._node_pods.pods if self._node_pods is not None else lambda: None)
         self._static_mig = None
@@ -174,13 +192,12 @@ class DevicePluginProgram:
         for note in settings.notes:
             log.warning("device configuration", extra={"note": note})
         _check_imex_channels(settings)
-        if settings.library_source:
-            written = install_library(settings.library_source, settings.hook_path)
-            log.info("limiter installed", extra={"files": written})
-        self._registrar.read()
-        if self._mig is not None:
-            self._mig.start()
-            self._registrar.read()
+        self._install_limiter()
+        with self._withdrawn_unless_read():
+            self._reader.read()
+            if self._mig is not None:
+                self._mig.start()
+                self._reader.read()
         log.info("cards found", extra={
             "node": settings.node, "mode": settings.operating_mode,
             "door": settings.door, "cards": [card.uuid for card in self._inventory.cards()],
@@ -195,7 +212,10 @@ class DevicePluginProgram:
         if self._resizer is not None:
             self._start_task(self._resizer)
         cleanup_s = CLEANUP_MIG_S if self._mig is not None else CLEANUP_S
-        for task in (self._events, self._health, self._registrar, self._deferred,
+        if self._source is None:
+            self._start_task(PeriodicTask("driver", self._look_for_driver, RESTART_S))
+        for task in (self._events, self._health, self._reader, self._registrar, self._deferred,
+                     PeriodicTask("silence", self._check_silence, SILENCE_CHECK_S),
                      PeriodicTask("cleanup", self._clean_up_node, cleanup_s, limit_s=CALLS_S),
                      PeriodicTask("sweep", self._sweep_node, CLEANUP_S, limit_s=CALLS_S),
                      PeriodicTask("regions", self._guard.shrink, REGIONS_S, limit_s=CALLS_S)):
@@ -208,10 +228,13 @@ class DevicePluginProgram:
             log.info("no kubelet socket: the cards are only registered with the node")
 
     def unready_reason(self) -> str:
-        """Returns why the kubelet cannot call the plugin; empty if it can.
+        """Returns why the kubelet cannot call the plugin, or why no card can be offered; empty if neither.
 
         A plugin that another process has replaced reports ready: the rollout then ends it.
         """
+        unknown = self._inventory.snapshot().unknown
+        if unknown:
+            return f"the state of the devices is unknown: {unknown}"
         with self._lock:
             registrations = [registration for registration in self._registrations
                              if registration is not self._card_registration or self._inventory.cards()]
@@ -219,12 +242,18 @@ class DevicePluginProgram:
         return "; ".join(filter(None, (dra, *(registration.unready_reason for registration in registrations))))
 
     def hung_reason(self) -> str:
-        """Returns which threads have died or hang, and which of the plugin's own servers are silent; empty if none."""
+        """Returns which threads have died or hang, which of the plugin's own servers are silent, and why only a new
+        process can use the driver; empty if nothing is wrong."""
         with self._lock:
             registrations = list(self._registrations)
-        reasons = [problems(tuple(self._tasks)), self._dra.hung_reason() if self._dra is not None else "",
+        reasons = [self._library.restart_reason(), problems(tuple(self._tasks)),
+                   self._dra.hung_reason() if self._dra is not None else "",
                    *(registration.hung_reason() for registration in registrations)]
         return "; ".join(filter(None, reasons))
+
+    def has_found_driver(self) -> bool:
+        """Reports whether a driver that was missing at the start is there, so that a new start finds its cards."""
+        return self._has_found_driver.is_set()
 
     def stop(self, *, last: bool) -> None:
         """Stops serving, then everything else. The *last* time the node is no longer lock-free, and unregistered if the
@@ -296,14 +325,19 @@ class DevicePluginProgram:
             self._deferred.complete_pod(pod.ref, self._other_keys)
 
     def _on_cards_changed(self) -> None:
-        try:
-            self._registrar.read()
-        except HamiError as error:
-            log.warning("changed cards cannot be read", extra={"error": error})
+        self._reader.try_read()
 
     def _read_cards(self) -> Sequence[Card]:
-        """Returns the cards. Writes their specifications, and serves their MIG instances, before they are offered."""
-        cards = self._source.cards() if self._source is not None else ()
+        """Returns the cards. Writes their specifications, and serves their MIG instances, before they are offered.
+
+        No container can start on a node that cannot write what it is given.
+        """
+        for folder in self._written_folders:
+            with host_errors("containers cannot be given devices"):
+                check_writable(folder)
+        if self._host.missing_limiter() is not None:  # somebody has removed it
+            self._install_limiter()
+        cards = self._library.noted(self._source.cards) if self._source is not None else ()
         if self._cdi is not None:
             self._cdi.update_cards(cards)
         if self._claimed is not self._inventory:
@@ -312,6 +346,27 @@ class DevicePluginProgram:
             for resource in self._static_mig.update_cards(cards):
                 self._serve_instances(resource)
         return cards
+
+    def _install_limiter(self) -> None:
+        """Installs the limiter if this is its duty. Raises: HostError."""
+        settings = self._settings
+        if settings.library_source:
+            written = install_library(settings.library_source, settings.hook_path)
+            log.info("limiter installed", extra={"files": written})
+
+    def _look_for_driver(self) -> None:
+        try:
+            self._library.open(self._settings.driver_root_in_container)
+        except HamiError as error:
+            log.debug("still no driver", extra={"reason": str(error)})
+        else:
+            self._has_found_driver.set()
+
+    def _check_silence(self) -> None:
+        """Reports a call of the driver that does not end: its thread cannot."""
+        now = time.monotonic()
+        is_silent = any(task.silence_s(now) > SILENT_S for task in (self._reader, self._health))
+        self._report_unknown(SILENT, f"the driver has not answered for {SILENT_S:g} s" if is_silent else "")
 
     def _may_serve_cards(self, seconds: float) -> bool:
         """Reports whether there is a card, after at most so many seconds: otherwise the kubelet would list the resource
@@ -350,6 +405,17 @@ class DevicePluginProgram:
             inventory.report(card, reason)
         if self._static_mig is not None:
             self._static_mig.report(card, reason)
+        self._reader.wake()  # it may have been the driver
+
+    def _report_unknown(self, cause: str, reason: str) -> None:
+        if not reason:
+            self._reported.clear(cause)
+        elif self._reported.is_new(cause, reason):
+            self._events.record(self._settings.node, "Warning", "DevicesUnknown", reason)
+        for inventory in self._inventories:
+            inventory.report_unknown(cause, reason)
+        if self._static_mig is not None:
+            self._static_mig.report_unknown(cause, reason)
 
     def _watch_health(self) -> None:
         if self._source is not None:
@@ -392,15 +458,18 @@ def _run_each(node: str, *steps: Callable[[], object]) -> None:
 
 
 def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
-          make: Callable[[PluginSettings], DevicePluginProgram] = DevicePluginProgram,
+          make: Callable[[PluginSettings], DevicePluginProgram] | None = None, library: DriverLibrary | None = None,
           signals: queue.SimpleQueue[int] | None = None,
           health: Health | None = None, on_started: Callable[[], None] = freeze_gc) -> int:
-    """Runs until a stop signal; returns the exit status.
+    """Runs until a stop signal, or until only a new process can use the driver; returns the exit status.
 
-    *read*: reads the settings again, on SIGHUP; settings that cannot be read are ignored. *signals*: the queue of
-    incoming signals. *on_started*: called whenever all parts have started. A failed start is retried.
+    *read*: reads the settings again, on SIGHUP; settings that cannot be read are ignored. *library*: the driver's, of
+    this process. *signals*: the queue of incoming signals. *on_started*: called whenever all parts have started. A
+    failed start is retried.
     """
     incoming = listen(signal.SIGHUP) if signals is None else signals
+    library = library or DriverLibrary()
+    make = make or partial(DevicePluginProgram, library=library)
     set_switch_interval()
     health = health or Health()
     while True:
@@ -408,18 +477,37 @@ def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
             on_started()
         fresh: PluginSettings | None = None
         while fresh is None:
-            try:
-                number = incoming.get(timeout=None if program is not None else RESTART_S)
-            except queue.Empty:
-                number = None
-            if number in STOP_SIGNALS:
+            number = _next_signal(incoming, CHECK_S if program is not None else RESTART_S)
+            status = _exit_status(number, library)
+            if status is not None:
                 if program is not None:
                     program.stop(last=True)
-                return 0
-            fresh = _reload(read) if number == signal.SIGHUP else settings
+                return status
+            if number == signal.SIGHUP:
+                fresh = _reload(read)
+            elif program is None or program.has_found_driver():
+                fresh = settings
         if program is not None:
             program.stop(last=False)
         settings = fresh
+
+
+def _next_signal(incoming: queue.SimpleQueue[int], seconds: float) -> int | None:
+    """Returns the next signal; ``None`` if there is none within so many *seconds*."""
+    try:
+        return incoming.get(timeout=seconds)
+    except queue.Empty:
+        return None
+
+
+def _exit_status(number: int | None, library: DriverLibrary) -> int | None:
+    """Returns the exit status if the process has to end, after the signal *number* or without one; else ``None``."""
+    if number in STOP_SIGNALS:
+        return 0
+    if reason := library.restart_reason():
+        log.error("exiting", extra={"reason": reason})
+        return 1
+    return None
 
 
 def _start(settings: PluginSettings, make: Callable[[PluginSettings], DevicePluginProgram],
@@ -448,7 +536,8 @@ def _reload(read: Callable[[], PluginSettings]) -> PluginSettings | None:
     return fresh
 
 
-def _card_source(settings: PluginSettings, events: EventRecorder, on_change: Callable[[], None]) -> CardSource | None:
+def _card_source(settings: PluginSettings, library: DriverLibrary, events: EventRecorder,
+                 on_change: Callable[[], None]) -> CardSource | None:
     """Returns the source of the node's cards; ``None`` without a driver, where that is no reason to fail."""
     if settings.mock_devices:
         return MockCards(Path(settings.mock_devices), settings.nvidia.mig_profile_allowlist, on_change=on_change)
@@ -456,7 +545,7 @@ def _card_source(settings: PluginSettings, events: EventRecorder, on_change: Cal
     def warn(reason: str, message: str) -> None:
         events.record(settings.node, "Warning", reason, message)
     try:
-        nvml = open_nvml(settings.driver_root_in_container)
+        nvml = library.open(settings.driver_root_in_container)
     except HamiError as error:
         if settings.fail_on_init_error:
             raise
@@ -464,7 +553,7 @@ def _card_source(settings: PluginSettings, events: EventRecorder, on_change: Cal
         return None
     node = shared_node(Path(settings.driver_root_in_container)) if settings.discovery == "auto" else ""
     return NvmlCards(nvml, settings.nvidia.mig_profile_allowlist, xids=settings.xids, links=settings.topology_score,
-                     shared_node=node, warn=warn)
+                     shared_node=node, driver_root=settings.driver_root_in_container, warn=warn)
 
 
 def _cdi_specs(settings: PluginSettings) -> CdiSpecs | None:

@@ -1,4 +1,4 @@
-"""Registers the node: reads the cards and keeps the node's annotations up to date."""
+"""Registers the node: keeps its annotations up to date with the cards."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 
 from hami.codec.keys import DOOR, NODE_RESIZES
-from hami.devices.cards import Card
+from hami.codec.register import parse_devices
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory, InventorySnapshot
-from hami.devices.registration import DRA, annotation_changes, lock_free_changes, node_annotations
+from hami.devices.registration import DRA, annotation_changes, lock_free_changes, node_annotations, render_devices
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.model import Node, Pod
 from hami.plugin.capacity import publish_capacity
 from hami.plugin.flags import OFF, REQUESTS
 from hami.runtime.once import OncePerKey
-from hami.runtime.tasks import Task
+from hami.runtime.tasks import PeriodicTask, Task
 from hami.vendors.inventory import PAIR_SCORES
 from hami.vendors.spec import Vendor
 
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 30.0
-"""Seconds between reads of the cards and of the node while nothing changes."""
+"""Seconds between reads of the node while nothing changes."""
 LOCK_FREE_S = 1.0
 """The same while it is not known yet whether the node is lock-free, and during RECHECK_S."""
 RECHECK_S = 10.0
@@ -40,16 +42,13 @@ RETRY_S = 5.0
 class NodeRegistrar(Task):
     """Writes only what has changed, compared to the node as it is: annotations that somebody removed are restored."""
 
-    def __init__(self, cluster: Cluster, read_cards: Callable[[], Sequence[Card]], inventory: DeviceInventory,
-                 config: PluginConfig, vendor: Vendor, *, now: Callable[[], datetime],
-                 is_lock_free: Callable[[], bool] | None = None,
+    def __init__(self, cluster: Cluster, inventory: DeviceInventory, config: PluginConfig, vendor: Vendor, *,
+                 now: Callable[[], datetime], is_lock_free: Callable[[], bool] | None = None,
                  watched_pods: Callable[[], Collection[Pod] | None] = lambda: None) -> None:
-        """*read_cards*: reads the cards of the node, and prepares what has to be ready before they are offered to
-        anybody. It may raise HamiError. *is_lock_free*: reports whether the kubelet allocates without a node lock by
-        now; ``None`` if it never will. *watched_pods*: as for `publish_capacity`."""
+        """*is_lock_free*: reports whether the kubelet allocates without a node lock by now; ``None`` if it never will.
+        *watched_pods*: as for `publish_capacity`."""
         super().__init__("node")
         self._cluster = cluster
-        self._read_cards = read_cards
         self._inventory = inventory
         self._config = config
         self._vendor = vendor
@@ -58,14 +57,12 @@ class NodeRegistrar(Task):
         self._watched_pods = watched_pods
         self._has_registered = threading.Event()
         self._recheck_until = -math.inf
-        self._read_lock = threading.Lock()  # one read of the cards at a time, driver and file I/O included
         self._reported = OncePerKey()
 
     def step(self) -> float:
-        """Reads and registers, then waits until it is due again, or until the health of a card changes."""
+        """Registers, then waits until it is due again, or until a card or its health changes."""
         node, recheck_until = self._config.node, self._recheck_until
         try:
-            self.read()
             registered = self.register()
         except HamiError as error:
             if self._reported.is_new(node, str(error)):
@@ -84,22 +81,6 @@ class NodeRegistrar(Task):
         if self._config.publish_capacity == REQUESTS:
             self._recheck_until = time.monotonic() + RECHECK_S
             self._inventory.notify()
-
-    def read(self) -> None:
-        """Reads the cards once, in any thread; `step` registers the changes.
-
-        Raises: HamiError if the source cannot be read or the cards cannot be offered.
-        """
-        with self._read_lock:
-            cards = self._read_cards()
-            self._inventory.update(cards)
-            snapshot = self._inventory.snapshot()
-            for card in snapshot.cards:
-                if reason := snapshot.unhealthy.get(card.uuid):
-                    if self._reported.is_new(card.uuid, reason):
-                        log.warning("device unhealthy", extra={"device": card.uuid, "reason": reason})
-                elif self._reported.clear(card.uuid):
-                    log.info("device healthy", extra={"device": card.uuid})
 
     def register(self) -> InventorySnapshot:
         """Writes the node's annotations; returns the cards that they describe. Raises: ClusterError."""
@@ -169,3 +150,39 @@ class NodeRegistrar(Task):
                 log.warning("node capacity cannot be published", extra={"node": node.name, "error": error})
         else:
             self._reported.clear("capacity")
+
+
+@contextmanager
+def withdrawn_unless_read(cluster: Cluster, config: PluginConfig, vendor: Vendor, seconds: float) -> Iterator[None]:
+    """Marks the devices that the node registers as unhealthy if they cannot be read meanwhile, or after so many
+    *seconds*: an earlier plugin has registered them, and nobody knows their state any more."""
+    def withdraw_later() -> None:
+        if not task.pause(seconds):
+            withdraw_devices(cluster, config, vendor)
+
+    task = PeriodicTask("withdraw", withdraw_later, math.inf)
+    task.start()
+    try:
+        yield
+    except HamiError:
+        withdraw_devices(cluster, config, vendor)
+        raise
+    finally:
+        task.stop()
+
+
+def withdraw_devices(cluster: Cluster, config: PluginConfig, vendor: Vendor) -> None:
+    """Marks the devices that the node registers as unhealthy, in one attempt. Logs a failure."""
+    key = vendor.annotations.register
+    try:
+        node = cluster.node(config.node)
+        text = node.annotations.get(key) if node is not None else None
+        if node is None or not text:
+            return
+        devices = parse_devices(key, text, vendor.key)
+        withdrawn = tuple(replace(device, healthy=False) for device in devices)
+        if withdrawn != devices:
+            cluster.annotate_node(node.name, {key: render_devices(withdrawn, config)}, node.resource_version)
+            log.info("devices registered as unhealthy", extra={"node": node.name, "devices": len(devices)})
+    except HamiError as error:
+        log.warning("devices cannot be registered as unhealthy", extra={"node": config.node, "error": error})

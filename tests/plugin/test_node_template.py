@@ -41,9 +41,9 @@ def test_a_node_is_as_the_device_plugin_registers_it(args, settings):
     cluster = FakeCluster(nodes=[Node(name="n1")])
     found = cards("GPU-template-0", "GPU-template-1")
     plugin = config(publish_capacity="requests", **settings)
-    registrar = NodeRegistrar(cluster, lambda: found, DeviceInventory(), plugin, NVIDIA, now=lambda: None)
-    registrar.read()
-    registrar.register()
+    inventory = DeviceInventory()
+    inventory.update(found)
+    NodeRegistrar(cluster, inventory, plugin, NVIDIA, now=lambda: None).register()
     node = cluster.nodes["n1"]
     key = NVIDIA.annotations.register
     assert made["metadata"]["annotations"] == {key: node.annotations[key], NODE_RESIZES: "true"}

@@ -9,15 +9,19 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import grpc
+import pynvml
 import pytest
 from pytest import param
 
 from e2e.eventually import eventually
 from hami.codec.keys import DOOR, LOCK_FREE
+from hami.devices.nvml_library import DriverLibrary
 from hami.dra.registration_pb2 import RegistrationStatus
 from hami.errors import ClusterError, HamiError
 from hami.model import Node
@@ -25,9 +29,11 @@ from hami.node.checkpoint import CHECKPOINT
 from hami.plugin import api_pb2 as api
 from hami.plugin.program import DevicePluginProgram, serve
 from hami.plugin.settings import read_plugin_settings
+from hami.runtime.signals import CHECK_S
 from hami.runtime.tasks import PeriodicTask, Task
 from hami.web.pages import Health
 from tests.builders import write_checksums
+from tests.devices.fake_nvml import FakeNvml, Gpu
 from tests.dra.stage import FakeResources
 from tests.fake_cluster import FakeCluster
 from tests.plugin.kubelet import Kubelet, calling
@@ -426,6 +432,226 @@ def test_without_a_driver_the_start_fails_or_the_node_has_no_cards(settings, clu
     assert cluster.nodes["n1"].annotations == {}
 
 
+# ---- a node that cannot write
+
+
+@pytest.mark.parametrize("folder", ["cdi", "hook/vgpu"])
+def test_no_card_is_offered_while_the_node_cannot_write_what_containers_are_given(
+        run, kubelet, cdi_cluster, directory, folder):
+    (directory / "hook/vgpu").mkdir(parents=True)
+    program = run(cdi_root=str(directory / "cdi"))
+    kubelet.registered.get(timeout=20)
+    kubelet.listen()
+    assert set(kubelet.next_list().values()) == {"Healthy"}
+    eventually(lambda: program.unready_reason() == "", program.unready_reason)
+    path, aside = directory / folder, directory / "aside"
+    path.rename(aside)
+    path.touch()  # as a file, it is as good as read-only
+    program._reader.wake()
+    assert set(kubelet.next_list().values()) == {"Unhealthy"}
+    assert f"containers cannot be given devices: Not a directory: {path}" in program.unready_reason()
+    eventually(lambda: registered_health(cdi_cluster) == [False, False], "the node says so")
+    path.unlink()
+    aside.rename(path)
+    program._reader.wake()
+    assert set(kubelet.next_list().values()) == {"Healthy"}
+
+
+@pytest.mark.parametrize("file", ["libvgpu.so", "ld.so.preload"])
+def test_a_limiter_that_somebody_has_removed_is_installed_again(run, directory, file):
+    program = run(library_source=limiter(directory))
+    (directory / "hook/vgpu" / file).unlink()
+    assert program._reader.try_read()
+    assert (directory / "hook/vgpu" / file).exists()
+
+
+# ---- a driver that is lost, hangs, or comes later
+
+
+@pytest.fixture
+def nvml():
+    """A driver with two cards."""
+    return FakeNvml(Gpu("GPU-a"), Gpu("GPU-b", minor=1))
+
+
+@pytest.fixture
+def driven(settings, cluster, nvml, monkeypatch):
+    """Makes programs with that driver, and ends them."""
+    monkeypatch.setattr("hami.devices.health.EVENT_TIMEOUT_MS", 10)
+    monkeypatch.setattr("hami.plugin.card_reader.RETRY_S", 0.05)
+    nvml.nvmlEventSetWait = lambda events, timeout_ms: nvml.wait_for_nothing(timeout_ms)
+    library, started = DriverLibrary(load=lambda root: nvml), []
+
+    def make(**given):
+        program = DevicePluginProgram(replace(settings(**given), mock_devices=""), cluster=cluster, library=library)
+        started.append(program)
+        program.start()
+        return program
+    yield make
+    for program in started:
+        program.stop(last=False)
+
+
+def registered_health(cluster):
+    """The health of the node's devices, as schedulers read it."""
+    devices = json.loads(cluster.nodes["n1"].annotations.get(REGISTER, "[]"))
+    return [device.get("health", False) for device in devices]
+
+
+MISMATCH, LOST = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_GPU_IS_LOST
+
+
+@pytest.mark.parametrize("status", [MISMATCH, LOST], ids=["mismatch", "lost"])
+@pytest.mark.parametrize("function", ["nvmlDeviceGetCount", "nvmlDeviceGetUUID"])
+def test_no_card_is_offered_while_the_driver_does_not_answer(driven, nvml, kubelet, cluster, status, function):
+    program = driven()
+    kubelet.registered.get(timeout=20)
+    kubelet.listen()
+    assert set(kubelet.next_list().values()) == {"Healthy"}
+    eventually(lambda: registered_health(cluster) == [True, True], "the node is registered")
+    nvml.fail(function, status)
+    program._reader.wake()
+    assert set(kubelet.next_list().values()) == {"Unhealthy"}
+    eventually(lambda: registered_health(cluster) == [False, False], "the node says so")
+    nvml.heal()
+    program._reader.wake()
+    assert set(kubelet.next_list().values()) == {"Healthy"}
+    eventually(lambda: registered_health(cluster) == [True, True], "the node is well again")
+    eventually(lambda: program.unready_reason() == "", program.unready_reason)
+
+
+def test_a_plugin_whose_driver_does_not_answer_is_not_ready(driven, nvml, kubelet, cluster):
+    program = driven()
+    kubelet.registered.get(timeout=20)
+    eventually(lambda: program.unready_reason() == "", program.unready_reason)
+    nvml.fail("nvmlDeviceGetCount", MISMATCH)
+    program._reader.wake()
+    eventually(lambda: "the state of the devices is unknown: NVML cannot count" in program.unready_reason(),
+               program.unready_reason)
+    eventually(lambda: [(event["reason"], event["message"]) for event in cluster.events.values()] == [
+        ("DevicesUnknown", program._inventory.snapshot().unknown)], "an event says so, once")
+
+
+def test_a_driver_that_hangs_is_known_to_schedulers_before_the_plugin_is_restarted(driven, nvml, kubelet, cluster,
+                                                                                     monkeypatch):
+    program = driven()
+    kubelet.registered.get(timeout=20)
+    eventually(lambda: registered_health(cluster) == [True, True], "the node is registered")
+    monkeypatch.setattr("hami.plugin.program.SILENT_S", 0.1)
+    goes_on, count = threading.Event(), nvml.nvmlDeviceGetCount
+
+    def hang():
+        goes_on.wait(60)
+        return count()
+    monkeypatch.setattr(nvml, "nvmlDeviceGetCount", hang)
+    program._reader.wake()
+    try:
+        eventually(lambda: program._reader.silence_s(time.monotonic()) > 0.1, "a read hangs")
+        program._check_silence()
+        assert "the driver has not answered" in program.unready_reason()
+        assert program.hung_reason() == ""
+        eventually(lambda: registered_health(cluster) == [False, False], "the node says so")
+    finally:
+        goes_on.set()
+    eventually(lambda: program._reader.silence_s(time.monotonic()) == 0.0, "the driver answers")
+    program._check_silence()
+    eventually(lambda: registered_health(cluster) == [True, True], "the node is well again")
+
+
+@pytest.mark.parametrize("function, says", [
+    ("nvmlInit", "no NVIDIA driver available"), ("nvmlDeviceGetCount", "NVML cannot count the cards"),
+])
+def test_a_plugin_that_cannot_read_the_cards_at_its_start_takes_back_what_an_earlier_one_has_registered(
+        driven, nvml, cluster, function, says):
+    program = driven()
+    eventually(lambda: registered_health(cluster) == [True, True], "the node is registered")
+    program.stop(last=True)
+    nvml.fail(function, MISMATCH)
+    with pytest.raises(HamiError, match=says):
+        driven()
+    assert registered_health(cluster) == [False, False]
+    writes = len(cluster.calls_of("annotate_node"))
+    with pytest.raises(HamiError, match=says):
+        driven()
+    assert len(cluster.calls_of("annotate_node")) == writes
+
+
+def test_a_start_that_hangs_in_the_driver_takes_it_back_too(driven, nvml, cluster, monkeypatch):
+    program = driven()
+    eventually(lambda: registered_health(cluster) == [True, True], "the node is registered")
+    program.stop(last=True)
+    monkeypatch.setattr("hami.plugin.program.SILENT_S", 0.01)
+    monkeypatch.setattr(nvml, "nvmlInit", lambda: eventually(
+        lambda: registered_health(cluster) == [False, False], "the node says so while the driver hangs"))
+    driven()
+    eventually(lambda: registered_health(cluster) == [True, True], "the driver has answered")
+
+
+@pytest.mark.parametrize("text", ["", "not a list", "[]"], ids=["none", "malformed", "empty"])
+def test_a_registration_that_says_nothing_stays(driven, nvml, cluster, text):
+    cluster.annotate_node("n1", {REGISTER: text or None})
+    before = cluster.nodes["n1"].annotations
+    nvml.fail("nvmlInit", MISMATCH)
+    with pytest.raises(HamiError, match="no NVIDIA driver available"):
+        driven()
+    assert cluster.nodes["n1"].annotations == before
+
+
+@pytest.fixture
+def serving(settings, cluster, nvml, monkeypatch):
+    """Runs the process with that driver, without waiting, until it ends or the test does; returns what tells its exit
+    status."""
+    monkeypatch.setattr("hami.plugin.program.CHECK_S", 0.01)
+    monkeypatch.setattr("hami.plugin.program.RESTART_S", 0.05)
+    monkeypatch.setattr("hami.plugin.card_reader.RETRY_S", 0.05)
+    monkeypatch.setattr("hami.devices.health.EVENT_TIMEOUT_MS", 10)
+    nvml.nvmlEventSetWait = lambda events, timeout_ms: nvml.wait_for_nothing(timeout_ms)
+    signals, ended, threads = queue.SimpleQueue(), queue.SimpleQueue(), []
+
+    def serving(**given):
+        chosen, library = replace(settings(**given), mock_devices=""), DriverLibrary(load=lambda root: nvml)
+        make = partial(DevicePluginProgram, cluster=cluster, library=library)
+        thread = threading.Thread(target=lambda: ended.put(serve(
+            chosen, lambda: chosen, make=make, library=library, signals=signals, on_started=lambda: None)))
+        threads.append(thread)
+        thread.start()
+        return lambda: ended.get(timeout=60)
+    yield serving
+    signals.put(signal.SIGTERM)
+    for thread in threads:
+        thread.join(60)
+
+
+def test_a_process_that_has_lost_the_driver_for_good_ends(serving, nvml, kubelet, cluster, monkeypatch):
+    monkeypatch.setattr("hami.devices.nvml_library.RESTART_S", 0.3)
+    status = serving()
+    kubelet.registered.get(timeout=20)
+    nvml.fail("nvmlDeviceGetCount", MISMATCH)
+    nvml.fail("nvmlEventSetCreate", MISMATCH)
+    nvml.interrupt()
+    assert status() == 1
+    assert registered_health(cluster) == [False, False]
+
+
+def test_a_process_that_waits_for_a_driver_goes_on_waiting(serving, nvml, cluster, kubelet, monkeypatch):
+    monkeypatch.setattr("hami.devices.nvml_library.RESTART_S", 0.1)
+    nvml.fail("nvmlInit", MISMATCH)
+    serving()
+    eventually(lambda: nvml.calls.count("nvmlInit") > 10, "it tries again and again")
+    nvml.heal()
+    kubelet.registered.get(timeout=20)
+
+
+def test_a_node_without_a_driver_gets_its_cards_when_there_is_one(serving, nvml, kubelet, cluster):
+    nvml.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    serving(fail_on_init_error=False)
+    eventually(lambda: nvml.calls.count("nvmlInit") > 3, "it looks for a driver")
+    assert kubelet.registered.empty()
+    nvml.heal()
+    assert kubelet.registered.get(timeout=20).resource_name == "nvidia.com/gpu"
+    eventually(lambda: registered_health(cluster) == [True, True], "the node is registered")
+
+
 # ---- signals
 
 
@@ -445,6 +671,9 @@ class Program:
 
     def hung_reason(self):
         return ""
+
+    def has_found_driver(self):
+        return False
 
     def stop(self, *, last):
         self._story.append(f"stop {self._settings}{' for good' if last else ''}")
@@ -588,7 +817,7 @@ def test_a_silent_server_is_a_reason_for_a_restart(run, kubelet, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_stop_signals_end_the_process(number):
-    assert run_signals(number) == (["start first", "started", "stop first for good"], [None])
+    assert run_signals(number) == (["start first", "started", "stop first for good"], [CHECK_S])
 
 
 def test_a_hangup_restarts_the_program_with_fresh_settings():
@@ -610,7 +839,7 @@ def test_a_failed_start_is_retried():
 def test_a_hangup_retries_a_failed_start():
     story, timeouts = run_signals(HUP, TERM, fresh=["second"], failing=["first"])
     assert story == ["start first", "start second", "started", "stop second for good"]
-    assert timeouts == [30.0, None]
+    assert timeouts == [30.0, CHECK_S]
 
 
 # ---- start-time mode
