@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import time
@@ -31,6 +30,7 @@ from benchmarks.processes import Run, loop_seconds, objects_seconds
 from benchmarks.realnode import realnode_rows
 from benchmarks.resize import resize_rows
 from benchmarks.rows import Row, table
+from e2e import interrupts
 from e2e.arguments import file_to_write, number_from
 from e2e.binaries import BinariesMissing
 
@@ -113,7 +113,6 @@ def write(path: Path, rows: list[Row], begun: datetime, seconds: float) -> None:
 
 def main() -> int:
     chosen = options()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     begun, clock = datetime.now(UTC), time.monotonic()
     rows: list[Row] = []
 
@@ -139,4 +138,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupts.run_whole(main))

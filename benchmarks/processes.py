@@ -34,14 +34,8 @@ class Run:
     def begun(cls, say: Callable[[str], None]) -> Iterator[Run]:
         """Yields a run; ends all processes with its directory in their command line."""
         reaper.remove_leftovers()
-        folder = reaper.claim()
-        guard = reaper.guard(folder)
-        try:
+        with reaper.claimed() as folder:
             yield cls(folder, say)
-        finally:
-            reaper.end(folder)
-            guard.kill()
-            guard.communicate()
 
     def ask(self, module: str, job: Mapping[str, Any], timeout: float = 300) -> dict[str, Any]:
         """Runs *module* as a process with *job* as input; returns its output. Both are JSON."""

@@ -32,6 +32,7 @@ from typing import Any
 
 import urllib3
 
+from e2e import interrupts
 from e2e.kube import ApiError, Kube, path_of
 from e2e.nodes import REGISTER
 from e2e.vendors import MLU_ASSIGNED, MLU_LOCK, MUTEX, PHASE, VENDORS
@@ -389,7 +390,7 @@ def emptied(text: str) -> str:
     return re.sub(r"[^;]", "", text)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.agent", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kubeconfig", type=Path, required=True)
     parser.add_argument("--delay", type=float, default=0.02, metavar="SECONDS", help="from bind to Allocate")
@@ -401,8 +402,9 @@ def main() -> None:
         parser.error(str(error))
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     with NodeAgent(Kube(arguments.kubeconfig), delay=arguments.delay, answers_handshake=arguments.answers_handshake):
-        threading.Event().wait()
+        interrupts.wait()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(interrupts.run(main))

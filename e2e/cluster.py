@@ -92,22 +92,19 @@ class LocalCluster:
         """
         programs = control_plane.find(say=say)
         reaper.remove_leftovers()
-        folder = reaper.claim()
-        guard = reaper.guard(folder)
-        cluster = cls(folder, programs, free_port(), free_port(), audited=audited, durable=durable,
-                      options=options)
-        try:
-            config = scheduler_config(cluster.extender_port if extender else None)
-            adjust(config)
-            cluster._create(config)
-            with cluster._supervised():
-                yield cluster
-        finally:
-            reaper.end(folder)
-            guard.kill()
-            guard.communicate()
-            for program in cluster.components.values():
-                program.wait_end(10)  # what was started again is a child of this process
+        with reaper.claimed() as folder:
+            cluster = cls(folder, programs, free_port(), free_port(), audited=audited, durable=durable,
+                          options=options)
+            try:
+                config = scheduler_config(cluster.extender_port if extender else None)
+                adjust(config)
+                cluster._create(config)
+                with cluster._supervised():
+                    yield cluster
+            finally:
+                reaper.end(folder)
+                for program in cluster.components.values():
+                    program.wait_end(10)  # what was started again is a child of this process
 
     def _create(self, config: Object) -> None:
         (self.folder / "scheduler.yaml").write_text(yaml.safe_dump(config))

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from e2e import interrupts
 from e2e.arguments import folder_to_write
 from e2e.binaries import MINOR_VARIABLE, BinariesMissing, find, minor_of, minors, reported_version
 
@@ -258,4 +259,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupts.run_whole(main))

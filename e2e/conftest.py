@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import audit, binaries, kind, needs, since, strict
+from e2e import audit, binaries, interrupts, kind, needs, reaper, since, strict
 from e2e.agent import NodeAgent
 from e2e.cluster import ExternalCluster, LocalCluster
 from e2e.device_plugin import RESOURCE, SLOTS, DevicePlugin, cards
@@ -38,6 +38,7 @@ Cluster = LocalCluster | ExternalCluster
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    interrupts.interrupt_pytest()
     config.pluginmanager.register(FlakyTests(parse_flaky(FILE.read_text())))
     config.pluginmanager.register(since)
     if os.environ.get("HAMI_E2E_STRICT"):
@@ -101,6 +102,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("kind").addoption("--kind-config", type=Path, default=kind.NODES, metavar="FILE",
                                       help="configuration of the kind cluster (default: %(default)s)")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def whole_run() -> Iterator[None]:
+    """Ends all processes that the tests have started when this one ends, or is killed."""
+    with reaper.claimed() as folder, reaper.marked(folder):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -18,19 +18,19 @@ import contextlib
 import functools
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e import binaries
+from e2e import binaries, interrupts
 from e2e.cluster import ClusterUnavailable, LocalCluster
 from e2e.eventually import WaitTimeout, eventually
 from e2e.images import pack_box
@@ -348,21 +348,18 @@ def printed(folder: Path) -> str:
 
 
 def main() -> int:
-    """Runs a control plane with a real node until Ctrl-C."""
+    """Runs a control plane with a real node until a signal ends it."""
     say = functools.partial(print, file=sys.stderr, flush=True)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for background processes
     try:
         with LocalCluster.started(say=say) as cluster, RealNode.joined(cluster, say=say) as node:
-            print(f"export KUBECONFIG={cluster.kubeconfig}", flush=True)
+            print(f"export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}", flush=True)
             say(f"node {node.name} is Ready; logs of pods: {node.path('/var/log/pods')}; Ctrl-C ends it")
-            threading.Event().wait()
+            interrupts.wait()
     except (binaries.BinariesMissing, ClusterUnavailable, NodeUnavailable) as error:
         say(error)
         return 1
-    except KeyboardInterrupt:
-        pass
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupts.run_whole(main))

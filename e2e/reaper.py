@@ -1,8 +1,9 @@
 """Cleans up after a run: ends its processes, and removes its directory and its control groups.
 
-The command line of each process of a run contains the run's directory (for certificates, data or configuration), so
-that the directory identifies them. As a program, the module waits until its standard input ends, which means that the
-other process is gone, and then cleans up. Standard library only.
+A process belongs to a run if its command line contains the run's directory (for certificates, data or configuration),
+or if its environment names that directory, as that of all processes does which a program starts that is one run as a
+whole (`marked`). As a program, the module waits until its standard input ends, which means that the other process is
+gone, however it has ended, and then cleans up. Standard library only.
 """
 
 from __future__ import annotations
@@ -10,32 +11,68 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["PREFIX", "claim", "end", "guard", "remove_leftovers"]
+__all__ = ["PREFIX", "claimed", "marked", "marker", "remove_leftovers"]
 
 PREFIX = "hami-e2e-"
+VARIABLE = "HAMI_E2E_FOLDERS"
+"""Environment variable with the directories of the runs to which a process belongs, separated by colons."""
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 OWNER = "owner.json"
 
 
-def claim() -> Path:
-    """Returns a new directory that belongs to this process."""
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    (folder / OWNER).write_text(json.dumps({"pid": os.getpid(), "started": started(os.getpid())}))
-    return folder
+@contextlib.contextmanager
+def claimed(parent: Path | None = None, prefix: str = PREFIX) -> Iterator[Path]:
+    """Yields a new directory in *parent* (default: that for temporary files) which belongs to this process.
+
+    At the end, what was started meanwhile ends, and the directory is removed: also if this process is killed.
+    """
+    folder = Path(parent or tempfile.gettempdir()) / f"{prefix}{secrets.token_hex(4)}"
+    watcher = guard(folder)  # before there is anything to clean up
+    try:
+        folder.mkdir(mode=0o700)
+        (folder / OWNER).write_text(json.dumps({"pid": os.getpid(), "started": started(os.getpid())}))
+        yield folder
+    finally:
+        end(folder)
+        watcher.kill()
+        watcher.communicate()
+
+
+def marker(folder: Path) -> dict[str, str]:
+    """Returns the environment variable of processes that belong to the run with this *folder*."""
+    outer = os.environ.get(VARIABLE, "")
+    return {VARIABLE: f"{outer}:{folder}" if outer else str(folder)}
+
+
+@contextlib.contextmanager
+def marked(folder: Path) -> Iterator[None]:
+    """Makes all processes that this one starts meanwhile belong to the run with this *folder*."""
+    outer = os.environ.get(VARIABLE)
+    os.environ.update(marker(folder))
+    try:
+        yield
+    finally:
+        if outer is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = outer
 
 
 def guard(folder: Path) -> subprocess.Popen[bytes]:
     """Starts a process that cleans up *folder* when this process is gone. Kill it after the directory was removed."""
     command = [sys.executable, "-I", __file__, str(folder)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    environment = {name: text for name, text in os.environ.items() if name != VARIABLE}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
 
 
 def started(pid: int) -> str:
@@ -49,15 +86,27 @@ def started(pid: int) -> str:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Returns the live processes with *folder* in their command line, except this one."""
-    needle = os.fsencode(folder) + b"/"
+    """Returns the live processes of the run with this *folder*, except this one."""
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
-                if needle in Path(entry.path, "cmdline").read_bytes():
+                if belongs_to(folder, Path(entry.path)):
                     found.append(int(entry.name))
     return found
+
+
+def belongs_to(folder: Path, process: Path) -> bool:
+    """Reports whether a process belongs to the run with this *folder*. *process*: its directory in /proc. Raises:
+    OSError if it has ended, or is another user's."""
+    name = os.fsencode(folder)
+    if name + b"/" in (process / "cmdline").read_bytes():
+        return True
+    marker = os.fsencode(VARIABLE) + b"="
+    for variable in (process / "environ").read_bytes().split(b"\0"):
+        if variable.startswith(marker):
+            return name in variable.removeprefix(marker).split(b":")
+    return False
 
 
 def control_groups(name: str) -> list[Path]:
@@ -96,10 +145,10 @@ def end(folder: Path, timeout: float = 10) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_leftovers() -> list[Path]:
-    """Cleans up after dead runs; returns their directories."""
+def remove_leftovers(parent: Path | None = None, prefix: str = PREFIX) -> list[Path]:
+    """Cleans up after dead runs in *parent* (default: the directory for temporary files); returns their directories."""
     leftovers = []
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for folder in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*"):
         try:
             owner = json.loads((folder / OWNER).read_text())
         except (OSError, ValueError):
@@ -111,6 +160,7 @@ def remove_leftovers() -> list[Path]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # whoever ends a whole group of processes wants them all to be gone
     sys.stdin.buffer.read()
     end(Path(sys.argv[1]))

@@ -6,10 +6,17 @@ import logging
 import pytest
 from hypothesis import HealthCheck, settings
 
+from e2e import interrupts
+
 SOME = {"deadline": None, "suppress_health_check": [HealthCheck.filter_too_much, HealthCheck.too_slow]}
 settings.register_profile("reproducible", derandomize=True, database=None, **SOME)
 settings.register_profile("nightly", derandomize=False, max_examples=2000, **SOME)
 settings.load_profile("reproducible")
+
+
+def pytest_configure():
+    interrupts.interrupt_pytest()
+
 
 LOGGERS = (None, "hami", "gunicorn", "kubernetes", "urllib3", "werkzeug")
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import click
 
+from e2e import interrupts
+
 __all__ = ["affected"]
 
 ROOT = Path(__file__).parents[1]
@@ -108,4 +110,4 @@ def main(since: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(interrupts.run_whole(main))

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from e2e import interrupts
 from e2e.arguments import folder_to_write
 from e2e.gpu import compute, holds, interplay
 from e2e.gpu.builds import FOLDER, pack
@@ -161,4 +162,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupts.run_whole(main))
