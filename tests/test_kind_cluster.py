@@ -1,13 +1,23 @@
 """A kind cluster without an image registry: parts that need neither root nor Docker."""
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from e2e.binaries import BUILD_VARIABLE
+from e2e.eventually import eventually
 from e2e.kind_cluster.docker import RUNC, Docker, KindUnavailable, call
 from e2e.kind_cluster.images import COREDNS, HERE, KIND, KUBERNETES, ON_NODES, debian_mirrors
+from e2e.processes import is_alive
+from e2e.quickstart import ROOT
 
 ALL = 0x1FFFFFFFFFF
 HELD = ["CAP_CHOWN", "CAP_SYS_RESOURCE"]
@@ -83,3 +93,79 @@ def test_a_docker_that_was_not_started_here_is_not_ended(tmp_path, monkeypatch):
     docker = Docker(tmp_path)
     docker.stop()
     assert docker.environment["DOCKER_HOST"] == "tcp://elsewhere:1" and list(tmp_path.iterdir()) == []
+
+
+# -- a start that is ended
+
+
+SCRIPTS = {
+    "go": """[ "$1" != env ] || {{ echo go{version}; exit; }}
+while [ "$1" != -o ]; do shift; done
+printf '#!/bin/sh\\necho registry.k8s.io/kube-proxy:v1 registry.k8s.io/pause:1\\n' >"$2"; chmod +x "$2"
+""",
+    "nice": 'exec "$@"',
+    "ip": 'echo "ip $*" >>{log}',
+    "dockerd": """for word in "$@"; do case $word in --pidfile=*) echo $$ >"${{word#*=}}";; esac; done
+echo $$ >{pid}; exec sleep 1000""",
+    "docker": '[ "$1" != version ] || exec test -e {folder}/cache/hami/kind/dockerd.pid',
+    "debootstrap": """for root; do case $root in */root) break;; esac; done
+mkdir -p $root/proc; mount -t proc proc $root/proc
+touch {folder}/waits; exec sleep 1000""",
+    "iptables": "true", "busybox": "true", "umount": 'echo "umount $*" >>{log}',
+}
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """The environment of a machine whose Docker and Debian are shell scripts; its files, too."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start Docker")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "tmp").mkdir()
+    names = {"version": "1.99.0", "log": tmp_path / "log", "pid": tmp_path / "pid", "folder": tmp_path}
+    for name, text in SCRIPTS.items():
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\n" + text.format(**names) + "\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = {name: text for name, text in os.environ.items() if name not in ("DOCKER_HOST", BUILD_VARIABLE)}
+    yield environment | {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "XDG_CACHE_HOME": str(tmp_path / "cache"),
+                         "TMPDIR": str(tmp_path / "tmp")}
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        os.kill(dockerd(tmp_path), signal.SIGKILL)
+
+
+def dockerd(folder):
+    """The process of the daemon that was started."""
+    return int((folder / "pid").read_text())
+
+
+def when_debian_is_made(machine, folder):
+    """Returns a start of the cluster that makes the image of Debian."""
+    process = subprocess.Popen([sys.executable, "-m", "e2e.kind_cluster", "up"], cwd=ROOT, env=machine, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    eventually(lambda: (folder / "waits").exists() or process.poll() is not None, "Debian is being made")
+    return process
+
+
+@pytest.mark.parametrize("signals", [
+    [signal.SIGTERM], [signal.SIGINT, signal.SIGTERM], [signal.SIGHUP]], ids=["SIGTERM", "twice", "SIGHUP"])
+def test_a_start_that_is_ended_leaves_nothing(machine, tmp_path, signals):
+    process = when_debian_is_made(machine, tmp_path)
+    for number in signals:
+        process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode in [128 + number for number in signals], output
+    assert "nothing is left running" in output
+    eventually(lambda: not is_alive(dockerd(tmp_path)), "dockerd has ended")
+    assert "ip link del hami-e2e0" in (tmp_path / "log").read_text()
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+
+
+def test_a_docker_that_was_there_already_is_left_alone(machine, tmp_path):
+    folder = tmp_path / "cache" / "hami" / "kind"
+    folder.mkdir(parents=True)
+    (folder / "dockerd.pid").write_text(f"{os.getpid()}")
+    process = when_debian_is_made(machine, tmp_path)
+    process.send_signal(signal.SIGTERM)
+    assert "nothing is left running" in process.communicate(timeout=60)[0]
+    assert not (tmp_path / "log").exists()

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from e2e import binaries, kind_cluster
+from e2e import binaries, interrupts, kind_cluster
 from e2e.kind_cluster.docker import Docker, KindUnavailable, call
 from e2e.kind_cluster.images import BASE, KIND, ensure_node_image, find_programs
 
@@ -21,9 +21,22 @@ WAIT = "--timeout=180s"
 def up(docker: Docker, kubeconfig: Path) -> dict[str, str]:
     """Returns the variables with which the cluster is used, which runs then.
 
+    When a signal ends it, nothing is left that it has started. Raises: KindUnavailable, BinariesMissing.
+    """
+    is_ours = docker.start()
+    try:
+        return create(docker, kubeconfig)
+    except interrupts.Interrupted:
+        if is_ours:
+            down(docker, kubeconfig)
+        raise
+
+
+def create(docker: Docker, kubeconfig: Path) -> dict[str, str]:
+    """Returns the variables with which the cluster is used, which runs then, in *docker*.
+
     Raises: KindUnavailable, BinariesMissing.
     """
-    docker.start()
     began = time.monotonic()
 
     def say(line: str) -> None:
@@ -78,4 +91,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupts.run(main))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from e2e.needs import lacking
+from e2e.processes import is_alive
 
 __all__ = ["Docker", "KindUnavailable", "call", "eventually_true"]
 
@@ -51,6 +52,8 @@ class Docker:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._is_ours = False
+        self._started: subprocess.Popen[bytes] | None = None
         self.host = os.environ.get("DOCKER_HOST") or f"unix://{folder / 'docker.sock'}"
 
     @property
@@ -81,14 +84,24 @@ class Docker:
             return True
         return False
 
-    def start(self) -> None:
-        """Starts the daemon, unless it answers. Raises: KindUnavailable."""
+    def start(self) -> bool:
+        """Starts the daemon, unless it answers; returns whether it did. When that fails, or a signal ends it, it is
+        stopped again. Raises: KindUnavailable."""
         if os.geteuid() != 0:
             raise KindUnavailable("only root can start Docker")
         if missing := lacking(*PACKAGES):
             raise KindUnavailable(f"Debian's packages are missing: {', '.join(missing)}")
         if self.answers():
-            return
+            return False
+        self._is_ours = True
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return True
+
+    def _start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         if not Path("/sys/class/net", BRIDGE).exists():
             for words in (("link", "add", BRIDGE, "type", "bridge"), ("addr", "add", ADDRESS, "dev", BRIDGE),
@@ -99,8 +112,9 @@ class Docker:
                    "pidfile": self._pid_file, "bridge": BRIDGE, "storage-driver": "overlay2",
                    "add-runtime": f"bounded={RUNC}", "default-runtime": "bounded"}
         with log.open("wb") as output:
-            subprocess.Popen(["dockerd", *(f"--{name}={value}" for name, value in options.items())],
-                             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+            self._started = subprocess.Popen(
+                ["dockerd", *(f"--{name}={value}" for name, value in options.items())],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
         if not eventually_true(self.answers, START_SECONDS):
             raise KindUnavailable(f"dockerd does not answer:\n{log.read_text(errors='replace')[-3000:]}")
 
@@ -109,10 +123,13 @@ class Docker:
         try:
             pid = int(self._pid_file.read_text())
         except (OSError, ValueError):
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-            eventually_true(lambda: not Path("/proc", str(pid)).exists(), STOP_SECONDS)
+            if not self._is_ours:
+                return
+            pid = self._started.pid if self._started is not None else 0  # it has not written its file yet
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+                eventually_true(lambda: not is_alive(pid), STOP_SECONDS)
         for command in (("umount", self._folder / "docker-exec" / "netns" / "default"), ("ip", "link", "del", BRIDGE)):
             with contextlib.suppress(KindUnavailable):
                 call(*command)

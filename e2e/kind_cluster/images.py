@@ -100,7 +100,9 @@ def import_debian(docker: Docker) -> None:
     sources = "\n".join(Path(file).read_text() for file in SOURCES if Path(file).exists())
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "root"
-        call("debootstrap", "--variant=minbase", "--include=ca-certificates", DEBIAN, root,
+        # it mounts /proc below the folder: with its processes, that ends when it does, or is killed
+        call("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
+             "debootstrap", "--variant=minbase", "--include=ca-certificates", DEBIAN, root,
              *debian_mirrors(sources)[:1])
         for rest in (*root.glob("var/cache/apt/archives/*.deb"), *root.glob("var/lib/apt/lists/*_*")):
             rest.unlink()
