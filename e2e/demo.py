@@ -3,20 +3,22 @@
 ``python -m e2e.demo`` starts the local control plane, ``hami scheduler``, four fake nodes with eight GPUs each, and a
 mix of pods. ``--keep`` keeps the cluster and the dashboard running until Ctrl-C. ``--picture`` takes a picture of the
 dashboard. ``--real-node`` shows containers on a real kubelet, which print their limits; ``--dra`` shows two, of which
-one has a claim. No process is left at the end.
+one has a claim. Nothing is left at the end, whatever ends it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import random
+import shlex
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,24 +26,24 @@ import urllib3
 from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
-from rich.panel import Panel
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from e2e import audit, browser, demo_dra, demo_realnode, measured
+from e2e import audit, browser, demo_dra, demo_realnode, interrupts, measured
 from e2e.agent import NodeAgent
 from e2e.arguments import file_to_write
 from e2e.binaries import BinariesMissing
 from e2e.cluster import LocalCluster
 from e2e.dashboard import dashboard
 from e2e.eventually import eventually
+from e2e.farewell import say_farewell
 from e2e.joined_node import NodeUnavailable
 from e2e.nodes import gpus
 from e2e.people import DEVICE_CONFIG, ask
 from e2e.pods import container, init, pod, sidecar
 from e2e.priorities import add_priorities, of_priority
 from e2e.processes import free_port
+from e2e.progress import Steps, shown
 from e2e.sandbox import Sandbox, served
 from e2e.scheduler import Certificates, Scheduler, install
 from tests.libvgpu.builds import Unavailable
@@ -53,9 +55,11 @@ A100 = {"memory_mib": 81_920, "model": "NVIDIA A100-SXM4-80GB"}
 T4 = {"memory_mib": 15_360, "model": "NVIDIA T4"}
 PODS = 40
 SETTLED_SECONDS = 2
+SUMMARY_SECONDS = 2
 TIMEOUT_SECONDS = 60
 PLAIN_WIDTH = 120
 JOB = Path(__file__).with_name("demo_job.yaml")
+FIRST_STEP = "control plane (built once, on the first run)"
 EXPLAINED = 2
 """Waiting pods that are explained."""
 
@@ -79,6 +83,12 @@ class Outcome(NamedTuple):
         """The pods that have neither their devices nor a reason."""
         return [name for name, item in self.pods.items()
                 if not served(item) and (item["spec"].get("nodeName") or not self.reasons.get(name))]
+
+    @property
+    def summary(self) -> str:
+        """One line about all pods."""
+        return (f"{len(self.pods)} of {PODS} pods created, {self.started} have their devices, "
+                f"{len(self.waiting)} wait")
 
     @property
     def settled(self) -> bool:
@@ -143,8 +153,9 @@ def node_tables(sandbox: Sandbox, outcome: Outcome) -> list[Table]:
     return tables
 
 
-def submit_and_watch(console: Console, sandbox: Sandbox) -> Outcome:
-    """Creates the pods in the background, and shows the state until it is settled."""
+def submit_and_watch(console: Console, sandbox: Sandbox, steps: Steps) -> Outcome:
+    """Creates the pods in the background, and shows the state until it is settled: in tables on a terminal, else as
+    *steps*."""
     failed: list[BaseException] = []
 
     def create() -> None:
@@ -153,15 +164,13 @@ def submit_and_watch(console: Console, sandbox: Sandbox) -> Outcome:
         except BaseException as error:  # raised by the drawing thread
             failed.append(error)
 
-    creation = threading.Thread(target=create)
+    creation = threading.Thread(target=create, daemon=True)
     creation.start()
     outcome, deadline, quiet_since = look(sandbox), time.monotonic() + TIMEOUT_SECONDS, None
-    with Live(console=console, refresh_per_second=8, transient=True) as live:
+    with tables(console, sandbox, steps) as update:
         while time.monotonic() < deadline and not failed:
             outcome = look(sandbox)
-            head = Text(f"{len(outcome.pods)} of {PODS} pods created, {outcome.started} have their devices, "
-                        f"{len(outcome.waiting)} wait", style="bold")
-            live.update(Group(head, Columns(node_tables(sandbox, outcome))))
+            update(outcome)
             if outcome.settled:
                 quiet_since = quiet_since or time.monotonic()
                 if time.monotonic() - quiet_since > SETTLED_SECONDS:
@@ -173,6 +182,40 @@ def submit_and_watch(console: Console, sandbox: Sandbox) -> Outcome:
     if failed:
         raise failed[0]
     return outcome
+
+
+class Summaries:
+    """The state as steps, one in SUMMARY_SECONDS if it has changed, and the last one."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._latest = self._said = ""
+        self._said_at = -math.inf
+
+    def say(self, outcome: Outcome) -> None:
+        self._latest = outcome.summary
+        if time.monotonic() - self._said_at >= SUMMARY_SECONDS:
+            self.finish()
+
+    def finish(self) -> None:
+        if self._latest != self._said:
+            self._said, self._said_at = self._latest, time.monotonic()
+            self._steps.say(self._latest)
+
+
+@contextlib.contextmanager
+def tables(console: Console, sandbox: Sandbox, steps: Steps) -> Iterator[Callable[[Outcome], None]]:
+    """Yields a function that shows the state. Ends *steps*."""
+    if not console.is_terminal:
+        summaries = Summaries(steps)
+        yield summaries.say
+        summaries.finish()
+        steps.stop()
+        return
+    steps.stop()
+    with Live(console=console, refresh_per_second=8, transient=True) as live:
+        yield lambda outcome: live.update(
+            Group(Text(outcome.summary, style="bold"), Columns(node_tables(sandbox, outcome))))
 
 
 def show(console: Console, cluster: LocalCluster, sandbox: Sandbox, outcome: Outcome) -> None:
@@ -235,52 +278,49 @@ def take_picture(address: str, file: Path) -> None:
 
 def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox, address: str) -> None:
     """Prints how to use the cluster."""
-    kubectl = f"{cluster.binaries['kubectl']} --kubeconfig {cluster.kubeconfig} -n {sandbox.namespace}"
-    console.print(Panel.fit(Text("\n".join((
-        "The cluster stays up until Ctrl-C. In another terminal:", "",
-        f"  alias k='{kubectl}'",
-        "  k get pods -o wide",
-        f"  hami top cards --kubeconfig={cluster.kubeconfig} --device-config-file={DEVICE_CONFIG}",
-        "  k get events --field-selector reason=FilteringFailed",
-        "  k get pod notebook-0 -o jsonpath='{.metadata.annotations}'",
-        "  k delete pod whole-card-0            # and a waiting pod is placed", "",
+    say_farewell(console, cluster, sandbox.namespace, (
+        "kubectl get pods -o wide",
+        f"hami top cards --device-config-file={shlex.quote(str(DEVICE_CONFIG))}",
+        "kubectl get events --field-selector reason=FilteringFailed",
+        "kubectl get pod notebook-0 -o jsonpath='{.metadata.annotations}'",
+        "kubectl delete pod whole-card-0   # and a waiting pod is placed",
+    ), (
         f"Dashboard: {address}",
-        f"Logs: {cluster.folder}/hami-scheduler-0.log"))), title="kept"))
+        f"Logs: {cluster.folder}/hami-scheduler-0.log",
+    ))
 
 
 def run(console: Console, *, keep: bool, picture: Path | None) -> int:
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console,
-                  transient=True) as progress:
-        task = progress.add_task("control plane (built once, on the first run)")
-        with LocalCluster.started(say=lambda line: progress.update(task, description=line)) as cluster:
-            progress.update(task, description="hami scheduler")
-            certificates = Certificates(cluster.folder / "tls")
-            port, monitor_port = free_port(), free_port()
-            address = f"http://localhost:{port}"
-            scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
-            with (dashboard(cluster.kubeconfig, cluster.folder, port, monitor_port=str(monitor_port)),
-                  NodeAgent(cluster.kube), Sandbox.opened(cluster.kube, name="demo") as sandbox):
-                progress.update(task, description="nodes")
-                sandbox.add_gpu_nodes({f"node-{n}": gpus(8, **(A100 if n < 2 else T4)) for n in range(4)})
-                progress.stop()
-                outcome = submit_and_watch(console, sandbox)
-                show(console, cluster, sandbox, outcome)
-                preempt(console, cluster, sandbox)
-                violations = audit.audit(cluster.kube)
-                for violation in violations:
-                    console.print(f"[red]the auditor found: {violation}")
-                if not outcome.settled:
-                    console.print(f"[red]not settled after {TIMEOUT_SECONDS} s: "
-                                  f"{', '.join(outcome.open) or 'pods are missing'}; the scheduler's log ends:")
-                    console.print(scheduler.program.tail(), markup=False)
-                if keep or picture:
-                    with monitors(sandbox, outcome, monitor_port):
-                        if picture:
-                            take_picture(address, picture)
-                        if keep:
-                            farewell(console, cluster, sandbox, address)
-                            threading.Event().wait()
-                return int(bool(violations) or not outcome.settled)
+    with (shown(console, FIRST_STEP) as steps, LocalCluster.started(say=steps.say) as cluster):
+        steps.say("hami scheduler")
+        certificates = Certificates(cluster.folder / "tls")
+        port, monitor_port = free_port(), free_port()
+        address = f"http://localhost:{port}"
+        scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
+        with (dashboard(cluster.kubeconfig, cluster.folder, port, monitor_port=str(monitor_port)),
+              NodeAgent(cluster.kube)):
+            sandbox = Sandbox.created(cluster.kube, name="demo")
+            steps.say("nodes")
+            sandbox.add_gpu_nodes({f"node-{n}": gpus(8, **(A100 if n < 2 else T4)) for n in range(4)})
+            steps.say("pods")
+            outcome = submit_and_watch(console, sandbox, steps)
+            show(console, cluster, sandbox, outcome)
+            preempt(console, cluster, sandbox)
+            violations = audit.audit(cluster.kube)
+            for violation in violations:
+                console.print(f"[red]the auditor found: {violation}")
+            if not outcome.settled:
+                console.print(f"[red]not settled after {TIMEOUT_SECONDS} s: "
+                              f"{', '.join(outcome.open) or 'pods are missing'}; the scheduler's log ends:")
+                console.print(scheduler.program.tail(), markup=False)
+            if keep or picture:
+                with monitors(sandbox, outcome, monitor_port):
+                    if picture:
+                        take_picture(address, picture)
+                    if keep:
+                        farewell(console, cluster, sandbox, address)
+                        interrupts.wait()
+            return int(bool(violations) or not outcome.settled)
 
 
 def main() -> int:
@@ -302,15 +342,16 @@ def main() -> int:
         console = Console(width=PLAIN_WIDTH)
     try:
         if real:
-            return (demo_dra if arguments.dra else demo_realnode).run(console, keep=arguments.keep)
-        return run(console, keep=arguments.keep, picture=arguments.picture)
+            status = (demo_dra if arguments.dra else demo_realnode).run(console, keep=arguments.keep)
+        else:
+            status = run(console, keep=arguments.keep, picture=arguments.picture)
     except (BinariesMissing, NodeUnavailable, Unavailable) as error:
         console.print(f"[red]{error}")
         return 1
-    except KeyboardInterrupt:
+    if arguments.keep:
         console.print("stopped; nothing is left running")
-        return 0 if arguments.keep else 130
+    return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupts.run_whole(main))

@@ -7,21 +7,19 @@ Resource Allocation), and are stopped at the same limits.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from e2e import realnode
+from e2e import interrupts, realnode
 from e2e.claims import claiming, class_and_rights, missing, share, spec_of, template, wait_published
 from e2e.cluster import LocalCluster
 from e2e.demo_realnode import add_output, farewell, greedy, output_table
 from e2e.device_plugin import SLOTS, DevicePlugin
 from e2e.fake_gpu import CARDS, FakeGpus, client_pod
 from e2e.people import ask
+from e2e.progress import shown
 from e2e.realnode import RealNode
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
@@ -41,34 +39,31 @@ def run(console: Console, *, keep: bool) -> int:
     if reason := realnode.missing() or missing():
         console.print(f"[red]{reason}")
         return 1
-    with (Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console,
-                   transient=True) as progress, ExitStack() as stack):
-        task = progress.add_task("control plane (built once, on the first run)")
-
-        def say(line: str) -> None:
-            progress.update(task, description=line)
-
-        cluster = stack.enter_context(LocalCluster.started(say=say))
-        say("two real nodes: kubelet, containerd")
-        nodes = {door: stack.enter_context(RealNode.joined(cluster, name=f"door-{door}", say=say)) for door in DOORS}
-        say("hami scheduler, hami device-plugin")
+    with (shown(console, "control plane (built once, on the first run)") as steps,
+          LocalCluster.started(say=steps.say) as cluster, ExitStack() as stack):
+        steps.say("two real nodes: kubelet, containerd")
+        nodes = {door: stack.enter_context(RealNode.joined(cluster, name=f"door-{door}", say=steps.say))
+                 for door in DOORS}
+        steps.say("hami scheduler, hami device-plugin")
         certificates = Certificates(cluster.folder / "tls")
         Scheduler(cluster, certificates, install(cluster, certificates)).start()
         class_and_rights(cluster.kube)
         gpus = with_gpus(nodes)
-        sandbox = stack.enter_context(lent(cluster, nodes))
-        say("pods")
+        sandbox = Sandbox.created(cluster.kube, name="demo")
+        for node in nodes.values():
+            node.lend(sandbox)
+        steps.say("pods")
         pods = {"by-plugin": client_pod("by-plugin", greedy(gpu=1, gpumem=MEMORY_MIB, gpucores=CORES)),
                 "by-claim": claiming(client_pod("by-claim", greedy()), "slice")}
         sandbox.kube.create(template("slice", spec_of(main=share(MEMORY_MIB, CORES))), sandbox.namespace)
         sandbox.create(*pods.values())
         sandbox.running(*pods, timeout=TIMEOUT_SECONDS)
-        progress.stop()
+        steps.stop()
         seen = show(console, sandbox, gpus)
         ask(console, cluster, sandbox, "top", "cards")
         if keep:
             farewell(console, sandbox, *nodes.values())
-            threading.Event().wait()
+            interrupts.wait()
         return int(seen != [MEMORY_MIB, MEMORY_MIB])
 
 
@@ -87,14 +82,6 @@ def with_gpus(nodes: dict[str, RealNode]) -> dict[str, FakeGpus]:
         else:
             plugin.wait_offered(SLOTS)
     return gpus
-
-
-@contextmanager
-def lent(cluster: LocalCluster, nodes: dict[str, RealNode]) -> Iterator[Sandbox]:
-    with Sandbox.opened(cluster.kube, name="demo") as sandbox, ExitStack() as stack:
-        for node in nodes.values():
-            stack.enter_context(node.lent(sandbox))
-        yield sandbox
 
 
 def show(console: Console, sandbox: Sandbox, gpus: dict[str, FakeGpus]) -> list[int]:

@@ -6,24 +6,24 @@ containerd, containers and the limiter in them are real.
 
 from __future__ import annotations
 
-import threading
+import shlex
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.panel import Panel
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from e2e import audit
+from e2e import audit, interrupts
 from e2e.allocating import AllocatingContainer
 from e2e.cluster import LocalCluster
 from e2e.device_plugin import RESOURCE, DevicePlugin
 from e2e.eventually import eventually
 from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod
+from e2e.farewell import say_farewell
 from e2e.monitor import Monitor
+from e2e.progress import shown
 from e2e.realnode import RealNode, missing
 from e2e.resizes import answered, applied, resize
 from e2e.sandbox import Sandbox
@@ -55,39 +55,34 @@ def run(console: Console, *, keep: bool) -> int:
     if reason := missing():
         console.print(f"[red]{reason}")
         return 1
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console,
-                  transient=True) as progress:
-        task = progress.add_task("control plane (built once, on the first run)")
-
-        def say(line: str) -> None:
-            progress.update(task, description=line)
-
-        with LocalCluster.started(say=say) as cluster:
-            say("a real node: kubelet, containerd")
-            with RealNode.joined(cluster, say=say) as node:
-                say("hami scheduler, hami device-plugin")
-                certificates = Certificates(cluster.folder / "tls")
-                Scheduler(cluster, certificates, install(cluster, certificates)).start()
-                plugin = DevicePlugin(node)
-                gpus = FakeGpus(node, Builds())
-                gpus.insert(plugin, *CARDS)
-                plugin.start().wait_offered(20)
-                Monitor(node).start()
-                with Sandbox.opened(cluster.kube, name="demo") as sandbox, node.lent(sandbox):
-                    say("pods")
-                    for name, asked in PODS.items():
-                        sandbox.create(client_pod(name, greedy(**asked), **ONE_CARD))
-                    sandbox.running(*PODS)
-                    progress.stop()
-                    show(console, node, sandbox, gpus)
-                    show_resizes(console, sandbox, gpus)
-                    violations = audit.audit(cluster.kube)
-                    for violation in violations:
-                        console.print(f"[red]the auditor found: {violation}")
-                    if keep:
-                        farewell(console, sandbox, node)
-                        threading.Event().wait()
-                    return int(bool(violations))
+    with (shown(console, "control plane (built once, on the first run)") as steps,
+          LocalCluster.started(say=steps.say) as cluster):
+        steps.say("a real node: kubelet, containerd")
+        with RealNode.joined(cluster, say=steps.say) as node:
+            steps.say("hami scheduler, hami device-plugin")
+            certificates = Certificates(cluster.folder / "tls")
+            Scheduler(cluster, certificates, install(cluster, certificates)).start()
+            plugin = DevicePlugin(node)
+            gpus = FakeGpus(node, Builds())
+            gpus.insert(plugin, *CARDS)
+            plugin.start().wait_offered(20)
+            Monitor(node).start()
+            sandbox = Sandbox.created(cluster.kube, name="demo")
+            node.lend(sandbox)
+            steps.say("pods")
+            for name, asked in PODS.items():
+                sandbox.create(client_pod(name, greedy(**asked), **ONE_CARD))
+            sandbox.running(*PODS)
+            steps.stop()
+            show(console, node, sandbox, gpus)
+            show_resizes(console, sandbox, gpus)
+            violations = audit.audit(cluster.kube)
+            for violation in violations:
+                console.print(f"[red]the auditor found: {violation}")
+            if keep:
+                farewell(console, sandbox, node)
+                interrupts.wait()
+            return int(bool(violations))
 
 
 def greedy(**asked: int) -> Object:
@@ -157,11 +152,8 @@ def add_output(table: Table, name: str, asked: Mapping[str, object], sandbox: Sa
 
 def farewell(console: Console, sandbox: Sandbox, *nodes: RealNode) -> None:
     """Prints how to use the cluster."""
-    cluster = nodes[0].cluster
-    console.print(Panel.fit(Text("\n".join((
-        "The cluster stays up until Ctrl-C. In another terminal:", "",
-        f"  alias k='{cluster.binaries['kubectl']} --kubeconfig {cluster.kubeconfig} -n {sandbox.namespace}'",
-        "  k get pods -o wide",
-        *(f"  k describe node {node.name}" for node in nodes), "",
-        *(f"Containers' output: {node.path('/var/log/pods')}" for node in nodes),
-        *(f"Logs: {node.folder}/device-plugin.log, kubelet.log, containerd.log" for node in nodes)))), title="kept"))
+    say_farewell(console, nodes[0].cluster, sandbox.namespace, (
+        "kubectl get pods -o wide",
+        *(f"kubectl describe node {node.name}" for node in nodes),
+        *(f"ls {shlex.quote(str(node.path('/var/log/pods')))}   # output of containers" for node in nodes),
+    ), [f"Logs: {node.folder}/device-plugin.log, kubelet.log, containerd.log" for node in nodes])

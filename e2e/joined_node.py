@@ -51,10 +51,14 @@ class JoinedNode:
         self.wait_node(lambda node: node["status"].get("allocatable", {}).get(resource) == str(amount),
                        timeout=timeout, what=f"offers {amount} {resource}")
 
+    def lend(self, sandbox: Sandbox) -> None:
+        """Reserves the node for *sandbox*."""
+        self.kube.merge_patch("Node", self.name, {"metadata": {"labels": {LABEL: sandbox.namespace}}})
+
     @contextlib.contextmanager
     def lent(self, sandbox: Sandbox) -> Iterator[None]:
         """Reserves the node for *sandbox*, and waits at the end until its containers have ended."""
-        self.kube.merge_patch("Node", self.name, {"metadata": {"labels": {LABEL: sandbox.namespace}}})
+        self.lend(sandbox)
         try:
             yield
         finally:

@@ -66,6 +66,13 @@ class Sandbox:
             if not is_left:
                 kube.delete("Namespace", sandbox.namespace)
 
+    @classmethod
+    def created(cls, kube: Kube, *, name: str) -> Sandbox:
+        """Returns a new sandbox that ends with its cluster."""
+        sandbox = cls(kube, f"{name}-{secrets.token_hex(3)}")
+        sandbox._open({})
+        return sandbox
+
     def _open(self, labels: Mapping[str, str]) -> None:
         self.kube.create(named("Namespace", self.namespace, labels=dict(labels)))
         with contextlib.suppress(ApiError):  # the controller manager has created it
