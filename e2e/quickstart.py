@@ -1,6 +1,7 @@
-"""The commands of a quickstart, as a reader would type them.
+"""The commands of a page, as a reader would type them.
 
-``python -m e2e.quickstart PAGE`` types them: they create clusters and install HAMi. It ends with the first that fails.
+``python -m e2e.quickstart PAGE`` types them: those of a quickstart create clusters and install HAMi. It ends with the
+first that fails. ``python -m e2e.quickstart PAGE HEADING`` types only those below a heading. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from e2e import interrupts
 from e2e.arguments import file_to_read
 
 __all__ = ["DOCS", "ROOT", "carry_out", "commands", "script"]
@@ -20,32 +22,63 @@ __all__ = ["DOCS", "ROOT", "carry_out", "commands", "script"]
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SECTION = r"^## {}\n(.*?)(?=^## |\Z)"
+REMOVES = re.compile(r"^kind delete cluster\b.*$", re.MULTILINE)
+"""Commands that remove what the others of a page have made outside of the processes that they start."""
 
 
-def script(page: Path) -> str:
-    """Returns the command blocks of *page* as one shell script."""
-    return "".join(CONSOLE.findall(page.read_text()))
+def script(page: Path, heading: str = "") -> str:
+    """Returns the command blocks of *page*, or of the section below *heading*, as one shell script.
+
+    Raises: ValueError if there is no such section, or no command.
+    """
+    text = page.read_text()
+    if heading:
+        section = re.search(SECTION.format(re.escape(heading)), text, re.MULTILINE | re.DOTALL)
+        if section is None:
+            raise ValueError(f"{page} has no heading {heading!r}")
+        text = section[1]
+    blocks = CONSOLE.findall(text)
+    if not blocks:
+        raise ValueError(f"{page} {heading}: no commands")
+    return "".join(blocks)
 
 
-def commands(page: Path) -> list[list[str]]:
-    """Returns the words of each command of *page*, which has no here-documents."""
-    return [shlex.split(line, comments=True) for line in script(page).replace("\\\n", " ").splitlines()]
+def commands(page: Path, heading: str = "") -> list[list[str]]:
+    """Returns the words of each command of *page*, or of its section, which has no here-documents."""
+    lines = script(page, heading).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines]
 
 
-def carry_out(page: Path, **options: Any) -> int:
-    """Runs the commands of *page* where this repository lies; returns the exit status. *options*: of a subprocess."""
-    words = ["bash", "-euxo", "pipefail", "-c", script(page)]
-    return subprocess.run(words, cwd=ROOT, check=False, **options).returncode
+def carry_out(page: Path, heading: str = "", *, folder: Path = ROOT, **options: Any) -> int:
+    """Runs the commands of *page*, or of its section, in *folder*; returns the exit status. *options*: of a subprocess.
+
+    When a signal ends it, what they have made is removed by the page's own commands for that.
+    """
+    text = script(page, heading)
+    try:
+        return subprocess.run(shell(text), cwd=folder, check=False, **options).returncode
+    except interrupts.Interrupted:
+        for command in REMOVES.findall(text):
+            subprocess.run(shell(command), cwd=folder, check=False, **options)
+        raise
+
+
+def shell(text: str) -> list[str]:
+    """Returns the words of a shell that runs *text* until a command fails."""
+    return ["bash", "-euxo", "pipefail", "-c", text]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.quickstart", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("page", type=file_to_read, metavar="PAGE", help="a page such as docs/quickstart.md")
-    page: Path = parser.parse_args().page
-    if not script(page):
-        parser.error(f"{page}: there is no block of commands (```console)")
-    return carry_out(page)
+    parser.add_argument("heading", nargs="?", default="", metavar="HEADING", help="only the commands below it")
+    flags = parser.parse_args()
+    try:
+        return carry_out(flags.page, flags.heading)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupts.run_whole(main))

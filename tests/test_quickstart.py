@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections import namedtuple
@@ -15,17 +16,25 @@ from collections import namedtuple
 import pytest
 import yaml
 
-from e2e.quickstart import DOCS, ROOT, carry_out
+from e2e.eventually import eventually
+from e2e.processes import is_alive
+from e2e.quickstart import DOCS, ROOT, carry_out, commands
 from hami.cli import main
 from hami.inspect.manifests import read_manifests
 
 pytestmark = pytest.mark.files
 PAGES = {path.stem: path for path in (DOCS / "quickstart.md", DOCS / "quickstart-gpu-operator.md", ROOT / "README.md")}
-PROGRAMS = ("docker", "kind", "kubectl", "helm", "hami", "pip", "tox")
+PROGRAMS = ("docker", "kind", "kubectl", "helm", "hami", "pip", "python3")
 NOTE = """#!{python}
-import json, sys
+import json, os, shutil, sys
+program, words = os.path.basename(sys.argv[0]), sys.argv[1:]
 with open({log!r}, "a") as log:
-    print(json.dumps([sys.argv[0].rpartition("/")[2], sys.argv[1:], sys.stdin.read()]), file=log)
+    print(json.dumps([program, words, sys.stdin.read()]), file=log)
+if words[:2] == ["-m", "venv"]:  # of stand-ins, too
+    os.makedirs(words[2] + "/bin")
+    shutil.copy(sys.argv[0], words[2] + "/bin/pip")
+if program == "pip" and "tox" in words:
+    shutil.copy(sys.argv[0], os.path.dirname(sys.argv[0]) + "/tox")
 """
 Call = namedtuple("Call", "program words stdin")
 
@@ -43,7 +52,12 @@ def typed(tmp_path_factory):
                 (folder / program).write_text(NOTE.format(python=sys.executable, log=str(log)))
                 (folder / program).chmod(0o755)
             path = f"{folder}:{os.environ['PATH']}"
-            assert carry_out(PAGES[name], env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL) == 0
+            (repository := folder / "repository").mkdir()  # without the environments of who runs the tests
+            for entry in ROOT.iterdir():
+                if not entry.name.startswith("."):
+                    (repository / entry.name).symlink_to(entry)
+            assert carry_out(PAGES[name], folder=repository, env={**os.environ, "PATH": path},
+                             stdin=subprocess.DEVNULL) == 0
             calls[name] = [Call(*json.loads(line)) for line in log.read_text().splitlines()]
         return calls[name]
     return type_
@@ -72,7 +86,46 @@ def test_every_command_is_known(typed):
     written = {page: {words[0] for line in re.sub(r"<<YAML.*?^YAML$|\\\n", "", "".join(re.findall(
         r"```console\n(.*?)```", path.read_text(), re.DOTALL)), flags=re.DOTALL | re.MULTILINE).splitlines()
         for part in line.split("&&") if (words := shlex.split(part, comments=True))} for page, path in PAGES.items()}
-    assert {page: {call.program for call in typed(page)} for page in PAGES} == written
+    assert {page: {call.program for call in typed(page)} for page in PAGES} == {
+        page: {word.rpartition("/")[2] for word in words} for page, words in written.items()}
+
+
+def test_a_stranger_gets_tox_before_it_is_called(typed):
+    """Not with pip of the system: Debian and Ubuntu refuse that (externally-managed-environment)."""
+    called = [(call.program, call.words) for call in typed("README") if call.program in ("python3", "pip", "tox")]
+    assert called == [("python3", ["-m", "venv", ".venv"]), ("pip", ["install", "tox"]),
+                      ("tox", ["run", "-e", "demo"]), ("tox", ["run"])]
+
+
+SECTIONS = ("Try it", "Run the tests")
+
+
+def test_the_workflow_types_the_commands_of_the_readme():
+    nightly = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yaml").read_text())
+    runs = [step.get("run", "") for step in nightly["jobs"]["newcomer"]["steps"]]
+    typed = [run for run in runs if "e2e.quickstart README.md" in run]
+    assert typed == [f"time python3 -m e2e.quickstart README.md '{heading}'" for heading in SECTIONS]
+    words = [word for heading in SECTIONS for line in commands(ROOT / "README.md", heading) for word in line]
+    assert "tox" in {word.rpartition("/")[2] for word in words}
+    assert "python3-venv" in runs[0], "the package that README names"
+
+
+@pytest.mark.parametrize("text", [(ROOT / ".ci" / "run").read_text(), (ROOT / "tox.ini").read_text()],
+                         ids=[".ci/run", "tox.ini"])
+def test_the_commands_of_the_readme_are_those_that_are_checked(text):
+    """.ci/run calls the test command, and each environment that is named exists."""
+    calls = [line[line.index(".venv/bin/tox") + 1:] for heading in SECTIONS
+             for line in commands(ROOT / "README.md", heading) if ".venv/bin/tox" in line]
+    assert calls == [["run", "-e", "demo"], ["run"]]
+    assert '"$tox" -qq run --result-json' in text or "[testenv:demo]" in text
+
+
+@pytest.mark.parametrize("page, heading, says", [
+    ("README.md", "Nowhere", "has no heading 'Nowhere'"), ("README.md", "Documentation", "no commands"),
+])
+def test_a_section_that_cannot_be_typed_is_an_error(page, heading, says, capsys, monkeypatch):
+    with pytest.raises(ValueError, match=says):
+        carry_out(ROOT / page, heading)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -136,3 +189,32 @@ def test_our_own_commands_take_the_words(typed):
     assert [words[0] for words in own] == ["top", "explain"]
     for words in own:
         main.all()[words[0]].make_context(words[0], words[1:])
+
+
+PAGE = """# A page
+
+```console
+kind create cluster
+echo $$ >pid; sleep 1000
+```
+
+```console
+kind delete cluster   # removes it
+```
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_page_that_is_ended_while_it_is_typed_is_undone(tmp_path, number):
+    (tmp_path / "page.md").write_text(PAGE.replace("pid", str(tmp_path / "pid")))
+    (tmp_path / "kind").write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/log\n')
+    (tmp_path / "kind").chmod(0o755)
+    command = [sys.executable, "-m", "e2e.quickstart", str(tmp_path / "page.md")]
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    eventually((tmp_path / "pid").exists, "the commands are typed")
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert (tmp_path / "log").read_text().splitlines() == ["create cluster", "delete cluster"]
+    eventually(lambda: not is_alive(int((tmp_path / "pid").read_text())), "the shell has ended")

@@ -115,9 +115,13 @@ def test_ci_run_calls_the_command_of_the_readme_and_prepares_nothing_that_it_wou
     assert environments.isdisjoint(LISTED)
 
 
-def test_the_command_of_the_readme_runs_without_caches_every_night():
+def test_the_commands_of_the_readme_run_without_caches_every_night():
+    """tests/test_quickstart.py says what they are."""
     runs = [step.get("run", "") for step in NIGHTLY_JOBS["newcomer"]["steps"]]
-    assert any(re.search(r'HOME="\$RUNNER_TEMP/home" .*tox run$', run) for run in runs)
+    homes = [number for number, run in enumerate(runs) if 'HOME=$RUNNER_TEMP/home" >>"$GITHUB_ENV"' in run]
+    typed = [number for number, run in enumerate(runs) if "e2e.quickstart README.md" in run]
+    assert (len(homes), len(typed)) == (1, 2)
+    assert homes[0] < typed[0]
     assert not any("cache" in step.get("uses", "") for step in NIGHTLY_JOBS["newcomer"]["steps"])
 
 
