@@ -36,9 +36,9 @@ from pathlib import Path
 from e2e import interrupts, reaper
 from e2e.needs import lacking
 
-__all__ = ["BUILD_VARIABLE", "HELM", "MINOR_VARIABLE", "ORACLE", "PROGRAMS", "Binaries", "BinariesMissing", "Pins",
-           "cache_root", "exclusive", "find", "find_box", "find_cni_plugins", "find_helm", "find_one", "find_oracle",
-           "find_promtool", "find_runtime", "may_build", "minors", "node_obstacle", "python_with_pip",
+__all__ = ["BUILD_VARIABLE", "HELM", "MINOR_VARIABLE", "ORACLE", "PROGRAMS", "SCRATCH", "Binaries", "BinariesMissing",
+           "Pins", "cache_root", "exclusive", "find", "find_box", "find_cni_plugins", "find_helm", "find_one",
+           "find_oracle", "find_promtool", "find_runtime", "may_build", "minors", "node_obstacle", "python_with_pip",
            "require_permission", "runtime_packages", "to_stderr"]
 
 CONTROL_PLANE = Path(__file__).parent / "controlplane"

@@ -14,13 +14,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from e2e.binaries import BinariesMissing, cache_root, exclusive, require_permission, to_stderr
+from e2e import reaper
+from e2e.binaries import SCRATCH, BinariesMissing, cache_root, exclusive, require_permission, to_stderr
 from tests.libvgpu.wheels import PINS, WheelMissing, fetch
 
 __all__ = [
@@ -166,8 +166,8 @@ class Builds:
         self.folder.mkdir(parents=True, exist_ok=True)
         with exclusive(self.folder / f"{name}.lock", lambda: None):
             if not target.exists():  # another process may have been faster
-                with tempfile.TemporaryDirectory(dir=self.folder, prefix="build-") as scratch:
-                    fresh = Path(scratch) / name
+                with reaper.claimed(self.folder, SCRATCH) as scratch:
+                    fresh = scratch / name
                     make(fresh)
                     fresh.rename(target)
         return target

