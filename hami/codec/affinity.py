@@ -9,6 +9,7 @@ import msgspec
 from hami.model import NodePreference, NodeRequirement
 
 MAX_REQUIREMENTS = 16  # of the preferred node affinity of a pod: they are compared with each node
+MAX_VALUES = 1024  # of all of these
 
 
 class _Term(msgspec.Struct, rename="camel", gc=False):
@@ -72,14 +73,15 @@ def prefers_pods(affinity: Affinity) -> bool:
 
 
 def node_preferences(affinity: Affinity) -> tuple[NodePreference, ...]:
-    """Returns the preferred node affinity. Terms beyond MAX_REQUIREMENTS conditions do not count."""
+    """Returns the preferred node affinity. Terms beyond MAX_REQUIREMENTS conditions or MAX_VALUES do not count."""
     preferences: list[NodePreference] = []
-    left = MAX_REQUIREMENTS
+    left, values_left = MAX_REQUIREMENTS, MAX_VALUES
     for weighted in (affinity.node_affinity and affinity.node_affinity.preferred) or ():
         term = weighted.preference or _NodeTerm()
         of_labels, of_names = term.match_expressions or [], term.match_fields or []
         left -= len(of_labels) + len(of_names)
-        if left < 0:
+        values_left -= sum(len(item.values or ()) for item in (*of_labels, *of_names))
+        if left < 0 or values_left < 0:
             break
         requirements = (*(_requirement(item.key, item) for item in of_labels),
                         *(_requirement("", item) for item in of_names))

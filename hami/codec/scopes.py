@@ -23,8 +23,15 @@ class ResourceRequirements(msgspec.Struct, gc=False):
     requests: Quantities | None = None
 
 
-make_scope = functools.lru_cache(maxsize=1024)(PodScope)
-"""Makes a PodScope; equal ones are one object. Most pods of a cluster have one of a few."""
+LONGEST_CLASS = 253  # characters of the name of a priority class; the API server accepts no longer one
+
+_cached_scope = functools.lru_cache(maxsize=1024)(PodScope)
+
+
+def make_scope(priority_class: str, has_deadline: bool, is_best_effort: bool, crosses_namespaces: bool) -> PodScope:
+    """Returns a PodScope; equal ones are one object. Most pods of a cluster have one of a few."""
+    make = _cached_scope if len(priority_class) <= LONGEST_CLASS else PodScope
+    return make(priority_class, has_deadline, is_best_effort, crosses_namespaces)
 
 
 def is_best_effort(of_pod: ResourceRequirements | None, of_containers: Sequence[ResourceRequirements | None]) -> bool:

@@ -13,6 +13,8 @@ from hami.vendors.spec import Catalog, Vendor
 
 WHOLE = 100  # percent: all cores or memory of one device
 CACHE_SIZE = 8192  # different quantities of containers
+MAX_CACHED = 32  # quantities of a pod that is remembered, of LONGEST_CACHED characters; nearly all have fewer
+LONGEST_CACHED = 64  # the API server writes shorter ones; clients may send any text
 MAX_CONTAINERS = 128  # of a pod that requests devices
 
 Quantities = frozenset[tuple[str, str]]
@@ -34,8 +36,11 @@ def most_shares(vendors: Catalog, containers: Sequence[Container]) -> Mapping[st
     of its own. Only these numbers follow from the specification alone: memory and cores of a share depend on the device
     and on the configuration at the time of the decision, and a share never takes more than its one device.
     """
-    amounts = [own for container in containers if (own := _managed(vendors, container)) is not None]
-    return _most_shares(vendors, tuple(amounts)) if amounts else _NO_SHARES
+    amounts = tuple([own for container in containers if (own := _managed(vendors, container)) is not None])
+    if not amounts:
+        return _NO_SHARES
+    make = _most_shares if _is_cached(*amounts) else _most_shares.__wrapped__
+    return make(vendors, amounts)
 
 
 def device_requests(vendors: Catalog, container: Container) -> tuple[Request, ...]:
@@ -45,7 +50,7 @@ def device_requests(vendors: Catalog, container: Container) -> tuple[Request, ..
     are cached.
     """
     amounts = _managed(vendors, container)
-    return () if amounts is None else _requests(vendors, amounts)
+    return () if amounts is None else _requests_of(vendors, amounts)
 
 
 def _managed(vendors: Catalog, container: Container) -> Amounts | None:
@@ -59,15 +64,26 @@ def _managed(vendors: Catalog, container: Container) -> Amounts | None:
     return frozenset([item for item in limits.items() if item[0] in managed]), beside
 
 
+def _is_cached(*amounts: Amounts) -> bool:
+    """Reports whether what follows from *amounts* is remembered: they are few and short."""
+    quantities = [item for limits, requests in amounts for item in (*limits, *requests)]
+    return len(quantities) <= MAX_CACHED and all([len(text) <= LONGEST_CACHED for _, text in quantities])
+
+
 @functools.lru_cache(maxsize=CACHE_SIZE)
 def _most_shares(vendors: Catalog, amounts: tuple[Amounts, ...]) -> Mapping[str, int]:
     shares_of: dict[str, int] = {}
-    for request in itertools.chain.from_iterable([_requests(vendors, own) for own in amounts]):
+    for request in itertools.chain.from_iterable([_requests_of(vendors, own) for own in amounts]):
         shares = request.count
         if request.cores > shares and vendors[request.vendor].resources.core_unit is CoreUnit.MASK:
             shares = request.cores
         shares_of[request.vendor] = shares_of.get(request.vendor, 0) + shares
     return MappingProxyType(shares_of) if shares_of else _NO_SHARES
+
+
+def _requests_of(vendors: Catalog, amounts: Amounts) -> tuple[Request, ...]:
+    make = _requests if _is_cached(amounts) else _requests.__wrapped__
+    return make(vendors, amounts)
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)

@@ -5,7 +5,7 @@ import json
 import pytest
 from pytest import param
 
-from hami.codec.affinity import MAX_REQUIREMENTS
+from hami.codec.affinity import MAX_REQUIREMENTS, MAX_VALUES
 from hami.codec.pods import parse_pod
 from hami.model import NodePreference, NodeRequirement
 
@@ -46,6 +46,8 @@ def test_terms_beyond_the_bound_do_not_count():
     assert preferences(*[term(1, SSD)] * (MAX_REQUIREMENTS + 5)) == (NodePreference(1, (IS_SSD,)),) * MAX_REQUIREMENTS
     long = term(1, *[SSD] * MAX_REQUIREMENTS)
     assert preferences(term(1, SSD), long, term(1, SSD)) == (NodePreference(1, (IS_SSD,)),)
+    many = term(1, SSD | {"values": [f"value-{number}" for number in range(MAX_VALUES)]})
+    assert preferences(term(1, SSD), many, term(1, SSD)) == (NodePreference(1, (IS_SSD,)),)
 
 
 NEAR = {"weight": 1, "podAffinityTerm": {"topologyKey": "zone", "labelSelector": {}}}

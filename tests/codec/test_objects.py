@@ -156,6 +156,14 @@ def test_quota_keeps_integer_limits_and_which_devices_kubernetes_counts():
                     requests=frozenset({"nvidia.com/gpu"})))
 
 
+@pytest.mark.parametrize(("length", "is_one_object"), [(253, True), (254, False)])
+def test_equal_scopes_are_one_object_unless_no_class_has_such_a_name(length, is_one_object):
+    """Anybody may send the webhook such a name; it would stay in memory."""
+    text = json.dumps({"spec": {"priorityClassName": "x" * length}}).encode()
+    assert parse_pod(text).scope.priority_class == "x" * length
+    assert (parse_pod(text).scope is parse_pod(text).scope) is is_one_object
+
+
 def test_quota_has_scopes_of_both_kinds():
     spec = {"scopes": ["Terminating"], "scopeSelector": {"matchExpressions": [
         {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]},

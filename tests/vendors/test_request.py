@@ -4,9 +4,10 @@ import pytest
 from pytest import param
 
 from hami.errors import MalformedInput
+from hami.vendors import request as module
 from hami.vendors.admission import check_amounts
 from hami.vendors.draft import PodDraft
-from hami.vendors.request import device_request, device_requests
+from hami.vendors.request import device_request, device_requests, most_shares
 from tests.builders import NVIDIA, ONLY_NVIDIA, container, nvidia, request
 
 GPU, MEMORY, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
@@ -57,3 +58,19 @@ def test_resources_of_others_are_not_kept():
     first, second = (container({GPU: 1, name: 1}, requests={name: 1}) for name in ("example.com/a", "example.com/b"))
     assert device_requests(ONLY_NVIDIA, first) is device_requests(ONLY_NVIDIA, second)
     assert device_requests(ONLY_NVIDIA, first) == (request(1, 0, 100),)
+
+
+@pytest.mark.parametrize("containers, shares", [
+    param([container({GPU: "0" * 100 + "3"})], {"NVIDIA": 3}, id="a long amount"),
+    param([container({GPU: 1, MEMORY: 5}, name=f"c{number}") for number in range(1000)], {"NVIDIA": 1000},
+          id="many containers"),
+    param([container({GPU: "x" * 100_000}), container({}, requests={GPU: "y" * 100_000})], {},
+          id="long texts that are no amounts"),
+])
+def test_large_requests_are_not_kept(containers, shares):
+    """The API server writes short amounts, but anybody may send a review to the webhook."""
+    caches = (module._requests, module._most_shares)
+    for cache in caches:
+        cache.cache_clear()
+    assert most_shares(ONLY_NVIDIA, containers) == shares
+    assert sum(cache.cache_info().currsize for cache in caches) <= 1
