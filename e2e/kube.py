@@ -141,6 +141,11 @@ class Kube:
                                     headers={**self._headers, "Content-Type": content_type})
         return decoded(answer.status, answer.data)
 
+    def pass_on(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+        """Sends a request of somebody else, with the *headers* of that and nothing else. The answer is not read yet."""
+        return self._pool.request(method, self.server + path, body=body, headers=dict(headers), preload_content=False,
+                                  timeout=urllib3.Timeout(connect=5, read=600), decode_content=False)
+
     def get(self, kind: str, name: str, namespace: str | None = None) -> Object:
         return self.call("GET", path_of(kind, namespace, name))
 

@@ -261,6 +261,10 @@ class Scheduler:
             return self._pool.request(method, url, json=body)
         return self._pool.request(method, url, body=body, headers={"Content-Type": content_type})
 
+    def call_extender(self, verb: str, body: Object) -> urllib3.BaseHTTPResponse:
+        """Calls the address on loopback like the kube-scheduler of the same pod does."""
+        return self._pool.request("POST", f"http://127.0.0.1:{self.extender_port}{verb}", json=body)
+
     def reservation(self, uid: str) -> Object | None:
         """Returns the reservation of the pod *uid*, with the annotations of its future Binding."""
         answer = self.call(f"/reservations/{uid}", method="GET")

@@ -174,7 +174,7 @@ class ObservedPod:
 
 def parse_pod(data: bytes | msgspec.Raw) -> Pod:
     """The pod in *data* (JSON). Missing parts are empty. Raises: MalformedInput naming the field of a wrong type."""
-    return _pod(decode("pod", _POD, data))
+    return _pod(decode("pod", _POD, data), memoryview(data).nbytes)
 
 
 def parse_node_pod(data: bytes | msgspec.Raw) -> NodePod:
@@ -211,7 +211,7 @@ def convert_pod(value: Mapping[str, Any]) -> Pod:
         raise MalformedInput("pod", "", str(error), message=f"pod: {error}") from error
 
 
-def _pod(wire: _Pod) -> Pod:
+def _pod(wire: _Pod, size: int = 0) -> Pod:
     meta, spec, status = wire.metadata or Metadata(), wire.spec or _Spec(), wire.status or _Status()
     inits = [_container(container, ContainerKind.SIDECAR if container.restart_policy == "Always" else
                         ContainerKind.INIT) for container in spec.init_containers or ()]
@@ -259,6 +259,7 @@ def _pod(wire: _Pod) -> Pod:
         grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
         started=status.start_time or "",
         deletion=meta.deletion_timestamp or "",
+        size=size,
     )
 
 

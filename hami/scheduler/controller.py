@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 PERIOD_S = 1.0  # between rounds
 LABEL_EVERY = 15  # rounds between looks at the scheduler's own pods
 HANDSHAKES_PER_ROUND = 100  # so that a fresh cluster does not delay placing
+READS_PER_ROUND = 100  # of pods that the watch has not shown
 REPORTED_LIMIT = 10_000  # warnings that are remembered as reported
 SCHEDULER_PODS = "app.kubernetes.io/component=hami-scheduler"
 RELEASE = ("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by")
@@ -69,7 +70,8 @@ class Controller(Task):
 
     def _duties(self) -> Iterator[Callable[[], None]]:
         """Yields the duties of every replica, then the leader's; leadership may end between any two of them."""
-        yield from (self._expire, self._resolve_unknown_bindings, self._report_edits, self._locks.forget_unused)
+        yield from (self._expire, self._resolve_unknown_bindings, self._read_unshown_pods, self._report_edits,
+                    self._locks.forget_unused)
         for duty in (self._claim_nodes, self._remind_kube_scheduler, self._request_reports, self._reconcile_pods,
                      self._release_locks, self._report_problems, self._label_replicas):
             if self._leadership.leads():
@@ -87,6 +89,19 @@ class Controller(Task):
                     self._cache.pods.upsert(pod)
                 if pod is None or pod.ref.uid != reservation.ref.uid or not pod.node_name:
                     self._cache.reservations.clear_unknown(reservation)
+
+    def _read_unshown_pods(self) -> None:
+        """Ends the reservations of pods that do not exist: whoever may call /filter can name any. Only the API server
+        knows whether they do, since the watch may be late."""
+        for reservation in self.each(self._cache.reservations.overdue_unshown()[:READS_PER_ROUND]):
+            with _one_may_fail("read_unshown_pod"):
+                pod = self._cluster.pod(reservation.ref.namespace, reservation.ref.name)
+                if pod is not None and pod.ref.uid == reservation.ref.uid:
+                    self._cache.pods.upsert(pod)
+                else:
+                    self._cache.pods.remove(reservation.pod)
+                    log.warning("reservation ended, its pod does not exist",
+                                extra={"pod": reservation.ref, "uid": reservation.ref.uid, "node": reservation.node})
 
     def _report_edits(self) -> None:
         """Tells of edits of bound pods' allocations. Only the leader does, but every replica sees them."""

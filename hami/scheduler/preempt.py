@@ -62,7 +62,7 @@ class PreemptionFilter:
             self._sleep(CATCH_UP_S)
             kept = self._fitting(pod, judged)
         if kept:
-            self._planner.leave_to_kube_scheduler(pod.ref.uid, kept)
+            self._planner.leave_to_kube_scheduler(pod.ref.uid, self._known(kept))
         log.info("preemption judged", extra={"pod": pod.ref, "nodes": len(victims), "kept": len(kept)})
         return kept
 
@@ -87,6 +87,14 @@ class PreemptionFilter:
                 if plan is not None and plan.victims:
                     kept[node] = tuple(dict.fromkeys((*victims[node], *plan.uids)))
         return {node: kept[node] for node in victims if node in kept}
+
+    def _known(self, victims: Mapping[str, Collection[str]]) -> Mapping[str, Collection[str]]:
+        """Returns those of *victims* that hold or request devices: no others play a part here, or stay in memory."""
+        known: dict[str, Collection[str]] = {}
+        for node, uids in victims.items():
+            records = [self._cache.pods.get(uid) for uid in uids]
+            known[node] = [record.ref.uid for record in records if record is not None]
+        return known
 
     def _is_freed(self, pod: Pod, victims: Mapping[str, Collection[str]], view: View) -> bool:
         """Reports whether *pod* fits its nominated node once those have ended that kube-scheduler was offered there.

@@ -40,6 +40,7 @@ from hami.vendors.spec import Catalog
 
 FOREIGN_TTL_S = 60.0  # annotations of another scheduler on an unbound pod count as a reservation for this long
 TOMBSTONES = 10_000  # deleted pods that are remembered
+DECIDED = 10_000  # waiting pods that this process has filtered, and of which it remembers that
 WORKLOADS = 4096  # whose pods share their traits
 
 
@@ -153,7 +154,7 @@ class PodCache:
         self._traits = functools.lru_cache(WORKLOADS)(PodTraits)  # equal ones are one object
         self._uids: dict[tuple[str, str], str] = {}
         self._tombstones: OrderedDict[str, _Tombstone] = OrderedDict()
-        self._decided: set[str] = set()  # pods that this process has filtered
+        self._decided: OrderedDict[str, None] = OrderedDict()  # pods that this process has filtered
         self._unsettled: dict[str, None] = {}  # in the order in which they came
         self._waiting: dict[str, Pod] = {}  # those that request devices and are not bound
         self._preempted: dict[str, None] = {}  # those that are evicted for others and have not ended
@@ -182,6 +183,7 @@ class PodCache:
                     return
                 self._remove_record(uid)
                 record = None
+            self._reservations.mark_shown(uid)
             limits = (record.most_shares if record is not None  # what a pod requests cannot be changed
                       else most_shares(self._vendors, pod.containers))
             if limits or ASSIGNED_NODE in pod.annotations:
@@ -214,7 +216,8 @@ class PodCache:
             for uid in gone:
                 self._bury(uid, not self._records[uid].is_settled)
             # of pods that came and went unseen, nothing is remembered
-            self._decided = {uid for uid in self._decided if uid in self._records or uid in self._reservations}
+            for uid in [uid for uid in self._decided if uid not in self._records and uid not in self._reservations]:
+                del self._decided[uid]
             self._sightings.finish_list()
             self._reservations.prune(seen, started)
             self._nodes.clear_foreign_before(started)
@@ -229,7 +232,10 @@ class PodCache:
     def take_over(self, uid: str) -> None:
         """Ignores from now on what another scheduler wrote on the pod, since this process filters it."""
         with self._lock:
-            self._decided.add(uid)
+            self._decided[uid] = None
+            self._decided.move_to_end(uid)
+            if len(self._decided) > DECIDED:
+                self._decided.popitem(last=False)
             if (record := self._records.get(uid)) is None or not record.node:
                 self._unbook(uid)
 
@@ -344,6 +350,7 @@ class PodCache:
         else:
             self._unsettled[uid] = None
         if pod.node_name:
+            self._decided.pop(uid, None)
             self._reservations.confirm(uid)
         else:
             self._reservations.observe(pod)
@@ -422,7 +429,7 @@ class PodCache:
             self._tombstones.popitem(last=False)
 
     def _remove_record(self, uid: str) -> None:
-        self._decided.discard(uid)
+        self._decided.pop(uid, None)
         self._unsettled.pop(uid, None)
         self._preempted.pop(uid, None)
         record = self._records.pop(uid, None)

@@ -16,6 +16,7 @@ from datetime import datetime
 from hami.codec.objects import parse_resource_version
 from hami.errors import HamiError
 from hami.model import Allocation, DeviceUsage, Pod, PodRef, Share
+from hami.quantity import MIB
 from hami.state.binding import add_bind_time, render_annotations, render_labels
 from hami.state.holds import is_hold
 from hami.state.nodes import NodeCache
@@ -24,6 +25,9 @@ from hami.vendors.spec import Vendor
 
 RESERVATION_TTL_S = 900.0  # kube-scheduler shows when it gives up a pod; this is for when it does not
 NOMINATED_TTL_S = 600.0  # after kube-scheduler has said that it binds the pod to the node: a volume may take minutes
+UNSHOWN_S = 10.0  # after which the API server is asked for a pod that the watch has not shown
+MAX_UNSHOWN = 500  # such pods that have reservations; clients may name any uid
+MAX_UNSHOWN_BYTES = 8 * MIB  # of their JSON; in memory it may take many times as much
 GROUP_TTL_S = 10.0  # of a pod of a group, without such a sign: where the group does not fit, no condition changes
 YIELD_S = 2.0  # after which the reservations of a group that only waits may go to a pod that fits without them
 ANSWER_S = 60.0  # after which a Binding that was sent without an answer is written, or never will be
@@ -50,7 +54,8 @@ class Reservation:
     *lock_free*: the vendors that need no lock, as the node said. *lock_keys*: the annotations of the node locks that
     the bind has to take. *since*: when it was assumed, or its Binding written or last tried, on the monotonic clock.
     *outcome_unknown*: a Binding was sent without an answer, so it may have been written. *nominated*: kube-scheduler
-    has shown that it binds the pod to this node.
+    has shown that it binds the pod to this node. *unshown_since*: when the pod was first reserved for, without a break,
+    if the pod watch has not shown it yet, on the monotonic clock; ``None`` if it has.
     """
 
     pod: Pod
@@ -64,6 +69,7 @@ class Reservation:
     stage: BindingStage = BindingStage.ASSUMED
     outcome_unknown: bool = False
     nominated: bool = False
+    unshown_since: float | None = None
     _annotations: Mapping[str, str] | None = None
     _token: uuid.UUID | None = None
 
@@ -125,6 +131,7 @@ class Reservations:
         self._clock = clock
         self._now = now
         self._reservations: dict[str, Reservation] = {}
+        self._unshown: dict[str, Reservation] = {}  # those of pods that the watch has not shown
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._reservations
@@ -133,6 +140,8 @@ class Reservations:
         """Adds *reservation* and books its devices."""
         with self._lock:
             self._reservations[reservation.ref.uid] = reservation
+            if reservation.unshown_since is not None:
+                self._unshown[reservation.ref.uid] = reservation
             self._table.book(booking)
 
     def get(self, uid: str) -> Reservation | None:
@@ -253,17 +262,42 @@ class Reservations:
             if self.is_current(reservation) and reservation.outcome_unknown and self._is_overdue(reservation):
                 self.forget(reservation.ref.uid)
 
+    # Pods that the watch has not shown: it is late, or they do not exist
+
+    def check_room_for_unshown(self, pod: Pod) -> None:
+        """Raises: Rejected if too many pods that the watch has not shown have reservations. *pod* is one more."""
+        with self._lock:
+            others = [reservation.pod for uid, reservation in self._unshown.items() if uid != pod.ref.uid]
+        size = pod.size + sum(other.size for other in others)
+        if len(others) >= MAX_UNSHOWN or size > MAX_UNSHOWN_BYTES:
+            raise Rejected(f"pod {pod.ref}: too many pods that the watch has not shown yet have reservations")
+
+    def mark_shown(self, uid: str) -> None:
+        """Notes that the watch has shown the pod, or that the API server has it."""
+        with self._lock:
+            if (reservation := self._unshown.pop(uid, None)) is not None:
+                reservation.unshown_since = None
+
+    def overdue_unshown(self) -> list[Reservation]:
+        """Returns the reservations that nobody binds and whose pods the watch should have shown, oldest first."""
+        with self._lock:
+            latest = self._clock() - UNSHOWN_S
+            return [reservation for reservation in self._unshown.values()
+                    if not reservation.is_wanted and (reservation.unshown_since or 0.0) <= latest]
+
     # How reservations end
 
     def forget(self, uid: str) -> None:
         """Removes the pod's reservation and its booking."""
         with self._lock:
+            self._unshown.pop(uid, None)
             if self._reservations.pop(uid, None) is not None:
                 self._table.unbook(uid)
 
     def confirm(self, uid: str) -> None:
         """Removes the reservation of a pod that the watch shows bound, whose booking is the pod's from now on."""
         with self._lock:
+            self._unshown.pop(uid, None)
             self._reservations.pop(uid, None)
 
     def observe(self, pod: Pod) -> None:

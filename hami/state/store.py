@@ -44,6 +44,7 @@ from hami.vendors.spec import Catalog
 MAX_GROUPS = 4  # waiting groups whose reservations a pod may get at once
 HOLD_S = 120.0  # after the last victim should have ended; kube-scheduler may try the pod again a minute later
 MAX_GRACE_S = 3600  # that a hold waits for a victim
+MAX_UNSHOWN_PENDING = 32_768  # bytes of a pending pod that the watch has not shown: there may be no such pod
 PENDING_REQUESTS = 5  # different requests of pending pods that are tried at once
 
 
@@ -89,15 +90,29 @@ class Store:
             self._check_unbound(pod.ref)
             if (earlier := self.reservations.find(pod.ref.uid)) is not None and earlier.outcome_unknown:
                 return _assume_again(earlier, names)
+            unshown_since = self._unshown_since(pod, earlier)
             self.reservations.forget(pod.ref.uid)
             self.pods.take_over(pod.ref.uid)
             request = make_pod_request(pod, self.vendors, self.policies.device)
             if request is None:
                 return None
             with self._holds_lifted(pod):
-                return self._decide(pod, request, names)
+                return self._decide(pod, request, names, unshown_since)
 
-    def _decide(self, pod: Pod, request: PodRequest, names: Sequence[str]) -> Choice | Refusal:
+    def _unshown_since(self, pod: Pod, earlier: Reservation | None) -> float | None:
+        """Returns since when *pod*, which the watch has not shown, has a reservation: *earlier* or the next one.
+
+        ``None`` if it has been shown. Raises: Rejected if too many such pods have reservations.
+        """
+        if self.pods.get(pod.ref.uid) is not None:
+            return None
+        self.reservations.check_room_for_unshown(pod)
+        if earlier is None or earlier.unshown_since is None:
+            return self._clock()
+        return earlier.unshown_since
+
+    def _decide(self, pod: Pod, request: PodRequest, names: Sequence[str],
+                unshown_since: float | None) -> Choice | Refusal:
         """Chooses and reserves as `assume` does, while what is held for *pod* is free."""
         rows = self._verdicts.rows(names)
         order = node_order_of(pod, self.policies.node)
@@ -111,7 +126,7 @@ class Store:
         if choice is None and (self._take_from_group(pod, names) or self._lift_lower_holds(pod)):
             choice = choose()
         if choice is not None:
-            self._reserve(pod, request, choice)
+            self._reserve(pod, request, choice, unshown_since)
             self._pending.remove(pod.ref.uid)
             if (hold := self._holds.get(pod.ref.uid)) is not None:  # it holds the same once the reservation ends
                 self._holds.move(hold, choice, _held(pod, request, choice))
@@ -121,7 +136,8 @@ class Store:
             return choice
         self._settle_holds(pod.ref.uid)
         everywhere = len({*rows.tolist(), -1}) > len(self._table.rows)
-        self._pending.add(pod, None if everywhere else names, self._state(), self._clock())
+        if unshown_since is None or pod.size <= MAX_UNSHOWN_PENDING:
+            self._pending.add(pod, None if everywhere else names, self._state(), self._clock())
         refusal = self._verdicts.refuse(request, names, rows, self._check_quota(pod, request))
         return replace(refusal, resolvable=self._verdicts.with_lower_priority(refusal, pod))
 
@@ -607,12 +623,13 @@ class Store:
         self._table.refresh()
         return self._table.changes, self.quotas.changes, len(self.reservations.waiting_groups())
 
-    def _reserve(self, pod: Pod, request: PodRequest, choice: Choice) -> None:
+    def _reserve(self, pod: Pod, request: PodRequest, choice: Choice, unshown_since: float | None) -> None:
         self.reservations.assume(
             Reservation(pod=pod, node=choice.node, placement=choice.placement,
                         vendors=tuple(vendor_request.vendor for vendor_request in request.vendor_requests),
                         usages=self._table.usages(choice.node), assumed=self._now(),
-                        lock_free=self.nodes.lock_free(choice.node), since=self._clock()),
+                        lock_free=self.nodes.lock_free(choice.node), since=self._clock(),
+                        unshown_since=unshown_since),
             booking_of(pod, request, choice))
 
 

@@ -7,7 +7,7 @@ import pytest
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict
 from hami.scheduler.settings import Settings
-from hami.state.reservations import RESERVATION_TTL_S
+from hami.state.reservations import RESERVATION_TTL_S, UNSHOWN_S, Rejected
 from hami.state.sighting import OBSERVED_S
 from tests.builders import NVIDIA, device_usage, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
@@ -195,6 +195,62 @@ def test_a_reservation_expires():
     made.clock.seconds += RESERVATION_TTL_S
     made.controller.step()
     assert made.cache.reservations.unbound() == 0
+
+
+UNSHOWN = pod(gpus(1, memory=10, cores=0))
+
+
+@pytest.mark.parametrize(("exists", "ends"), [
+    ([], True), ([replace(UNSHOWN, ref=replace(UNSHOWN.ref, uid="another"))], True), ([UNSHOWN], False)],
+    ids=["it does not exist", "another one of its name does", "it exists, and the watch is late"])
+def test_the_api_server_is_asked_for_a_pod_that_the_watch_has_not_shown(exists, ends):
+    made = world()
+    for found in exists:
+        made.fake.put_pod(found)
+    made.filter(UNSHOWN)
+    for seconds, is_reserved in ((0, True), (UNSHOWN_S - 0.1, True), (0.2, not ends), (UNSHOWN_S, not ends)):
+        made.clock.seconds += seconds
+        made.controller.step()
+        assert (made.cache.reservations.unbound() == 1) is is_reserved
+    reads = [call for call in made.fake.calls if call.method == "pod"]
+    assert len(reads) == 1
+    made.clock.seconds += RESERVATION_TTL_S
+    made.controller.step()
+    assert made.cache.reservations.unbound() == 0
+
+
+def test_a_pod_that_the_watch_has_shown_is_not_read():
+    made = world()
+    made.filter(UNSHOWN)
+    made.fake.put_pod(UNSHOWN)
+    made.watch()
+    made.clock.seconds += UNSHOWN_S
+    made.controller.step()
+    assert made.cache.reservations.unbound() == 1
+    assert [call for call in made.fake.calls if call.method == "pod"] == []
+
+
+def test_without_an_answer_of_the_api_server_a_reservation_stays():
+    made = world()
+    made.filter(UNSHOWN)
+    made.clock.seconds += UNSHOWN_S
+    made.fake.fail("pod", no_answer())
+    made.controller.step()
+    assert made.cache.reservations.unbound() == 1
+    made.controller.step()
+    assert made.cache.reservations.unbound() == 0
+
+
+def test_a_pod_that_does_not_exist_is_not_kept_by_filters():
+    """Neither by those before the API server was asked, nor by one after that."""
+    made = world()
+    for _ in range(3):
+        made.filter(UNSHOWN)
+        made.clock.seconds += 4
+    made.controller.step()
+    assert made.cache.reservations.unbound() == 0
+    with pytest.raises(Rejected, match="not found"):
+        made.filter(UNSHOWN)
 
 
 @pytest.mark.parametrize("became", ["bound", "unbound", "deleted", "another"])

@@ -133,6 +133,13 @@ def test_others_are_evicted_where_that_is_not_it(nominated, victims, later):
     assert dict(scheduler.preemption_filter.filter(replace(WHOLE, nominated_node=nominated), victims)) == victims
 
 
+def test_only_known_pods_are_remembered_as_victims():
+    """A client may name any uids, and as many as its request has room for."""
+    scheduler = full_and_free()
+    scheduler.preemption_filter.filter(WHOLE, {"full": ["uid-c", *(f"stranger-{number}" for number in range(1000))]})
+    assert scheduler.preemption_filter._planner.offers("u") == {"full": ["uid-c"]}
+
+
 def test_vetoes_wait_for_a_tenth_of_the_time_at_most():
     naps = []
     scheduler = replica(cards("sick", {"healthy": False}), sleep=naps.append)

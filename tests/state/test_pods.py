@@ -7,7 +7,7 @@ import pytest
 
 from hami.codec import allocation
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
-from hami.state.pods import FOREIGN_TTL_S
+from hami.state.pods import DECIDED, FOREIGN_TTL_S
 from hami.state.store import Store
 from hami.state.view import Policies
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
@@ -337,4 +337,13 @@ def test_pods_whose_coming_and_going_a_list_swallowed_are_forgotten():
     cache.pods.upsert(pod(gpus(1), name="kept"))
     cache.assume(pod(gpus(1), name="kept"), ["n1"])
     cache.pods.prune({"uid-kept"}, cache.time())
-    assert cache.pods._decided == {"uid-kept"}
+    assert list(cache.pods._decided) == ["uid-kept"]
+
+
+def test_few_pods_that_the_watch_does_not_show_are_remembered_as_filtered():
+    """Whoever may call /filter can name any."""
+    cache = SmallStore()
+    for number in range(DECIDED + 10):
+        cache.pods.take_over(f"uid-{number}")
+    assert len(cache.pods._decided) == DECIDED
+    assert next(reversed(cache.pods._decided)) == f"uid-{DECIDED + 9}"

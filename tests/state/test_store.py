@@ -9,7 +9,16 @@ from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.errors import MalformedInput
 from hami.model import NodePreference, NodeRequirement, Partition, PodScope, ScopeRequirement
 from hami.scheduling.refusal import Refusal
-from hami.state.reservations import GROUP_TTL_S, NOMINATED_TTL_S, RESERVATION_TTL_S, YIELD_S, Rejected
+from hami.state.reservations import (
+    GROUP_TTL_S,
+    MAX_UNSHOWN,
+    MAX_UNSHOWN_BYTES,
+    NOMINATED_TTL_S,
+    RESERVATION_TTL_S,
+    YIELD_S,
+    Rejected,
+)
+from hami.state.store import MAX_UNSHOWN_PENDING
 from tests.builders import INIT, NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod, quota
 from tests.state.caches import BOUND, SmallStore, bound_to
 
@@ -461,6 +470,35 @@ def test_a_bound_pod_that_is_missing_from_a_later_list_is_forgotten():
     cache.time.seconds += 1
     cache.pods.prune(set(), started=cache.time.seconds)
     assert cache.free()
+
+
+@pytest.mark.parametrize(("size", "most"), [(10_000, MAX_UNSHOWN), (MAX_UNSHOWN_BYTES // 5, 5)], ids=["small", "large"])
+def test_few_pods_that_the_watch_has_not_shown_have_reservations(size, most):
+    cache = SmallStore(node("n1", *(gpu(f"GPU-{number}", slots=100, memory_mib=8000) for number in range(8))))
+
+    def asking(number):
+        return pod(gpus(1, memory=1, cores=0), name=f"pod{number}", size=size)
+
+    for number in range(most):
+        assert cache.place(asking(number)) == "n1"
+    with pytest.raises(Rejected, match="too many pods that the watch has not shown yet"):
+        cache.place(asking(most))
+    assert cache.place(asking(0)) == "n1", "it has one already"
+    cache.pods.upsert(asking(most))
+    assert cache.place(asking(most)) == "n1"
+    cache.pods.upsert(asking(1))
+    assert cache.place(asking(most + 1)) == "n1"
+
+
+@pytest.mark.parametrize(("size", "is_shown", "is_pending"), [
+    (MAX_UNSHOWN_PENDING, False, True), (MAX_UNSHOWN_PENDING + 1, False, False), (MAX_UNSHOWN_PENDING + 1, True, True)])
+def test_a_large_pod_that_the_watch_has_not_shown_is_not_kept_when_it_is_refused(size, is_shown, is_pending):
+    cache = SmallStore()
+    asked = pod(gpus(9), size=size)
+    if is_shown:
+        cache.pods.upsert(asked)
+    assert isinstance(cache.assume(asked, ["n1"]), Refusal)
+    assert cache.refused() == (["uid-pod1"] if is_pending else [])
 
 
 def test_a_reservation_of_an_unseen_pod_survives_a_list():
