@@ -1,23 +1,32 @@
-"""An autoscaler asks which nodes a pod fits, some of which do not exist yet."""
+"""An autoscaler asks which nodes a pod fits, some of which do not exist yet. Its certificate opens nothing else."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import urllib3
 import yaml
 
-from e2e.cluster import LocalCluster
+from e2e.cluster import MANIFESTS, LocalCluster
 from e2e.eventually import eventually
 from e2e.nodes import gpus
 from e2e.people import hami
 from e2e.pods import pod
+from e2e.processes import group_members
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler
 from hami.inspect.snapshot import parse_snapshot
 from hami.model import Pod
+from hami.quantity import MIB, parse_quantity
 
 Object = dict[str, Any]
 GROUP = ("--model", "NVIDIA A100-SXM4-80GB", "--count", "8", "--memory", "81920")
@@ -43,10 +52,60 @@ def known(local: LocalCluster, sandbox: Sandbox) -> tuple[set[str], list[Pod]]:
             [pod for pod in record.pods if pod.ref.namespace == sandbox.namespace])
 
 
-@pytest.mark.flags(http_bind=lambda replica: f":{replica.port}",
-                   client_ca_file=lambda replica: str(replica.certificates.ca_file))
+@functools.cache
+def simulators(folder: Path) -> Certificates:
+    """Returns the CA for autoscalers, beside that of the session in *folder*."""
+    return Certificates(folder / "simulators")
+
+
+FLAGS = {
+    "http_bind": lambda replica: f":{replica.port}",
+    "client_ca_file": lambda replica: str(replica.certificates.ca_file),
+    "simulate_client_ca_file": lambda replica: str(simulators(replica.certificates.ca_file.parent).ca_file),
+}
+
+
+class Client:
+    """A client of the Service of the webhook, with a certificate."""
+
+    def __init__(self, scheduler: Scheduler, pool: urllib3.PoolManager) -> None:
+        self._address = f"https://127.0.0.1:{scheduler.port}"
+        self._pool = pool
+
+    def post(self, path: str, body: Object) -> urllib3.BaseHTTPResponse:
+        return self._pool.request("POST", self._address + path, json=body)
+
+    def get(self, path: str) -> urllib3.BaseHTTPResponse:
+        return self._pool.request("GET", self._address + path)
+
+    def size_of_answer(self, path: str, body: bytes) -> int:
+        """Returns how many bytes the answer has, which is not kept. Raises: AssertionError for another status."""
+        answer = self._pool.request("POST", self._address + path, body=body, preload_content=False, timeout=150,
+                                    headers={"Content-Type": "application/json"})
+        size = sum(map(len, answer.stream(MIB)))
+        assert answer.status == 200
+        answer.release_conn()
+        return size
+
+
+@contextlib.contextmanager
+def client(scheduler: Scheduler, authority: Certificates) -> Iterator[Client]:
+    """Yields a client with a certificate of *authority*."""
+    cert_file, key_file = authority.client()
+    with urllib3.PoolManager(ca_certs=str(scheduler.certificates.ca_file), cert_file=str(cert_file), maxsize=20,
+                             key_file=str(key_file), retries=False, timeout=30) as pool:
+        yield Client(scheduler, pool)
+
+
+@pytest.fixture
+def autoscaler(scheduler: Scheduler, certificates: Certificates) -> Iterator[Client]:
+    with client(scheduler, simulators(certificates.ca_file.parent)) as made:
+        yield made
+
+
+@pytest.mark.flags(**FLAGS)
 def test_fifty_nodes_that_do_not_exist_change_nothing(sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster,
-                                                      certificates: Certificates) -> None:
+                                                      autoscaler: Client) -> None:
     """All nodes that fit are named: real ones as they are used, the others idle. Only a client with a certificate may
     ask."""
     sandbox.add_gpu_nodes({"full": gpus(1), "free": gpus(1)})
@@ -66,13 +125,98 @@ def test_fifty_nodes_that_do_not_exist_change_nothing(sandbox: Sandbox, schedule
     before = known(local, sandbox)
     assert {node["metadata"]["name"] for node in real} <= before[0]
     assert [item.ref.name for item in before[1]] == ["running"]
-    cert_file, key_file = certificates.client()
-    with urllib3.PoolManager(ca_certs=str(certificates.ca_file), cert_file=str(cert_file), key_file=str(key_file),
-                             retries=False, timeout=30) as client:
-        address = f"https://127.0.0.1:{scheduler.port}"
-        answer = client.request("POST", f"{address}/simulate", json=body).json()
-        assert client.request("GET", f"{address}/reservations/asked").status == 404
+    answer = autoscaler.post("/simulate", body).json()
     assert answer["Nodes"]["items"] == [real[1], *made]
     assert answer["FailedNodes"] == {on_full["kubernetes.io/hostname"]: "1/1 CardInsufficientMemory"}
     assert known(local, sandbox) == before
     assert 'hami_scheduler_request_duration_seconds_count{outcome="ok",verb="simulate"} 1.0' in scheduler.metrics()
+
+
+@pytest.mark.flags(**FLAGS)
+def test_each_certificate_opens_what_it_is_for(sandbox: Sandbox, scheduler: Scheduler, autoscaler: Client,
+                                               certificates: Certificates) -> None:
+    """That of an autoscaler simulates; that of a kube-scheduler elsewhere filters, binds and sees reservations, too."""
+    sandbox.add_gpu_node("a")
+    node = sandbox.node("a")
+    sandbox.create(pod("waits", gpu=1, gpumem=1000, scheduler="nobody"))
+    waiting = sandbox.pod("waits")
+    filtered = {"Pod": waiting, "Nodes": None, "NodeNames": [node["metadata"]["name"]]}
+    bound = {"PodName": "waits", "PodNamespace": sandbox.namespace, "PodUID": waiting["metadata"]["uid"],
+             "Node": node["metadata"]["name"]}
+    simulated = {"Pod": waiting, "Nodes": {"items": [node]}, "NodeNames": None}
+    reserved = f"/reservations/{waiting['metadata']['uid']}"
+    for path, body in (("/filter", filtered), ("/prioritize", filtered), ("/preempt", filtered), ("/bind", bound)):
+        assert autoscaler.post(path, body).status == 403
+    assert autoscaler.get(reserved).status == 403
+    assert autoscaler.post("/simulate", simulated).json()["Nodes"]["items"] == [node]
+    with client(scheduler, certificates) as elsewhere:
+        assert elsewhere.get(reserved).status == 404
+        assert elsewhere.post("/simulate", simulated).json()["Nodes"]["items"] == [node]
+        assert elsewhere.post("/filter", filtered).json()["NodeNames"] == [node["metadata"]["name"]]
+        assert elsewhere.get(reserved).json()["node"] == node["metadata"]["name"]
+        assert elsewhere.post("/bind", bound).json() == {"Error": ""}
+    assert sandbox.pod("waits")["spec"]["nodeName"] == node["metadata"]["name"]
+
+
+CLIENTS, BODY = 14, 61 * MIB
+
+
+@pytest.mark.flags(**FLAGS)
+def test_large_simulations_leave_memory_and_room_for_kube_scheduler(
+        sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster, autoscaler: Client) -> None:
+    """Two are read at once, and the others wait. Filters are answered meanwhile."""
+    sandbox.add_gpu_node("a")
+    name = sandbox.node("a")["metadata"]["name"]
+    sandbox.create(pod("waits", gpu=1, gpumem=1000, scheduler="nobody"))
+    filtered = {"Pod": sandbox.pod("waits"), "Nodes": None, "NodeNames": [name]}
+    body = large(templates(local, 2)[1], sandbox.pod("waits"))
+    reset_peaks(scheduler)
+    answered = 0
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        sizes = [pool.submit(autoscaler.size_of_answer, "/simulate", body) for _ in range(CLIENTS)]
+        while not all(size.done() for size in sizes):
+            answer = scheduler.call_extender("/filter", filtered)
+            assert answer.json()["NodeNames"] == [name]
+            answered += not all(size.done() for size in sizes)
+        assert min(size.result() for size in sizes) > BODY - MIB
+    assert answered
+    assert peak(scheduler) < shipped_limit()
+
+
+def large(template: Object, asked: Object) -> bytes:
+    """Returns a simulation of 5,000 nodes with one card, of BODY bytes."""
+    template["metadata"]["labels"]["hami.io/node-template"] = "1x81920.10.100.NVIDIA_A100-SXM4-80GB"
+    nodes = []
+    for number in range(5000):
+        node = copy.deepcopy(template)
+        node["metadata"]["name"] = f"new-{number:04}"
+        node["metadata"]["annotations"] = {"note": ""}
+        nodes.append(node)
+    document = {"Pod": asked, "Nodes": {"items": nodes}, "NodeNames": None}
+    padding = (BODY - len(json.dumps(document))) // len(nodes)
+    for node in nodes:
+        node["metadata"]["annotations"]["note"] = "x" * padding
+    return json.dumps(document).encode()
+
+
+def shipped_limit() -> int:
+    """Returns the bytes that the shipped Deployment permits the container."""
+    deployment = yaml.safe_load((MANIFESTS / "deployment.yaml").read_text())
+    (extender,) = (item for item in deployment["spec"]["template"]["spec"]["containers"] if item["name"] == "extender")
+    return int(parse_quantity(extender["resources"]["limits"]["memory"]))
+
+
+def reset_peaks(scheduler: Scheduler) -> None:
+    for pid in processes(scheduler):
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak(scheduler: Scheduler) -> int:
+    """Returns the most bytes that its processes have had in memory, each at its worst moment."""
+    peaks = [re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text()) for pid in processes(scheduler)]
+    return sum(int(found[1]) * 1024 for found in peaks if found is not None)
+
+
+def processes(scheduler: Scheduler) -> list[int]:
+    assert scheduler.program.pid is not None, "it runs"
+    return group_members(scheduler.program.pid)

@@ -488,13 +488,20 @@ def test_values_name_priority_classes_and_a_label_of_nodes_can_be_removed(helm: 
         assert pod["priorityClassName"] == "mine" and pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
 
 
-def test_a_secret_admits_clients_with_a_certificate(helm: Helm) -> None:
-    pod = by_name(helm, scheduler={"extender": {"clientCASecret": "hami-clients"}})[
-        "Deployment/hami-scheduler"]["spec"]["template"]["spec"]
-    extender = pod["containers"][1]
-    assert "--client-ca-file=/client-ca/ca.crt" in extender["command"]
-    assert {"name": "client-ca", "mountPath": "/client-ca", "readOnly": True} in extender["volumeMounts"]
-    assert {"name": "client-ca", "secret": {"secretName": "hami-clients"}} in pod["volumes"]
+@pytest.mark.parametrize(("values", "names"), [
+    ({}, []), ({"clientCASecret": "clients"}, ["client-ca"]),
+    ({"simulateClientCASecret": "autoscalers"}, ["simulate-client-ca"]),
+    ({"clientCASecret": "clients", "simulateClientCASecret": "autoscalers"}, ["client-ca", "simulate-client-ca"])],
+    ids=["none", "all verbs", "simulations", "both"])
+def test_a_secret_admits_clients_with_a_certificate(helm: Helm, values: Object, names: list[str]) -> None:
+    pod = by_name(helm, scheduler={"extender": values})["Deployment/hami-scheduler"]["spec"]["template"]["spec"]
+    extender, secrets = pod["containers"][1], {"client-ca": "clients", "simulate-client-ca": "autoscalers"}
+    assert [word for word in extender["command"] if "client-ca-file" in word] == [
+        f"--{name}-file=/{name}/ca.crt" for name in names]
+    assert [mount for mount in extender["volumeMounts"] if "client-ca" in mount["name"]] == [
+        {"name": name, "mountPath": f"/{name}", "readOnly": True} for name in names]
+    assert [volume for volume in pod["volumes"] if "client-ca" in volume["name"]] == [
+        {"name": name, "secret": {"secretName": secrets[name]}} for name in names]
 
 
 @pytest.mark.parametrize(("values", "flags"), [

@@ -49,6 +49,7 @@ Most used:
 | use a RuntimeClass | `runtimeClassName` |
 | switch compute limits off | `--disable-core-limit` of the device plugin, or `gpuCorePolicy` |
 | be called by kube-scheduler from elsewhere | `--client-ca-file` of the scheduler |
+| let an autoscaler ask which nodes a pod fits | `--simulate-client-ca-file` of the scheduler |
 | keep the metric names of HAMi before v2.9 | `--legacy-metrics` of scheduler and monitor |
 """
 _HELP = re.compile(r"(?P<text>.*?)(?:  \[(?P<environment>[A-Za-z_, ]+)\])?(?:  \[default: (?P<default>.*)\])?",

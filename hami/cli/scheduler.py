@@ -55,8 +55,11 @@ LISTENING = (
     Flag("--cert_file", FILE, "Certificate (PEM); with --key_file, the address serves HTTPS. Reloaded when it "
          "changes."),
     Flag("--key_file", FILE, "Private key of the certificate (PEM)."),
-    Flag("--client-ca-file", FILE, "CA (PEM) of the clients that may call /filter, /simulate, /preempt and /bind at "
-         "--http_bind; without it, these are served on loopback addresses only: see --extender-bind-address."),
+    Flag("--client-ca-file", FILE, "CA (PEM) of the clients that may do at --http_bind all that kube-scheduler does: "
+         "call /filter, /preempt and /bind, and also /simulate. Without it, these are served on loopback addresses "
+         "only: see --extender-bind-address."),
+    Flag("--simulate-client-ca-file", FILE, "CA (PEM) of the clients that may call /simulate at --http_bind and no "
+         "other verb, such as an autoscaler."),
     Flag("--self-signed-cert-dir", FILE, "Serve HTTPS with a self-signed certificate instead of --cert_file and "
          "--key_file. It is kept in this directory, which must be writable and private to this replica (an emptyDir). "
          "CA and certificate are stored in a Secret and renewed without a restart after two thirds of their lifetimes; "
@@ -243,8 +246,9 @@ def run_scheduler(settings: Settings) -> int:
 
     tls = None
     if settings.cert_file:
-        tls = TlsContext(settings.cert_file, settings.key_file, settings.client_ca_file or None,
-                         until_made=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if settings.self_signed_cert_dir else None)
+        until_made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if settings.self_signed_cert_dir else None
+        tls = TlsContext(settings.cert_file, settings.key_file, settings.client_ca_file,
+                         settings.simulate_client_ca_file, until_made=until_made)
     programs: list[SchedulerProgram] = []
 
     def make_app() -> WSGIApplication:

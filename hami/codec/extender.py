@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from hami.codec.objects import parse_node
 from hami.codec.pods import parse_pod
 from hami.errors import MalformedInput
 from hami.model import Node, Pod, PodRef
+from hami.quantity import MIB
 
 T = TypeVar("T")
 
@@ -41,22 +42,30 @@ class Victims(msgspec.Struct, frozen=True, gc=False):
         return tuple(victim.uid for victim in self.pods or ())
 
 
+# Decoded, a text may take forty times as much memory: these bounds hold before that.
+MAX_OBJECT = 4 * MIB  # bytes of a pod or node; the API server takes 3 MiB, and adds defaults
+MAX_VALUES = 500_000  # of such an object, and node names, and victims
+MAX_NODES = 5000  # whole nodes
+LONGEST_NAME, LONGEST_NAMESPACE, LONGEST_UID = 253, 63, 128
+
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NAMES = msgspec.json.Decoder(list[str] | None)
 _LIST = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw] | None)
 _TEXT = msgspec.json.Decoder(str | None)
 _VICTIMS = msgspec.json.Decoder(dict[str, Victims] | None)
-_TRAILING = "trailing characters"
+_ANY = msgspec.json.Decoder(msgspec.Raw)
+_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")  # how msgspec counts to what follows the first value
+_BLANKS = b" \t\r\n"
 
 
 @dataclass(frozen=True, slots=True)
 class FilterArgs:
-    """Arguments of /filter. *names*: node names, ``None`` if not given. *nodes*: whole nodes with their JSON."""
+    """Arguments of /filter. *names*: node names, ``None`` if not given. *nodes*: whole nodes, for `parse_nodes`."""
 
     pod: Pod
     names: list[str] | None
-    nodes: tuple[tuple[Node, bytes], ...] | None
+    nodes: tuple[msgspec.Raw, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +87,21 @@ class PreemptionArgs:
 def parse_filter(body: bytes) -> FilterArgs:
     """ExtenderArgs. Only the first JSON value of *body* is read. Raises: MalformedInput."""
     fields = _fields(body)
-    return FilterArgs(_pod(fields), _decoded("NodeNames", _NAMES, fields.get("nodenames")),
-                      _nodes(fields.get("nodes")))
+    names = _bounded("NodeNames", fields.get("nodenames"))
+    return FilterArgs(_pod(fields), _decoded("NodeNames", _NAMES, names), _nodes(fields.get("nodes")))
+
+
+def parse_nodes(nodes: Sequence[msgspec.Raw]) -> Iterator[Node]:
+    """Yields the whole *nodes* of FilterArgs one by one, so that not all of them are in memory.
+
+    Raises: MalformedInput, also for one that cannot be sent back, since only parts of it are decoded.
+    """
+    for raw in nodes:
+        try:
+            str(memoryview(raw), "utf-8")
+        except UnicodeDecodeError as error:
+            raise MalformedInput("Nodes.items", _beginning(raw), str(error)) from error
+        yield parse_node(raw)
 
 
 def render_filter(names: Sequence[str] | None, failed: Mapping[str, str] | None = None, error: str = "",
@@ -89,9 +111,9 @@ def render_filter(names: Sequence[str] | None, failed: Mapping[str, str] | None 
                                 "FailedAndUnresolvableNodes": unresolvable or None, "Error": error})
 
 
-def render_simulation(nodes: Sequence[bytes], failed: Mapping[str, str]) -> bytes:
+def render_simulation(nodes: Sequence[msgspec.Raw], failed: Mapping[str, str]) -> bytes:
     """ExtenderFilterResult with the whole objects of the *nodes* that remain, as received."""
-    items = {"metadata": {}, "items": [msgspec.Raw(node) for node in nodes]}
+    items = {"metadata": {}, "items": nodes}
     return render_filter(None, failed, nodes=items if nodes else None)
 
 
@@ -103,7 +125,8 @@ def render_priorities(scores: Mapping[str, int]) -> bytes:
 def parse_preemption(body: bytes) -> PreemptionArgs:
     """ExtenderPreemptionArgs in the form of ``nodeCacheCapable: true``. Raises: MalformedInput."""
     fields = _fields(body)
-    pod, victims = _pod(fields), _decoded("NodeNameToMetaVictims", _VICTIMS, fields.get("nodenametometavictims"))
+    raw = _bounded("NodeNameToMetaVictims", fields.get("nodenametometavictims"))
+    pod, victims = _pod(fields), _decoded("NodeNameToMetaVictims", _VICTIMS, raw)
     if victims is None:
         raise MalformedInput("NodeNameToMetaVictims", "", "missing: the extender needs nodeCacheCapable: true")
     return PreemptionArgs(pod, victims)
@@ -120,7 +143,12 @@ def parse_bind(body: bytes) -> BindArgs:
     texts = {key: _decoded(name, _TEXT, fields.get(key)) or ""
              for key, name in (("podname", "PodName"), ("podnamespace", "PodNamespace"), ("poduid", "PodUID"),
                                ("node", "Node"))}
-    return BindArgs(PodRef(texts["podnamespace"], texts["podname"], texts["poduid"]), texts["node"])
+    ref = PodRef(texts["podnamespace"], texts["podname"], texts["poduid"])
+    _check_length("PodName", ref.name, LONGEST_NAME)
+    _check_length("PodNamespace", ref.namespace, LONGEST_NAMESPACE)
+    _check_length("PodUID", ref.uid, LONGEST_UID)
+    _check_length("Node", texts["node"], LONGEST_NAME)
+    return BindArgs(ref, texts["node"])
 
 
 def render_bind(error: str = "") -> bytes:
@@ -139,10 +167,15 @@ def _fields(body: bytes) -> dict[str, msgspec.Raw]:
 
 
 def _pod(fields: Mapping[str, msgspec.Raw]) -> Pod:
-    pod = fields.get("pod")
-    if pod is None or bytes(pod) == b"null":
+    raw = fields.get("pod")
+    if raw is None or bytes(raw) == b"null":
         raise MalformedInput("Pod", "", "extender args missing pod", message="extender args missing pod")
-    return parse_pod(pod)
+    pod = parse_pod(_object("Pod", raw))
+    _check_length("Pod.metadata.name", pod.ref.name, LONGEST_NAME)
+    _check_length("Pod.metadata.namespace", pod.ref.namespace, LONGEST_NAMESPACE)
+    _check_length("Pod.metadata.uid", pod.ref.uid, LONGEST_UID)
+    _check_length("the group of the pod", pod.group, LONGEST_NAME)
+    return pod
 
 
 def _first_object(body: bytes) -> dict[str, msgspec.Raw]:
@@ -150,29 +183,85 @@ def _first_object(body: bytes) -> dict[str, msgspec.Raw]:
     try:
         return _FIELDS.decode(body)
     except msgspec.DecodeError as error:
-        if _TRAILING not in str(error):
-            raise
-    text = body.decode(errors="surrogateescape").lstrip()
-    _, end = json.JSONDecoder().raw_decode(text)
-    return _FIELDS.decode(text[:end].encode(errors="surrogateescape"))
+        following = _following(error)
+    return _FIELDS.decode(memoryview(body)[:following])
 
 
-def _nodes(raw: msgspec.Raw | None) -> tuple[tuple[Node, bytes], ...] | None:
+def _following(error: msgspec.DecodeError) -> int:
+    """Returns where what follows the first value begins, of which *error* complains. Raises: *error* if it does not."""
+    if (trailing := _TRAILING.search(str(error))) is None:
+        raise error
+    return int(trailing[1]) - 1
+
+
+def _nodes(raw: msgspec.Raw | None) -> tuple[msgspec.Raw, ...] | None:
     nodes = _decoded("Nodes", _LIST, raw)
     if nodes is None:
         return None
     items = next((value for key, value in nodes.items() if key.lower() == "items"), None)
-    return tuple((parse_node(item), _echoed(item)) for item in _decoded("Nodes.items", _RAWS, items) or ())
+    if items is None or bytes(memoryview(items)[:1]) != b"[":  # null, or an error
+        return tuple(_decoded("Nodes.items", _RAWS, items) or ())
+    return tuple(_object("Nodes.items", item) for item in _elements(memoryview(items)))
 
 
-def _echoed(item: msgspec.Raw) -> bytes:
-    """*item* as it is returned to the caller. Only parts of it are decoded, so the encoding is checked here."""
-    data = bytes(item)
+def _elements(array: memoryview) -> Iterator[msgspec.Raw]:
+    """Yields the elements of a JSON array, which is well-formed, without an object for each of those that are too many.
+
+    Raises: MalformedInput.
+    """
+    position = _skip_blanks(array, 1)
+    count = 0
+    while array[position] != ord("]"):
+        count += 1
+        if count > MAX_NODES:
+            raise MalformedInput("Nodes", _beginning(array), f"expected at most {MAX_NODES} nodes")
+        following = position + _end_of_value(array[position:])
+        end = following
+        while array[end - 1] in _BLANKS:
+            end -= 1
+        yield msgspec.Raw(array[position:end])
+        position = following
+        if array[position] == ord(","):
+            position = _skip_blanks(array, position + 1)
+
+
+def _end_of_value(text: memoryview) -> int:
+    """Returns where what follows the first JSON value in *text* begins: at least the bracket of its array."""
     try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        raise MalformedInput("Nodes.items", data[:200].decode(errors="replace"), str(error)) from error
-    return data
+        _ANY.decode(text)
+    except msgspec.DecodeError as error:
+        return _following(error)
+    raise AssertionError("the bracket of the array follows")
+
+
+def _skip_blanks(text: memoryview, position: int) -> int:
+    while text[position] in _BLANKS:
+        position += 1
+    return position
+
+
+def _object(field: str, raw: msgspec.Raw) -> msgspec.Raw:
+    """Returns *raw*, an object as the API server may have it. Raises: MalformedInput."""
+    if (size := len(memoryview(raw))) > MAX_OBJECT:
+        raise MalformedInput(field, _beginning(raw), f"{size} bytes, expected at most {MAX_OBJECT}")
+    _bounded(field, raw)
+    return raw
+
+
+def _bounded(field: str, raw: msgspec.Raw | None) -> msgspec.Raw | None:
+    """Returns *raw*, which has about as many values as commas. Raises: MalformedInput for more than MAX_VALUES."""
+    if raw is not None and bytes(raw).count(b",") > MAX_VALUES:
+        raise MalformedInput(field, _beginning(raw), f"expected at most {MAX_VALUES} values")
+    return raw
+
+
+def _check_length(field: str, text: str, most: int) -> None:
+    if len(text) > most:
+        raise MalformedInput(field, text, f"{len(text)} characters, expected at most {most}")
+
+
+def _beginning(data: msgspec.Raw | memoryview) -> str:
+    return bytes(memoryview(data)[:200]).decode(errors="replace")
 
 
 def _decoded(field: str, decoder: msgspec.json.Decoder[T], raw: msgspec.Raw | None) -> T | None:

@@ -13,7 +13,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -38,7 +38,8 @@ from hami.scheduler.bind import Binder
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.preempt import PreemptionFilter
 from hami.state.reservations import Reservation
-from hami.web.connections import client_is_trusted
+from hami.web.connections import without_turn
+from hami.web.rights import ClientRight, right_of
 
 if TYPE_CHECKING:
     from hami.scheduler.admit_claims import ClaimAdmitter
@@ -55,7 +56,13 @@ LOGGED = 1000  # characters of a reason, which may quote the pod
 START_TIMEOUT_S = 5.0  # a filter waits for this long until the caches are filled
 JSON = "application/json"
 _STRANGER = extender.render_bind("extender verbs are served on --extender-bind-address, elsewhere to clients with a "
-                                 "certificate of --client-ca-file")
+                                 "certificate of --client-ca-file, and /simulate to those of "
+                                 "--simulate-client-ca-file")
+
+_EXTENDERS = frozenset({ClientRight.EXTENDER})
+_CALLERS = {"filter": _EXTENDERS, "prioritize": _EXTENDERS, "preempt": _EXTENDERS, "bind": _EXTENDERS,
+            "simulate": frozenset({ClientRight.EXTENDER, ClientRight.SIMULATE})}
+"""The rights of which a client needs one, by verb."""
 
 Observe = Callable[[str, str, float], None]
 IsStarted = Callable[[float], bool]
@@ -177,7 +184,9 @@ def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds:
     }
 
     def answer(name: str, environ: WSGIEnvironment) -> tuple[bytes, int]:
-        return _verb(name, *ways[name], observe, environ) if client_is_trusted(environ) else (_STRANGER, 403)
+        if right_of(environ) not in _CALLERS[name]:
+            return _STRANGER, 403
+        return _verb(name, *ways[name], observe, environ)
 
     return {f"/{name}": partial(answer, name) for name in ways}
 
@@ -186,7 +195,7 @@ def _add_reservations(app: flask.Flask, reservation: Callable[[str], Reservation
     @app.get("/reservations/<uid>")
     def reserved(uid: str) -> flask.Response:
         """Shows what the pod's Binding will carry."""
-        if not client_is_trusted(flask.request.environ):
+        if right_of(flask.request.environ) is not ClientRight.EXTENDER:
             return _json(_STRANGER, 403)
         if (found := reservation(uid)) is None:
             return _json(b'{"error":"nothing is reserved for this uid"}', 404)
@@ -233,12 +242,17 @@ def _filter(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tupl
 def _prioritize(node_filter: NodeFilter, body: bytes) -> tuple[bytes, str]:
     """Scores the nodes that remain, if there are several."""
     args = extender.parse_filter(body)
-    names = [node.name for node, _ in args.nodes] if args.nodes is not None else args.names
+    names = [node.name for node in extender.parse_nodes(args.nodes)] if args.nodes is not None else args.names
     return extender.render_priorities(node_filter.prioritize(args.pod, names or ())), "ok"
 
 
 def _simulate(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tuple[bytes, str]:
-    """Names all nodes that the pod fits, for an autoscaler. Nothing is reserved."""
+    """Names all nodes that the pod fits, for an autoscaler. Nothing is reserved, and no review waits for it."""
+    with without_turn():
+        return _simulated(node_filter, is_started, body)
+
+
+def _simulated(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tuple[bytes, str]:
     args = extender.parse_filter(body)
     if args.nodes is None:
         raise MalformedInput("Nodes", "", "missing: the extender needs nodeCacheCapable: false")
@@ -247,10 +261,17 @@ def _simulate(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tu
     return _simulate_on(node_filter, args.pod, args.nodes)
 
 
-def _simulate_on(node_filter: NodeFilter, pod: Pod, nodes: Sequence[tuple[Node, bytes]]) -> tuple[bytes, str]:
-    filtered = node_filter.simulate(pod, [node for node, _ in nodes])
-    fitting = [raw for node, raw in nodes if node.name not in filtered.failed]
+def _simulate_on(node_filter: NodeFilter, pod: Pod, nodes: Sequence[msgspec.Raw]) -> tuple[bytes, str]:
+    names: list[str] = []
+    filtered = node_filter.simulate(pod, _noting_names(extender.parse_nodes(nodes), names))
+    fitting = [raw for name, raw in zip(names, nodes) if name not in filtered.failed]
     return extender.render_simulation(fitting, filtered.failed), "ok" if fitting else "refused"
+
+
+def _noting_names(nodes: Iterable[Node], names: list[str]) -> Iterator[Node]:
+    for node in nodes:
+        names.append(node.name)
+        yield node
 
 
 def _preempt(preemption_filter: PreemptionFilter, body: bytes) -> tuple[bytes, str]:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hami.codec.times import parse_time
 from hami.errors import MalformedInput, NodeLocked
 from hami.kube.events import EventRecorder
-from hami.model import Node, Pod
+from hami.model import Device, Node, Pod, PodRef
 from hami.scheduler.bind import REST_S
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
 from hami.scheduling.node_order import TO_CHOOSE_FROM, has_no_policy, kube_chooses
 from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal, describe, summarize
+from hami.state.inventories import devices_of
 from hami.state.store import Store
 from hami.vendors.inventory import with_template
 
@@ -24,8 +26,9 @@ log = logging.getLogger(__name__)
 
 LEADERSHIP_TIMEOUT_S = 5.0  # a filter waits for this long until this replica leads
 UNREGISTERED = "node unregistered"
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 MAX_PRIORITY = 10  # MaxExtenderPriority of kube-scheduler
-MAX_SIMULATED = 5000  # nodes of a simulation
+MAX_SIMULATED_DEVICES = 100_000  # of nodes that are not known: some seconds of processor time
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,7 @@ class NodeFilter:
 
         Raises: HamiError; kube-scheduler retries the pod then.
         """
-        if not pod.ref.uid:
-            raise MalformedInput("Pod.metadata.uid", "", "a pod without uid cannot be scheduled")
+        _check_ref(pod.ref)
         if not self._leadership.wait_until_leading(LEADERSHIP_TIMEOUT_S):
             raise NodeLocked("this replica of the scheduler does not lead yet")
         try:
@@ -92,22 +94,31 @@ class NodeFilter:
         return {name: round(MAX_PRIORITY * (score - low) / (high - low)) if high > low else 0
                 for name, score in zip(names, scores)}
 
-    def simulate(self, pod: Pod, nodes: Sequence[Node]) -> Filtered:
+    def simulate(self, pod: Pod, nodes: Iterable[Node]) -> Filtered:
         """Returns all of the *nodes* that *pod* fits now. Nothing is reserved or written.
 
         Nodes that are known are as they are; others are idle, with the devices that they register or that the label of
         their group tells, unless the node watch does not show such nodes: no pod is ever placed on these. What is
-        reserved for *pod* counts as free.
-        Raises: HamiError; MalformedInput for more than MAX_SIMULATED nodes.
+        reserved for *pod* counts as free. *nodes* are taken one by one, and only their devices are kept.
+        Raises: HamiError; MalformedInput for more than MAX_SIMULATED_DEVICES.
         """
-        if len(nodes) > MAX_SIMULATED:
-            raise MalformedInput("Nodes", len(nodes), f"expected at most {MAX_SIMULATED} nodes")
-        names = [node.name for node in nodes]
+        names: list[str] = []
+        devices: dict[str, Mapping[str, Sequence[Device]]] = {}
+        count = 0
         with self._simulation:
             known_names, view = set(self._cache.nodes.names()), self._cache.view()
-            fresh = [made for node in nodes if not view.usages(node.name) and self._is_selected(node.labels) and (
-                (made := with_template(view.vendors, node)) is not node or node.name not in known_names)]
-            refusal = view.what_if(without=[pod.ref.uid], nodes=fresh).refuse(pod, names)
+            for node in nodes:
+                names.append(node.name)
+                if view.usages(node.name) or not self._is_selected(node.labels):
+                    continue
+                made = with_template(view.vendors, node)
+                if made is node and node.name in known_names:  # it has not registered its devices yet
+                    continue
+                devices[node.name] = devices_of(view.vendors, made)
+                count += sum(map(len, devices[node.name].values()))
+                if count > MAX_SIMULATED_DEVICES:
+                    raise MalformedInput("Nodes", count, f"expected at most {MAX_SIMULATED_DEVICES} devices")
+            refusal = view.what_if(without=[pod.ref.uid], devices=devices).refuse(pod, names)
         failed = self._failed(refusal) if refusal is not None else {}
         return Filtered([name for name in names if name not in failed], failed)
 
@@ -128,6 +139,15 @@ class NodeFilter:
         if refusal.resolvable and pod.preempts:
             self._on_preemptor()
         return Filtered(None, {name: failed.pop(name) for name in refusal.resolvable}, unresolvable=failed)
+
+
+def _check_ref(ref: PodRef) -> None:
+    """Raises: MalformedInput if *ref* cannot be that of a pod: the API server is asked for it by that name."""
+    if not ref.uid:
+        raise MalformedInput("Pod.metadata.uid", "", "a pod without uid cannot be scheduled")
+    for field_name, text in (("Pod.metadata.namespace", ref.namespace), ("Pod.metadata.name", ref.name)):
+        if _NAME.fullmatch(text) is None:
+            raise MalformedInput(field_name, text, "expected a name, of small letters, digits, - and .")
 
 
 def _rest_text(owner: str) -> str:

@@ -27,6 +27,7 @@ from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.bind import Binder
 from hami.scheduler.binding_writer import BindingWriter
+from hami.scheduler.budgets import RequestBudgets
 from hami.scheduler.cluster_cache import cluster_cache
 from hami.scheduler.cluster_metrics import families
 from hami.scheduler.controller import Controller
@@ -41,7 +42,7 @@ from hami.scheduler.preemptor import Preemptor
 from hami.scheduler.resizer import ResizablePods, Resizer
 from hami.scheduler.settings import Settings
 from hami.state.store import Store
-from hami.web.bodies import BodyBudget
+from hami.web.bodies import BodyBudgets
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family, build_info
 
@@ -49,7 +50,6 @@ log = logging.getLogger(__name__)
 
 EVENTS_PER_SECOND = 50.0  # at most, or --kube-qps if that is less: events never compete with placing pods
 NORMAL_EVENTS_PER_SECOND = 10.0  # of them; two per pod cost the control plane as much as its Binding
-BODY_BUDGET = 64 << 20  # bytes of reviews that arrive or are worked on; anybody can send them
 DRAIN_TIMEOUT_S = 5.0  # for Bindings in progress at the end
 JOIN_TIMEOUT_S = 1.0  # for each thread at the end
 
@@ -126,9 +126,9 @@ class SchedulerProgram:
 
     def app(self) -> WSGIApplication:
         """Returns the WSGI application."""
-        return BodyBudget(create_app(self._verbs, self._watches.is_synced, self._unready_reason, self._metrics.observe,
-                                     threads=self._settings.threads, hung_reason=lambda: problems(self._tasks)),
-                          BODY_BUDGET)
+        app = create_app(self._verbs, self._watches.is_synced, self._unready_reason, self._metrics.observe,
+                         threads=self._settings.threads, hung_reason=lambda: problems(self._tasks))
+        return BodyBudgets(app, RequestBudgets())
 
     def start(self) -> None:
         """Starts everything that runs beside the requests, once there is a certificate. Raises: HamiError."""

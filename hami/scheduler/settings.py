@@ -31,7 +31,8 @@ MIN_LIFETIME_S = 20.0  # shorter ones would expire before the API server knows t
 class Settings(ClusterSettings):
     """The settings of the scheduler. Times are in seconds.
 
-    *cert_file*, *key_file*, *client_ca_file*: empty for none; with the first two, *http_bind* serves TLS.
+    *cert_file*, *key_file*, *client_ca_file*, *simulate_client_ca_file*: empty for none; with the first two,
+    *http_bind* serves TLS.
     *self_signed_cert_dir*: the directory of the self-signed certificate; empty to disable it. The certificate is stored
     in the Secret *self_signed_cert_secret*, and its CA in the webhook configuration *self_signed_webhook*.
     *self_signed_previous_secret*: a Secret whose certificate is served first; empty for none.
@@ -47,6 +48,7 @@ class Settings(ClusterSettings):
     cert_file: str = ""
     key_file: str = ""
     client_ca_file: str = ""
+    simulate_client_ca_file: str = ""
     threads: int = 1024
 
     self_signed_cert_dir: str = ""
@@ -79,8 +81,10 @@ class Settings(ClusterSettings):
         if not MIN_LIFETIME_S <= self.self_signed_cert_lifetime <= self.self_signed_ca_lifetime:
             raise HamiError(f"--self-signed-cert-lifetime: expected {MIN_LIFETIME_S:g}s or more, and no more than "
                             "--self-signed-ca-lifetime")
-        if self.client_ca_file and not self.cert_file:
-            raise HamiError("--client-ca-file without --cert_file and --key_file: it requires HTTPS")
+        for flag, file in (("--client-ca-file", self.client_ca_file),
+                           ("--simulate-client-ca-file", self.simulate_client_ca_file)):
+            if file and not self.cert_file:
+                raise HamiError(f"{flag} without --cert_file and --key_file: it requires HTTPS")
         if (address := self.extender_bind_address) is not None and not address.is_loopback:
             raise HamiError(
                 f"--extender-bind-address={address}: expected a loopback address, since it serves plain HTTP")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from hami.codec.register import MAX_DEVICES
 from hami.errors import MalformedInput
@@ -41,6 +41,14 @@ def devices_on(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | No
         return read_inventory(vendor, node), None
     except MalformedInput as error:
         return (), str(error)
+
+
+def devices_of(vendors: Iterable[Vendor], node: Node) -> dict[str, tuple[Device, ...]]:
+    """Returns the devices that *node* offers, by vendor. Inventories that cannot be read count as empty."""
+    devices = {vendor.key: devices_on(vendor, node)[0] for vendor in vendors}
+    if excess_of({key: len(own) for key, own in devices.items()}) is not None:
+        return {}
+    return {key: own for key, own in devices.items() if own}
 
 
 def excess_of(devices: Mapping[str, int]) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from types import MappingProxyType
 
 from hami.codec.resize import Size
 from hami.model import Budget, Device, Node, Pod, PodRef, PodScope, QuotaLimits
@@ -20,7 +21,7 @@ from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.scheduling.resize import ResizePlan, ResizeRefusal, plan_resize
 from hami.scheduling.score import node_score
 from hami.scheduling.usage import charged_by, peak_charges, shares_of, total_charge
-from hami.state.inventories import devices_on, excess_of
+from hami.state.inventories import devices_of
 from hami.state.pods import PodRecord
 from hami.state.resizes import resizable_devices
 from hami.state.table import Booking, Table
@@ -235,9 +236,11 @@ class View:
     # A cluster that differs
 
     def what_if(self, *, without: Collection[str] = (), with_: Iterable[Booking] = (), nodes: Iterable[Node] = (),
+                devices: Mapping[str, Mapping[str, Sequence[Device]]] = MappingProxyType({}),
                 quotas: NamespaceQuotas | None = None) -> View:
-        """Returns the view in which the pods *without* (uids) have ended, pods hold *with_*, nodes are as *nodes* with
-        the bookings that they have, and the namespaces in *quotas* have these.
+        """Returns the view in which the pods *without* (uids) have ended, pods hold *with_*, nodes are as *nodes*, or
+        have *devices* (by name and vendor), with the bookings that they have, and the namespaces in *quotas* have
+        these.
 
         Device plugins of *nodes* count as alive, and inventories that cannot be read as empty.
         """
@@ -252,9 +255,8 @@ class View:
         labels = dict(self._labels)
         for node in nodes:
             labels[node.name] = node.labels
-            devices = {vendor.key: devices_on(vendor, node)[0] for vendor in self.vendors}
-            has_excess = excess_of({key: len(own) for key, own in devices.items()}) is not None
-            affected[node.name] = {key: own for key, own in devices.items() if own and not has_excess}
+            affected[node.name] = devices_of(self.vendors, node)
+        affected.update(devices)
         overlay = dict(self._overlay)
         changed = View(self._table, self.facts, rebooked=rebooked)
         for name, of_node in affected.items():

@@ -13,17 +13,14 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any
 
 from hami.errors import HamiError
 from hami.runtime.options import Address
-
-TRUSTED = "hami.trusted"
-"""Key of a WSGI environment: whether the request came through an address on loopback, or with a client certificate that
-our CA has signed. No header can set it."""
+from hami.web.rights import ClientRight, right_of_certificate
 
 PIECE = 65_536  # bytes that are read at a time, and that are drained before a connection is closed
 LINGER_S = 1.0  # for which a client may still send after its answer
@@ -32,18 +29,13 @@ TlsContexts = Callable[[], ssl.SSLContext]
 """Returns the context for the next connection."""
 
 
-def client_is_trusted(environ: Mapping[str, object]) -> bool:
-    """Reports whether the client of a request may do what only kube-scheduler does. The address of a client says
-    nothing: that of a proxy in the same pod is on loopback."""
-    return environ.get(TRUSTED) is True
-
-
 _served: ContextVar[Connection | None] = ContextVar("served", default=None)  # by this thread
 
 
 def without_turn() -> AbstractContextManager[None]:
-    """While this thread waits for something else than its client, others have the turn that the thread has, if it has
-    one: see :meth:`Connection.taking_turns`."""
+    """While this thread waits for something else than its client, or works for long, others have the turn that the
+    thread has, if it has one: see :meth:`Connection.taking_turns`. That time does not count for what the client still
+    has to send."""
     connection = _served.get()
     return nullcontext() if connection is None else connection._without_turn()
 
@@ -68,6 +60,7 @@ class Connection(io.RawIOBase):
         self.is_local = is_local
         self._turn = turn
         self._takes_turns = self._has_turn = False
+        self._right: ClientRight | None = None  # not known before the handshake
         self._is_answer: bool | None = None
         self._until = 0.0
         self.since = time.monotonic()
@@ -76,9 +69,19 @@ class Connection(io.RawIOBase):
         clients[self] = None
 
     @property
-    def is_trusted(self) -> bool:
-        """Whether the client may do what only kube-scheduler does."""
-        return self.is_local or (isinstance(self._socket, ssl.SSLSocket) and bool(self._socket.getpeercert()))
+    def right(self) -> ClientRight:
+        """The right of the client: on loopback that of kube-scheduler, elsewhere that of its certificate.
+
+        Raises: ConnectionResetError as :func:`hami.web.rights.right_of_certificate`.
+        """
+        if self._right is None:
+            if self.is_local:
+                self._right = ClientRight.EXTENDER
+            elif isinstance(self._socket, ssl.SSLSocket):
+                self._right = right_of_certificate(self._socket)
+            else:
+                self._right = ClientRight.NONE
+        return self._right
 
     @property
     def is_silent(self) -> bool:
@@ -113,7 +116,8 @@ class Connection(io.RawIOBase):
         if not data:  # the end, maybe before the handshake
             return data
         self._has_received = True
-        if self._takes_turns and not self.is_trusted:
+        is_limited = self.right is not ClientRight.EXTENDER
+        if self._takes_turns and is_limited:
             self._take_turn()
         return data
 
@@ -126,8 +130,8 @@ class Connection(io.RawIOBase):
 
     @contextmanager
     def taking_turns(self) -> Iterator[None]:
-        """While it is served, the thread of a client that is not trusted has the turn from when it has received
-        something until it waits for the client again."""
+        """While it is served, the thread of a client that may not do what kube-scheduler does has the turn from when it
+        has received something until it waits for the client again."""
         self._takes_turns = True
         token = _served.set(self)
         try:
@@ -141,9 +145,11 @@ class Connection(io.RawIOBase):
     def _without_turn(self) -> Iterator[None]:
         had_turn = self._has_turn
         self._end_turn()
+        begun = time.monotonic()
         try:
             yield
         finally:
+            self._until += time.monotonic() - begun
             if had_turn:
                 self._take_turn()
 

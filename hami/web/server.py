@@ -26,7 +26,8 @@ from gunicorn.workers import gthread
 
 from hami.runtime.options import Address
 from hami.runtime.signals import STOP_SIGNALS
-from hami.web.connections import TRUSTED, Connection, TlsContexts, listen
+from hami.web.connections import Connection, TlsContexts, listen
+from hami.web.rights import RIGHT
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,9 @@ def serve(make_app: Callable[[], WSGIApplication], *, bind: tuple[str, int], tls
     A worker that dies later is replaced, and *make_app* runs again.
     After the signal *on_stop* runs in a thread of its own while requests finish, for at most *grace* seconds; SIGINT or
     SIGQUIT then shorten this to two.
-    Requests of clients that are not trusted are worked on one at a time, so that they take little from those that are.
-    The application must not wait for anything in them. None waits for another to arrive, or for its answer to be taken.
+    Requests of clients that may not do what kube-scheduler does are worked on one at a time, so that they take little
+    from those that may. The application must not wait for anything in them. None waits for another to arrive, or for
+    its answer to be taken.
     *bind*: host and port; an empty host listens on all addresses. *plain*: a second address that never uses TLS.
     *read_seconds*: from the first byte to the end of a request; a fifth of it while most threads are busy.
     Raises: HamiError if an address cannot be listened on.
@@ -118,7 +120,7 @@ class _Application(BaseApplication):  # type: ignore[misc]
 
         def describe_client(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
             client: Connection = environ["gunicorn.socket"]
-            environ["wsgi.url_scheme"], environ[TRUSTED] = client.scheme, client.is_trusted
+            environ["wsgi.url_scheme"], environ[RIGHT] = client.scheme, client.right
             return app(environ, start_response)
 
         return describe_client

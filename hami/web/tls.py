@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import ssl
 import threading
 import time
@@ -16,10 +17,14 @@ from collections.abc import Callable
 from hami.errors import HamiError
 from hami.runtime.files import FileVersion, version_of
 from hami.runtime.once import OncePerKey
+from hami.web.rights import ServerContext
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+CLIENT_CA, SIMULATE_CA = "--client-ca-file", "--simulate-client-ca-file"
+
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 _Signature = tuple[FileVersion, ...]
 
@@ -30,19 +35,22 @@ class TlsContext:
     A file has changed if its inode, modification time or size differs. While the new files cannot be used, for example
     because only one of key and certificate has been replaced, the last good context stays in use. They are tried again
     after RETRY_S, and each problem is logged once.
-    With *client_ca_file* a client may present a certificate; the handshake fails if this CA did not sign it.
+    With a file of CAs a client may present a certificate; the handshake fails if none of the CAs has signed it. Clients
+    of *client_ca_file* may do what kube-scheduler does, those of *simulate_client_ca_file* may simulate and nothing
+    else.
     *until_made*: the context until the files can be used for the first time.
     Raises: HamiError if the files cannot be used when the object is made, unless there is such a context.
     """
 
-    def __init__(self, cert_file: str, key_file: str, client_ca_file: str | None = None, *,
+    def __init__(self, cert_file: str, key_file: str, client_ca_file: str = "", simulate_client_ca_file: str = "", *,
                  until_made: ssl.SSLContext | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.cert_file = cert_file
         self.key_file = key_file
-        self._client_ca_file = client_ca_file
         self._files = {"--cert_file": cert_file, "--key_file": key_file}
         if client_ca_file:
-            self._files["--client-ca-file"] = client_ca_file
+            self._files[CLIENT_CA] = client_ca_file
+        if simulate_client_ca_file:
+            self._files[SIMULATE_CA] = simulate_client_ca_file
         self._clock = clock
         self._lock = threading.Lock()  # guards all that follows; held while the files are read
         self._reported = OncePerKey()
@@ -74,21 +82,38 @@ class TlsContext:
         return tuple(_readable_version(flag, path) for flag, path in self._files.items())
 
     def _build(self) -> ssl.SSLContext:
-        context = _new_context()
+        extenders = self._read_authorities(CLIENT_CA)
+        simulators = self._read_authorities(SIMULATE_CA)
+        if extenders & simulators:
+            raise HamiError(f"{SIMULATE_CA} {self._files[SIMULATE_CA]}: has a CA of {CLIENT_CA} "
+                            f"{self._files[CLIENT_CA]}, whose clients may do more than simulate")
+        context = _new_context(simulators, has_extenders=bool(extenders))
         try:
             # a key with a passphrase must fail, not ask the terminal for it
             context.load_cert_chain(self.cert_file, self.key_file, password=lambda: b"")
         except (OSError, ValueError) as error:
             raise HamiError(f"--cert_file {self.cert_file} and --key_file {self.key_file}: "
                             f"no certificate with its key: {_reason(error)}") from error
-        if self._client_ca_file:
-            try:
-                context.load_verify_locations(self._client_ca_file)
-            except (OSError, ValueError) as error:
-                raise HamiError(
-                    f"--client-ca-file {self._client_ca_file}: no CA certificates: {_reason(error)}") from error
+        if authorities := extenders | simulators:
+            context.load_verify_locations(cadata=b"".join(authorities))
             context.verify_mode = ssl.CERT_OPTIONAL
         return context
+
+    def _read_authorities(self, flag: str) -> frozenset[bytes]:
+        """Returns the CAs (DER) in the file of *flag*; none without the flag. Raises: HamiError.
+
+        The file is read once: the CAs that are trusted are those whose clients are told apart.
+        """
+        if (path := self._files.get(flag)) is None:
+            return frozenset()
+        try:
+            with open(path, "rb") as file:
+                blocks = _CERTIFICATE.findall(file.read())
+            authorities = frozenset(ssl.PEM_cert_to_DER_cert(block.decode()) for block in blocks)
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=b"".join(authorities))
+        except (OSError, ValueError) as error:
+            raise HamiError(f"{flag} {path}: no CA certificates: {_reason(error)}") from error
+        return authorities
 
 
 def context_of(pem: bytes) -> ssl.SSLContext:
@@ -101,8 +126,8 @@ def context_of(pem: bytes) -> ssl.SSLContext:
     return context
 
 
-def _new_context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+def _new_context(simulators: frozenset[bytes] = frozenset(), *, has_extenders: bool = False) -> ServerContext:
+    context = ServerContext(ssl.PROTOCOL_TLS_SERVER, simulators=simulators, has_extenders=has_extenders)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # not h2: one thread would serve all streams of a connection, one after another
     context.set_alpn_protocols(["http/1.1"])

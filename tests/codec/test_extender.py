@@ -1,17 +1,21 @@
 """ExtenderArgs in, results out."""
 
 import json
+import tracemalloc
 
+import msgspec
 import pytest
 from hypothesis import given
 from pytest import param
 
+from hami.codec import extender
 from hami.codec.extender import (
     BindArgs,
     Victim,
     Victims,
     parse_bind,
     parse_filter,
+    parse_nodes,
     parse_preemption,
     render_bind,
     render_filter,
@@ -44,9 +48,19 @@ def test_live_filter():
     assert (args.pod.ref, args.names, args.nodes) == (PodRef("ns", "p", "u"), ["n1", "n2"], None)
 
 
-def test_simulation_keeps_the_nodes_as_they_came():
-    args = parse_filter(b'{"Pod":{},"Nodes":{"items":[ {"metadata":{"name":"n1"}, "novel":1} ]}}')
-    assert [(node.name, raw) for node, raw in args.nodes] == [("n1", b'{"metadata":{"name":"n1"}, "novel":1}')]
+@pytest.mark.parametrize("blank", ["", " \n\t\r"])
+def test_simulation_keeps_the_nodes_as_they_came(blank):
+    first, second = '{"metadata":{"name":"n1"}, "novel":[1,2]}', '{"metadata":{"name":"n,2]}"}}'
+    items = f"[{blank}{first}{blank},{blank}{second}{blank}]"
+    args = parse_filter(f'{{"Pod":{{}},"Nodes":{{"items":{items}}}}}'.encode())
+    assert [bytes(raw).decode() for raw in args.nodes] == [first, second]
+    assert [node.name for node in parse_nodes(args.nodes)] == ["n1", "n,2]}"]
+
+
+def read(data):
+    """Everything of the arguments, nodes too."""
+    args = parse_filter(data)
+    return args, list(parse_nodes(args.nodes or ()))
 
 
 @pytest.mark.parametrize("text, names, nodes", [
@@ -101,7 +115,7 @@ def test_malformed_filter(data, says):
         assert parse_filter(data).names is None
         return
     with pytest.raises(MalformedInput) as caught:
-        parse_filter(data)
+        read(data)
     assert str(caught.value).startswith(says)
     assert len(str(caught.value)) < 500
 
@@ -109,9 +123,61 @@ def test_malformed_filter(data, says):
 @given(bodies(LIVE) | bodies(SIMULATED))
 def test_any_filter_is_read_or_malformed(data):
     try:
-        parse_filter(data)
+        read(data)
     except MalformedInput as error:
         assert error.field
+
+
+FEW, LARGE = b'{"Pod":{},"NodeNames":["a"]', 1 << 20
+
+
+@pytest.mark.parametrize("data, parse", [
+    param(b'{"Pod":{},"Nodes":{"items":[' + b"1," * LARGE + b"1]}}", read, id="elements that are no nodes"),
+    param(b'{"Pod":{},"Nodes":{"items":[' + b"{}," * LARGE + b"{}]}}", read, id="empty nodes"),
+    param(b'{"Pod":{},"Nodes":{"items":[' + b"[" + b"{}," * LARGE + b"{}]]}}", read, id="a node that is a list"),
+    param(b'{"Pod":{},"NodeNames":[' + b'"ab",' * LARGE + b'"ab"]}', read, id="names"),
+    param(b'{"Pod":{"x":[' + b"{}," * LARGE + b"{}]}}", read, id="values of a pod"),
+    param(FEW + b',"x":[' + b"{}," * LARGE + b"{}]} more", read, id="unknown values before more"),
+    param(FEW + b"} [" + b"{}," * LARGE + b"{}]", read, id="more"),
+    param(b'{"Pod":{},"NodeNameToMetaVictims":{"a":{"Pods":[' + b'{"UID":""},' * LARGE + b'{"UID":""}]}}}',
+          parse_preemption, id="victims"),
+])
+def test_a_text_takes_little_more_memory_once_it_is_read(data, parse):
+    tracemalloc.start()
+    try:
+        parse(data)
+    except MalformedInput as error:
+        assert len(str(error)) < 500
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 2 * len(data)
+
+
+@pytest.mark.parametrize("data, says", [
+    param(b'{"Pod":{"x":"%s"}}' % (b"x" * extender.MAX_OBJECT), "Pod: 4194312 bytes, expected at most 4194304",
+          id="pod"),
+    param(b'{"Pod":{},"Nodes":{"items":[{"x":"%s"}]}}' % (b"x" * extender.MAX_OBJECT),
+          "Nodes.items: 4194312 bytes, expected at most 4194304", id="node"),
+    param(b'{"Pod":{"metadata":{"name":"%s"}}}' % (b"x" * 254),
+          "Pod.metadata.name: 254 characters, expected at most 253", id="name"),
+    param(b'{"Pod":{"metadata":{"namespace":"%s"}}}' % (b"x" * 64),
+          "Pod.metadata.namespace: 64 characters, expected at most 63", id="namespace"),
+    param(b'{"Pod":{"metadata":{"uid":"%s"}}}' % (b"x" * 129),
+          "Pod.metadata.uid: 129 characters, expected at most 128", id="uid"),
+])
+def test_what_no_object_has_is_refused(data, says):
+    with pytest.raises(MalformedInput) as caught:
+        read(data)
+    assert str(caught.value).startswith(says)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("field, most", [("PodName", 253), ("PodNamespace", 63), ("PodUID", 128), ("Node", 253)])
+def test_what_no_bind_has_is_refused(field, most):
+    assert parse_bind(body({field: "x" * most}))
+    with pytest.raises(MalformedInput, match=f"^{field}: {most + 1} characters, expected at most {most}"):
+        parse_bind(body({field: "x" * (most + 1)}))
 
 
 def test_preemption():
@@ -204,10 +270,10 @@ def test_any_bind_is_read_or_malformed(data):
     param(render_filter([]),
           '{"Nodes":null,"NodeNames":[],"FailedNodes":null,"FailedAndUnresolvableNodes":null,"Error":""}',
           id="no names"),
-    param(render_simulation([b'{"a": 1}'], {}),
+    param(render_simulation([msgspec.Raw(b'{"a": 1}')], {}),
           '{"Nodes":{"metadata":{},"items":[{"a": 1}]},"NodeNames":null,"FailedNodes":null,'
           '"FailedAndUnresolvableNodes":null,"Error":""}', id="chosen"),
-    param(render_simulation([b'{"a": 1}', b'{"b":2}'], {}),
+    param(render_simulation([msgspec.Raw(b'{"a": 1}'), msgspec.Raw(b'{"b":2}')], {}),
           '{"Nodes":{"metadata":{},"items":[{"a": 1},{"b":2}]},"NodeNames":null,"FailedNodes":null,'
           '"FailedAndUnresolvableNodes":null,"Error":""}', id="two"),
     param(render_simulation([], {"n1": "node unregistered"}), '{"Nodes":null,"NodeNames":null,"FailedNodes":'

@@ -16,12 +16,12 @@ from hami.codec.register import render_devices_json
 from hami.errors import NodeLocked
 from hami.scheduler import app as module
 from hami.scheduler.app import create_app
-from hami.web.bodies import BodyBudget
-from hami.web.connections import TRUSTED
+from hami.web.bodies import BodyBudgets, ByteBudget
+from hami.web.rights import RIGHT, ClientRight
 from tests.builders import NVIDIA, gpu, gpus, node, pod
 from tests.world import Clock, Replica, WatchedCluster
 
-STRANGER = {"REMOTE_ADDR": "127.0.0.6", TRUSTED: False}  # the address of a proxy in the same pod
+STRANGER = {"REMOTE_ADDR": "127.0.0.6", RIGHT: ClientRight.NONE}  # the address of a proxy in the same pod
 
 
 class Web:
@@ -36,7 +36,7 @@ class Web:
         self.client = create_app(self.replica.verbs, lambda _: self.started, lambda: unready,
                                  lambda verb, outcome, seconds: self.observed.append((verb, outcome)),
                                  threads=threads, hung_reason=lambda: hung).test_client()
-        self.client.environ_base[TRUSTED] = True
+        self.client.environ_base[RIGHT] = ClientRight.EXTENDER
 
     def post(self, path, body, content_type="application/json", **options):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -321,7 +321,7 @@ def test_a_preemption_over_the_limit_is_vetoed(web, caplog):
 
 
 def test_a_body_without_a_length_is_limited_too(web):
-    environ = create_environ("/bind", method="POST", environ_base={TRUSTED: True})
+    environ = create_environ("/bind", method="POST", environ_base={RIGHT: ClientRight.EXTENDER})
     environ |= {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input": Endless(), "wsgi.input_terminated": True}
     body, status, _ = run_wsgi_app(web.client.application, environ)
     assert status == "200 OK" and b"larger than" in b"".join(body)
@@ -334,7 +334,8 @@ def test_a_body_of_the_limit_is_read(web, path, limit):
 
 
 def test_a_review_beyond_the_budget_of_all_requests_gets_503(web):
-    client = Client(BodyBudget(web.client.application, 1000))
+    budget = ByteBudget(1000)
+    client = Client(BodyBudgets(web.client.application, lambda environ: budget))
     body = json.dumps(REVIEW).encode()
     answer = client.post("/webhook", data=body + b" " * 100_000, content_type="application/json",
                          environ_overrides=STRANGER)
@@ -387,9 +388,31 @@ def test_untrusted_clients_may_not_use_the_extender(web, path):
     assert web.replica.cache.reservations.unbound() == 0
 
 
+VERBS = ("/filter", "/prioritize", "/simulate", "/preempt", "/bind", "/reservations/u")
+
+
+@pytest.mark.parametrize(("right", "paths"), [
+    (ClientRight.NONE, ()), (ClientRight.SIMULATE, ("/simulate",)), (ClientRight.EXTENDER, VERBS)])
+def test_a_right_opens_what_it_is_for_and_nothing_else(web, right, paths):
+    answered = []
+    for path in VERBS:
+        method = web.client.get if path.startswith("/res") else web.client.post
+        answer = method(path, data=json.dumps(BODIES.get(path, {})), environ_overrides={RIGHT: right})
+        if answer.status_code != 403:
+            answered.append(path)
+    assert tuple(answered) == paths
+    assert (web.replica.cache.reservations.refs() == []) is (right is not ClientRight.EXTENDER)
+
+
+def test_a_simulation_reserves_nothing(web):
+    answer = web.post("/simulate", BODIES["/simulate"], environ_overrides={RIGHT: ClientRight.SIMULATE})
+    assert [node["metadata"]["name"] for node in answer["Nodes"]["items"]] == ["new"]
+    assert web.replica.cache.reservations.unbound() == 0
+
+
 def test_a_header_does_not_make_a_client_trusted(web):
     answer = web.client.post("/bind", data=b"{}", environ_overrides=STRANGER,
-                             headers={"X-Forwarded-For": "127.0.0.1", "Hami.Trusted": "true"})
+                             headers={"X-Forwarded-For": "127.0.0.1", "Hami.Right": "extender"})
     assert answer.status_code == 403
 
 

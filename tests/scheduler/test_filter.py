@@ -138,6 +138,14 @@ def test_a_pod_without_uid_is_refused():
         replica(cards("n1", {})).filter(replace(pod(gpus()), ref=replace(pod().ref, uid="")))
 
 
+@pytest.mark.parametrize("field", ["namespace", "name"])
+@pytest.mark.parametrize("text", ["", "..", "a/b", "a b", "A", "-a", "a\n", "é"])
+def test_a_pod_whose_name_no_object_can_have_is_refused(field, text):
+    scheduler = replica(cards("n1", {}))
+    with pytest.raises(MalformedInput, match=f"Pod.metadata.{field}: expected a name"):
+        scheduler.filter(replace(pod(gpus()), ref=replace(pod().ref, **{field: text})))
+
+
 SSD = (NodePreference(1, (NodeRequirement("disk", "In", frozenset({"ssd"})),)),)
 
 
@@ -266,9 +274,18 @@ def test_a_pod_without_devices_fits_all_nodes_of_a_simulation():
     assert replica().node_filter.simulate(pod(gpus(0)), [TEMPLATE, node("x")]).names == ["new", "x"]
 
 
-def test_a_simulation_has_a_limit():
-    with pytest.raises(MalformedInput, match="expected at most 5000 nodes"):
-        replica().node_filter.simulate(pod(gpus()), [TEMPLATE] * 5001)
+def test_a_simulation_has_a_limit_of_devices():
+    largest = replace(TEMPLATE, labels={NODE_TEMPLATE: "256x46068.10.100.NVIDIA_A40"})
+    taken = []
+
+    def nodes():
+        for number in range(5000):
+            taken.append(number)
+            yield replace(largest, name=f"new-{number}")
+
+    with pytest.raises(MalformedInput, match="expected at most 100000 devices"):
+        replica().node_filter.simulate(pod(gpus()), nodes())
+    assert len(taken) == 391
 
 
 def test_fifty_templates_change_nothing():

@@ -13,8 +13,7 @@ from werkzeug.exceptions import ServiceUnavailable
 from werkzeug.test import create_environ
 
 from e2e.eventually import eventually
-from hami.web.bodies import FREE, BodyBudget
-from hami.web.connections import TRUSTED
+from hami.web.bodies import FREE, BodyBudgets, ByteBudget, TurnBudget
 from tests.web.test_server import Server
 
 MIB = 1 << 20
@@ -24,7 +23,7 @@ PROGRAM = textwrap.dedent("""
     from hami.runtime import logs
     from hami.scheduler.admit import Admitted
     from hami.scheduler.app import Verbs, create_app
-    from hami.web.bodies import BodyBudget
+    from hami.web.bodies import BodyBudgets, ByteBudget
     from hami.web.server import serve
 
     class Admitter:
@@ -34,7 +33,8 @@ PROGRAM = textwrap.dedent("""
     def make_app():
         verbs = Verbs(Admitter(), None, None, None, None, None)
         app = create_app(verbs, lambda _: True, lambda: None, lambda *_: None, threads=256)
-        return BodyBudget(app, options["budget"], is_trusted=lambda environ: False)
+        budget = ByteBudget(options["budget"])
+        return BodyBudgets(app, lambda environ: budget)
 
     options = json.loads(sys.argv[1])
     logs.configure("json", 0)
@@ -140,45 +140,121 @@ class Reader:
         return [b"answer"]
 
 
-def ask(budget, size, *, trusted=False):
-    environ = create_environ(method="POST", environ_base={"REMOTE_ADDR": "127.0.0.1", TRUSTED: trusted})
-    return budget(environ | {"wsgi.input": io.BytesIO(b"x" * size)}, lambda *_: None)
+def ask(application, size):
+    environ = create_environ(method="POST")
+    return application(environ | {"wsgi.input": io.BytesIO(b"x" * size)}, lambda *_: None)
+
+
+def within(app, budget):
+    """The application *app*, all of whose requests have one *budget*."""
+    return BodyBudgets(app, lambda environ: budget)
 
 
 def test_what_is_read_counts_until_the_answer_has_been_sent():
-    budget = BodyBudget(app := Reader(), 1000)
-    answer = ask(budget, FREE + 600)
+    application = within(app := Reader(), ByteBudget(1000))
+    answer = ask(application, FREE + 600)
     assert app.read == FREE + 600
     with pytest.raises(ServiceUnavailable, match="too many large requests"):
-        ask(budget, FREE + 401)
+        ask(application, FREE + 401)
     assert b"".join(answer) == b"answer"
     answer.close()
-    ask(budget, FREE + 1000).close()
+    ask(application, FREE + 1000).close()
 
 
-def test_small_bodies_and_trusted_clients_are_not_limited():
-    budget = BodyBudget(app := Reader(), 0)
-    ask(budget, FREE)
+def test_small_bodies_are_not_limited():
+    application = within(app := Reader(), ByteBudget(0))
+    ask(application, FREE)
     with pytest.raises(ServiceUnavailable):
-        ask(budget, FREE + 1)
-    ask(budget, 10 * FREE, trusted=True)
-    assert app.read == 10 * FREE
+        ask(application, FREE + 1)
+    assert app.read == FREE
 
 
-def test_a_failing_application_gives_its_bytes_back():
-    class Failing(Reader):
-        def __call__(self, environ, start_response):
-            super().__call__(environ, start_response)
-            raise KeyError("bug")
+class Failing(Reader):
+    def __call__(self, environ, start_response):
+        super().__call__(environ, start_response)
+        raise KeyError("bug")
 
-    budget = BodyBudget(Failing(), 1000)
+
+@pytest.mark.parametrize("budget", [ByteBudget(1000), TurnBudget(1, 0, 0.0)], ids=["bytes", "turns"])
+def test_a_failing_application_gives_back_what_it_took(budget):
+    application = within(Failing(), budget)
     for _ in range(3):
         with pytest.raises(KeyError):
-            ask(budget, FREE + 1000)
+            ask(application, FREE + 1000)
+
+
+# turns
+
+
+class Counted:
+    """A body of which a thread has read a part, and the rest later. *opened*: bodies of which something was read."""
+
+    def __init__(self, opened):
+        self._opened = opened
+        self.goes_on = threading.Event()
+        self._is_read = False
+
+    def read(self, size):
+        if self._is_read:
+            return b""
+        self._opened.append(self)
+        assert self.goes_on.wait(30)
+        self._is_read = True
+        return b"x" * 10
+
+
+def test_others_wait_before_they_are_read():
+    application, opened = within(Reader(), TurnBudget(2, 8, 30.0)), []
+    bodies = [Counted(opened) for _ in range(6)]
+
+    def post(body):
+        answer = application(create_environ(method="POST") | {"wsgi.input": body}, lambda *_: None)
+        assert b"".join(answer) == b"answer"
+        answer.close()
+
+    with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
+        answers = [pool.submit(post, body) for body in bodies]
+        for number in range(len(bodies)):
+            eventually(lambda: len(opened) == min(number + 2, len(bodies)), "as many are read as may be")
+            opened[number].goes_on.set()
+        for answer in answers:
+            answer.result(30)
+
+
+def test_a_turn_lasts_until_the_answer_has_been_sent():
+    application = within(Reader(), TurnBudget(1, 1, 0.0))
+    answer = ask(application, 10)
+    with pytest.raises(ServiceUnavailable, match="other large requests take longer than 0 s"):
+        ask(application, 10)
+    answer.close()
+    ask(application, 10).close()
+
+
+def test_few_requests_wait():
+    budget = TurnBudget(1, 2, 30.0)
+    application = within(Reader(), budget)
+    answer = ask(application, 10)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(lambda: ask(application, 10).close()) for _ in range(2)]
+        eventually(lambda: is_full(budget), "two wait")
+        with pytest.raises(ServiceUnavailable, match="too many large requests wait already"):
+            ask(application, 10)
+        answer.close()
+        for other in waiting:
+            other.result(30)
+    ask(application, 10).close()
+
+
+def is_full(budget):
+    """Whether no further request may wait. Only the budget itself knows who waits."""
+    has_place = budget._places.acquire(blocking=False)
+    if has_place:
+        budget._places.release()
+    return not has_place
 
 
 def test_threads_share_the_budget():
-    budget, barrier = BodyBudget(Reader(), 10_000), threading.Barrier(8)
+    budget, barrier = within(Reader(), ByteBudget(10_000)), threading.Barrier(8)
 
     def post_often(_):
         barrier.wait()

@@ -32,7 +32,8 @@ PROGRAM = textwrap.dedent("""
     from hami.runtime import logs
     from hami.errors import ClusterError
     from hami.web.server import serve
-    from hami.web.connections import client_is_trusted, without_turn
+    from hami.web.connections import without_turn
+    from hami.web.rights import ClientRight, right_of
     from hami.web.tls import TlsContext
 
     options = json.loads(sys.argv[1])
@@ -48,6 +49,10 @@ PROGRAM = textwrap.dedent("""
         elif path == "/pause":
             with without_turn():
                 body = "released" if released.wait(30) else "late"
+            try:
+                body += " " * bool(sent := environ["wsgi.input"].read().decode()) + sent
+            except OSError as error:
+                status, body = "400 Bad Request", type(error).__name__
         elif path == "/release":
             released.set()
         elif path == "/stubborn":
@@ -62,7 +67,7 @@ PROGRAM = textwrap.dedent("""
         elif path == "/about":
             body = json.dumps({
                 "pid": os.getpid(), "scheme": environ["wsgi.url_scheme"],
-                "trusted": client_is_trusted(environ), "threads": threading.active_count()})
+                "right": right_of(environ).value, "threads": threading.active_count()})
         start_response(status, [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))])
         return [body.encode()]
 
@@ -237,7 +242,7 @@ def test_two_requests_sent_at_once_are_both_answered(shared):
 def test_the_app_lives_in_a_worker(shared):
     about = json.loads(shared.get("/about")[1])
     assert about["pid"] != shared.process.pid
-    assert (about["scheme"], about["trusted"]) == ("http", True)
+    assert (about["scheme"], about["right"]) == ("http", "extender")
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
@@ -391,34 +396,34 @@ def test_a_client_that_pauses_within_a_request_is_not_cut_for_others(start, sent
     assert [answer() for answer in waiting] == [(200, "released")] * 3
 
 
-# who is trusted
+# what clients may do
 
 
-def trusted(port, source="127.0.0.1", context=None):
-    """What the server says to a client with the address *source*, and headers that claim more."""
+def right(port, source="127.0.0.1", context=None):
+    """The right that the server gives to a client with the address *source*, and headers that claim more."""
     with socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(source, 0)) as client:
         if context is not None:
             client = context.wrap_socket(client, server_hostname="127.0.0.1")
-        client.sendall(b"GET /about HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 127.0.0.1\r\nHami.Trusted: 1\r\n"
-                       b"Hami-Trusted: true\r\nConnection: close\r\n\r\n")
-        return json.loads(read_to_end(client).partition(b"\r\n\r\n")[2])["trusted"]
+        client.sendall(b"GET /about HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 127.0.0.1\r\nHami.Right: extender\r\n"
+                       b"Hami-Right: extender\r\nConnection: close\r\n\r\n")
+        return json.loads(read_to_end(client).partition(b"\r\n\r\n")[2])["right"]
 
 
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.6"])
-def test_an_address_on_loopback_trusts_its_clients_and_no_other_does(start, files, source):
+def test_an_address_on_loopback_gives_a_right_and_no_other_does(start, files, source):
     """127.0.0.6 is the address of a proxy in the same pod, through which anybody may come."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         plain = free.getsockname()[1]
     server, context = start(host="", tls=files, plain=plain), ssl.create_default_context(cafile=files[0])
-    assert trusted(server.port, source, context) is False
-    assert trusted(plain, source) is True
+    assert right(server.port, source, context) == "none"
+    assert right(plain, source) == "extender"
 
 
-def test_a_certificate_of_our_ca_is_trusted_on_every_address(start, files):
+def test_a_certificate_of_our_ca_gives_a_right_on_every_address(start, files):
     server, context = start(host="", tls=[*files, files[0]]), ssl.create_default_context(cafile=files[0])
-    assert trusted(server.port, context=context) is False
+    assert right(server.port, context=context) == "none"
     context.load_cert_chain(*files)
-    assert trusted(server.port, context=context) is True
+    assert right(server.port, context=context) == "extender"
 
 
 def test_untrusted_requests_are_worked_on_one_at_a_time(start):
@@ -441,6 +446,19 @@ def test_an_untrusted_request_that_waits_for_something_else_keeps_nobody_waiting
     busy(server, 2)
     assert server.get("/hello") == (200, "/hello") and server.get("/release") == (200, "/release")
     assert [answer() for answer in waiting] == [(200, "released")] * 2
+
+
+def test_a_client_whose_request_has_to_wait_before_it_is_read_is_not_too_slow(start):
+    """As simulations do. What has not arrived yet still has its whole time, and no more."""
+    server = start(host="", threads=16, read_seconds=1.0)
+    head = b"POST /pause HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\nConnection: close\r\n\r\n"
+    with server.connect(head) as patient, server.connect(head) as slow:
+        busy(server, 2)
+        threading.Event().wait(1.5)  # longer than a request may take to arrive
+        assert server.get("/release") == (200, "/release")
+        patient.sendall(b"/hello")
+        assert read_to_end(patient).endswith(b"\r\n\r\nreleased /hello")
+        assert read_to_end(slow).endswith(b"ConnectionResetError")
 
 
 def test_other_clients_take_no_thread_from_those_of_an_address_on_loopback(start):

@@ -1,4 +1,4 @@
-"""TLS contexts and trusted callers."""
+"""TLS contexts and the rights of callers."""
 
 import datetime
 import ipaddress
@@ -16,18 +16,19 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hami.errors import HamiError
 from hami.web.connections import Connection
+from hami.web.rights import ClientRight
 from hami.web.tls import RETRY_S, TlsContext
 
 TODAY = datetime.datetime(2026, 8, 21, tzinfo=datetime.UTC)
 
 
 class Authority:
-    """A CA that issues certificates for 127.0.0.1."""
+    """A CA that issues certificates for 127.0.0.1. *parent*: the CA that has signed it, by default itself."""
 
-    def __init__(self, name):
+    def __init__(self, name, parent=None):
         self.key = ec.generate_private_key(ec.SECP256R1())
         self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        self.certificate = self._sign(self.name, self.key, x509.BasicConstraints(True, None), x509.KeyUsage(
+        self.certificate = (parent or self)._sign(self.name, self.key, x509.BasicConstraints(True, None), x509.KeyUsage(
             digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
             data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False),
             x509.SubjectKeyIdentifier.from_public_key(self.key.public_key()))
@@ -229,30 +230,131 @@ def with_client_ca(pair, authority, tmp_path):
     return TlsContext(str(pair.cert), str(pair.key), str(tmp_path / "ca.crt"))
 
 
-def client_certificate(folder, authority):
+def client_certificate(folder, authority, *intermediates):
     client_pair = Pair(folder, authority)
     client_pair.cert, client_pair.key = folder / "client.crt", folder / "client.key"
     client_pair.write("kube-scheduler")
+    client_pair.cert.write_bytes(client_pair.cert.read_bytes() + b"".join(other.pem() for other in intermediates))
     return str(client_pair.cert), str(client_pair.key)
 
 
-def is_trusted(server):
-    return Connection(server, {}, read_until=float, write_until=float).is_trusted
+def right(server):
+    return Connection(server, {}, read_until=float, write_until=float).right
+
+
+@pytest.fixture(scope="module")
+def authorities(authority):
+    """CAs by name. A *sub* CA is below the one after it; *double* has the name of the extenders' CA."""
+    extenders, simulators = Authority("extenders"), Authority("simulators")
+    return {"extenders": extenders, "simulators": simulators,
+            "sub extenders": Authority("sub", extenders), "sub simulators": Authority("sub", simulators),
+            "double": Authority("extenders", simulators)}
+
+
+def right_with(pair, authority, folder, client_files, *, extenders=(), simulators=()):
+    """The right of a client with the certificate *client_files* where these CAs are configured."""
+    files = []
+    for name, cas in (("extenders.crt", extenders), ("simulators.crt", simulators)):
+        (folder / name).write_bytes(b"".join(ca.pem() for ca in cas))
+        files.append(str(folder / name) if cas else "")
+    client_context = trusting(authority)
+    client_context.load_cert_chain(*client_files)
+    server, client = connect(TlsContext(str(pair.cert), str(pair.key), *files)(), client_context)
+    with server, client:
+        return right(server)
+
+
+E, S = ["extenders"], ["simulators"]
+
+
+@pytest.mark.parametrize(("signed_by", "sent", "extenders", "simulators", "expected"), [
+    ("extenders", [], E, [], ClientRight.EXTENDER),
+    ("simulators", [], [], S, ClientRight.SIMULATE),
+    ("extenders", [], E, S, ClientRight.EXTENDER),
+    ("simulators", [], E, S, ClientRight.SIMULATE),
+    ("sub extenders", ["sub extenders"], E, S, ClientRight.EXTENDER),
+    ("sub simulators", ["sub simulators"], E, S, ClientRight.SIMULATE),
+    ("double", ["double"], E, S, ClientRight.SIMULATE),
+    ("sub extenders", [], E, ["sub extenders"], ClientRight.SIMULATE),
+    ("extenders", [], E, ["sub extenders"], ClientRight.EXTENDER),
+    ("sub simulators", [], ["sub simulators"], S, ClientRight.SIMULATE),
+], ids=["extender alone", "simulator alone", "extender", "simulator", "below the extenders' CA",
+        "below the simulators' CA", "a CA below that takes the name of the other", "the simulators' CA is below",
+        "beside a simulators' CA below", "the extenders' CA is below"])
+def test_a_certificate_opens_what_its_ca_is_for(pair, authority, authorities, tmp_path, signed_by, sent, extenders,
+                                                simulators, expected):
+    files = client_certificate(tmp_path, authorities[signed_by], *(authorities[name] for name in sent))
+    assert right_with(pair, authority, tmp_path, files, extenders=[authorities[name] for name in extenders],
+                      simulators=[authorities[name] for name in simulators]) is expected
+
+
+def resumed(server_context, client_context):
+    """The right of a client that has resumed its session."""
+    session = None
+    for _ in range(2):
+        ours, theirs = socket.socketpair()
+        accepted = []
+        thread = threading.Thread(target=lambda: accepted.append(accept(server_context, ours)))
+        thread.start()
+        with client_context.wrap_socket(theirs, server_hostname="127.0.0.1", session=session) as client:
+            client.recv(1)
+            session = client.session
+            thread.join()
+            with accepted[0] as server:
+                was_resumed, found = server.session_reused, right(server)
+    assert was_resumed
+    return found
+
+
+def accept(context, connection):
+    server = context.wrap_socket(connection, server_side=True)
+    server.send(b"x")  # the client gets its session with it
+    return server
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_caller_with_a_certificate_of_our_ca_is_trusted(with_client_ca, authority, tmp_path, version):
+@pytest.mark.parametrize(("signed_by", "expected"), [
+    ("extenders", ClientRight.EXTENDER), ("simulators", ClientRight.SIMULATE)])
+def test_a_resumed_session_keeps_its_right(pair, authority, authorities, tmp_path, version, signed_by, expected):
+    """The chain of certificates is not known any more then."""
+    files = []
+    for name in (*E, *S):
+        (tmp_path / name).write_bytes(authorities[name].pem())
+        files.append(str(tmp_path / name))
+    client_context = trusting(authority, maximum_version=version)
+    client_context.load_cert_chain(*client_certificate(tmp_path, authorities[signed_by]))
+    assert resumed(TlsContext(str(pair.cert), str(pair.key), *files)(), client_context) is expected
+
+
+def test_no_ca_is_for_both(pair, authority, authorities, tmp_path):
+    files = client_certificate(tmp_path, authorities["extenders"])
+    both = [authorities["simulators"], authorities["extenders"]]
+    with pytest.raises(HamiError, match="--simulate-client-ca-file .*has a CA of --client-ca-file"):
+        right_with(pair, authority, tmp_path, files, extenders=[authorities["extenders"]], simulators=both)
+
+
+@pytest.mark.parametrize("right", [E, S])
+def test_a_client_that_sends_many_certificates_is_ended(pair, authority, authorities, tmp_path, right):
+    """OpenSSL would keep ten times their size as long as the connection is open."""
+    files = client_certificate(tmp_path, authorities[right[0]], *(Authority(f"filler {n}") for n in range(25)))
+    with pytest.raises(ConnectionResetError, match="larger than 8192 bytes"):
+        right_with(pair, authority, tmp_path, files, extenders=[authorities["extenders"]],
+                   simulators=[authorities["simulators"]])
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_caller_with_a_certificate_of_our_ca_has_its_right(with_client_ca, authority, tmp_path, version):
     client_context = trusting(authority, maximum_version=version)
     client_context.load_cert_chain(*client_certificate(tmp_path, authority))
     server, client = connect(with_client_ca(), client_context)
     with server, client:
-        assert is_trusted(server)
+        assert right(server) is ClientRight.EXTENDER
 
 
-def test_a_caller_without_a_certificate_is_served_but_not_trusted(with_client_ca, authority):
+def test_a_caller_without_a_certificate_is_served_and_has_no_right(with_client_ca, authority):
     server, client = connect(with_client_ca(), trusting(authority))
     with server, client:
-        assert not is_trusted(server)
+        assert right(server) is ClientRight.NONE
 
 
 def test_a_certificate_of_another_ca_ends_the_handshake(with_client_ca, authority, tmp_path):
@@ -267,4 +369,4 @@ def test_without_a_client_ca_a_certificate_counts_for_nothing(pair, authority, t
     client_context.load_cert_chain(*client_certificate(tmp_path, authority))
     server, client = connect(TlsContext(str(pair.cert), str(pair.key))(), client_context)
     with server, client:
-        assert not is_trusted(server)
+        assert right(server) is ClientRight.NONE

@@ -277,10 +277,12 @@ more terms of the selector of nodes. */}}
 {{- with $s.preemption.minRuntime -}}{{- $flags = append $flags (list "preemption-min-runtime" .) -}}{{- end -}}
 {{- range $flags -}}{{- include "hami.flag" (list $extender (index . 0) (index . 1)) -}}{{- end -}}
 {{- $_ := set $extender "command" (concat $extender.command ($s.extender.extraArgs | default list)) -}}
-{{- with $s.extender.clientCASecret -}}
-{{- include "hami.flag" (list $extender "client-ca-file" "/client-ca/ca.crt") -}}
-{{- $_ := set $extender "volumeMounts" (append $extender.volumeMounts (dict "name" "client-ca" "mountPath" "/client-ca" "readOnly" true)) -}}
-{{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "client-ca" "secret" (dict "secretName" .))) -}}
+{{- range $name, $secret := dict "client-ca" $s.extender.clientCASecret "simulate-client-ca" $s.extender.simulateClientCASecret -}}
+{{- if $secret -}}
+{{- include "hami.flag" (list $extender (printf "%s-file" $name) (printf "/%s/ca.crt" $name)) -}}
+{{- $_ := set $extender "volumeMounts" (append $extender.volumeMounts (dict "name" $name "mountPath" (printf "/%s" $name) "readOnly" true)) -}}
+{{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" $name "secret" (dict "secretName" $secret))) -}}
+{{- end -}}
 {{- end -}}
 {{- with $s.nodeLockExpire -}}{{- include "hami.env" (list $extender (dict "HAMI_NODELOCK_EXPIRE" .)) -}}{{- end -}}
 {{- $_ := set (index $extender.ports 1) "containerPort" (splitList ":" $s.metricsBindAddress | last | int) -}}
