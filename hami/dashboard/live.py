@@ -165,5 +165,5 @@ def _device_parts(cluster: InspectedCluster, row: DeviceRow, uses: Uses) -> Devi
             segments.append(Segment(pod.ref.namespace, pod.ref.name, charge.memory_mib, cores,
                                     is_reserved=not pod.node_name,
                                     use=uses.get((row.uuid, pod.ref.namespace, pod.ref.name))))
-    segments.sort(key=lambda part: (-part.memory_mib, part.namespace or "~", part.pod or ""))
+    segments.sort(key=lambda part: (-part.memory_mib, part.namespace or "~", part.pod or "", -part.cores))
     return DeviceParts(row, tuple(segments), uses.get((row.uuid,)))

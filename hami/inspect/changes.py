@@ -19,12 +19,12 @@ from hami.codec.register import parse_bool
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.tables import counted
 from hami.model import Container, Device, Pod, QuotaLimits, Request
+from hami.scheduling.amounts import cores_of
 from hami.scheduling.refusal import Choice
-from hami.scheduling.usage import total_charge
 from hami.state.table import Booking
 from hami.state.view import View
 from hami.vendors.request import WHOLE, device_request
-from hami.vendors.spec import Vendor
+from hami.vendors.spec import Catalog, Vendor
 
 MAX_KINDS = 3  # kinds of changes to a pod that are combined
 MAX_NODES = 50  # nodes, nearest first, on which pods are ended and cards uncordoned
@@ -97,7 +97,8 @@ class _Search:
         self._nearest = nearest
         self._relaxations = _relaxations(inspected, pod)
         self._bookings = sorted((booking for booking in view.bookings.values()
-                                 if booking.uid != pod.ref.uid and booking.uid in inspected.pods), key=_size)
+                                 if booking.uid != pod.ref.uid and booking.uid in inspected.pods),
+                                key=partial(_size, inspected.vendors))
 
     def changes(self, here: _Cluster) -> list[Change]:
         """Returns the changes of the pod alone and those of the cluster *here* alone; else of both."""
@@ -198,9 +199,10 @@ class _Search:
 
 
 def _quotas_of(pod: Pod, view: View) -> dict[str, QuotaLimits]:
-    """Returns the quotas that count *pod*, by uid."""
+    """Returns the quotas that count *pod*, by uid, in the order of their names."""
     quotas = view.facts.quotas.get(pod.ref.namespace, {})
-    return {uid: quota for uid, quota in quotas.items() if quota.matches(pod.scope)}
+    in_order = sorted(quotas.items(), key=lambda item: (item[1].name, item[0]))
+    return {uid: quota for uid, quota in in_order if quota.matches(pod.scope)}
 
 
 def _first(group: Iterable[_Cluster], pod: Pod) -> tuple[_Cluster, Choice] | None:
@@ -208,9 +210,10 @@ def _first(group: Iterable[_Cluster], pod: Pod) -> tuple[_Cluster, Choice] | Non
     return next(((cluster, choice) for cluster in group if (choice := cluster.fits(pod)) is not None), None)
 
 
-def _size(booking: Booking) -> tuple[int, int, str]:
-    memory, cores = total_charge(charge for _, charges in booking.charges for charge in charges)
-    return memory, cores, booking.uid
+def _size(vendors: Catalog, booking: Booking) -> tuple[int, int, str]:
+    charges = [(vendors[key], charge) for key, own in booking.charges for charge in own]
+    return (sum(charge.memory_mib for _, charge in charges),
+            sum(cores_of(vendor, charge.cores) for vendor, charge in charges), booking.uid)
 
 
 def _is_enough(pod: Pod, cluster: _Cluster, step: _Step) -> bool:

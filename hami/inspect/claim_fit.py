@@ -19,7 +19,7 @@ from hami.codec.slices import NUMA_NODE, SHARE, least_share
 from hami.model import DeviceUsage, Reason, Request
 from hami.scheduling.amounts import Amounts
 from hami.scheduling.fit import Unfit
-from hami.scheduling.refusal import NO_DEVICE, DeviceRefusal
+from hami.scheduling.refusal import DeviceRefusal, Distance, nearest_sum
 from hami.scheduling.usage import Charge, charged_by
 
 MAX_TRIALS = 20_000  # devices that are tried on a node
@@ -46,12 +46,19 @@ class ClaimPlacement:
 @dataclass(frozen=True, slots=True)
 class ClaimUnfit:
     """A node that claims do not fit. *request*: the name of the first request that cannot be served, beside those
-    before it. *devices*: what each has for its nearest alternative. *distance*: from serving, as that of pods."""
+    before it. *devices*: what each has for its nearest alternative. *distance*: from serving that, as that of pods.
+    *served*: the number of requests before it."""
 
     request: str
     unfit: Unfit
     devices: tuple[DeviceRefusal, ...]
-    distance: float
+    distance: Distance
+    served: int = 0
+
+    @property
+    def order(self) -> tuple[int, Distance]:
+        """A key by which the nearest node is first: distances from serving different requests cannot be compared."""
+        return -self.served, self.distance
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +122,8 @@ class _Search:
         broken = Reason.NUMA if any(constraint.attribute == NUMA_NODE for constraint in claim.constraints
                                     ) else Reason.CUSTOM_RULE
         refusals = [_refusal(request.name, sub, self._at_deepest, broken) for sub in request.subrequests if sub.is_ours]
-        return min(refusals, key=lambda refusal: refusal.distance)
+        _, position = min((refusal.distance, position) for position, refusal in enumerate(refusals))
+        return replace(refusals[position], served=self._deepest)
 
     def _pick(self, position: int, sub: DeviceSubRequest, start: int, picked: tuple[int, ...]) -> bool:
         claim, request = self._requests[position]
@@ -183,8 +191,7 @@ def _refusal(request: str, sub: DeviceSubRequest, devices: Sequence[SharedDevice
     refusals = tuple(_device_refusal(device, sub) for device in devices)
     reasons = Counter(refusal.reason for refusal in refusals if refusal.reason is not None)
     count, serving = _picks(sub), sum(refusal.reason is None for refusal in refusals)
-    nearest = sorted(refusal.distance for refusal in refusals)[:count]
-    distance = sum(nearest) + NO_DEVICE * (count - len(nearest))
+    distance = nearest_sum((refusal.distance for refusal in refusals), count)
     if count > len(devices):
         return ClaimUnfit(request, Unfit.too_few_devices(len(devices)), refusals, distance)
     if serving >= count:

@@ -139,7 +139,7 @@ def explain_claims(cluster: InspectedCluster, pod: Pod, claims: PodClaims,
 def nearest(results: Mapping[str, ClaimPlacement | ClaimUnfit | Undecided]) -> list[tuple[str, ClaimUnfit]]:
     """Returns the nodes of *results* that do not fit, nearest first."""
     refusals = [(name, result) for name, result in results.items() if isinstance(result, ClaimUnfit)]
-    return sorted(refusals, key=lambda item: (item[1].distance, item[0]))
+    return sorted(refusals, key=lambda item: (item[1].order, item[0]))
 
 
 def shortage(node: str, refusal: ClaimUnfit) -> NodeShortage:

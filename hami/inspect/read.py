@@ -84,6 +84,12 @@ class _PodEvent(msgspec.Struct, rename="camel"):
     event_time: str | None = ""
 
     @property
+    def order(self) -> tuple[str, ...]:
+        """A key by which the oldest is first. A fraction of a second follows the seconds only where no Z does."""
+        component = self.reporting_component or self.source.component
+        return self.time.removesuffix("Z"), component, self.reason, self.message
+
+    @property
     def time(self) -> str:
         return (self.series and self.series.last_observed_time) or self.last_timestamp or self.event_time or ""
 
@@ -401,7 +407,7 @@ class Reader:
 def _latest(events: list[_PodEvent]) -> list[SchedulingEvent]:
     """Returns the latest of *events*. kube-scheduler may write several that say the same: they count as one."""
     by_text: dict[tuple[str, str, str], SchedulingEvent] = {}
-    for event in sorted(events, key=lambda event: event.time):
+    for event in sorted(events, key=lambda event: event.order):
         text = event.reporting_component or event.source.component or "?", event.reason, event.message
         count = event.series.count if event.series is not None else event.count or 1
         earlier = by_text.pop(text, None)

@@ -7,6 +7,7 @@ of the record are missing, which is itself a reason for differences.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,7 @@ from hami.vendors.spec import Rule
 
 SHOWN_DEVICES = 3  # of each of the nearest nodes
 MAX_ADDED = 10_000  # nodes
-MAX_COUNTED = 1_000_000  # pods of capacity
+MAX_COUNTED = 100_000  # pods of capacity on a node: a node may register devices with any number of slots
 NOT_LOOKED_AT = ("Not looked at, since kube-scheduler decides it: CPU, memory, taints, required affinity and affinity "
                  "to pods, topology spread, volumes{}. Preferred node affinity counts. Pods that wait in "
                  "the cluster are left out{}.")
@@ -200,12 +201,12 @@ def count_capacity(cluster: InspectedCluster, source: PodSource, scenario: Scena
     if not requests_devices(cluster.vendors, pod.containers):
         raise HamiError(f"{source.title} requests no devices that HAMi manages")
     capacities: list[NodeCapacity] = []
-    refs = (PodRef(pod.ref.namespace, source.name, f"simulated-{number}") for number in range(MAX_COUNTED))
+    numbers = itertools.count()
     view = cluster.view
     for name in cluster.offered(pod.scheduler_name):
         count = 0
-        for ref in refs:
-            another = replace(pod, ref=ref)
+        while count < MAX_COUNTED:
+            another = replace(pod, ref=PodRef(pod.ref.namespace, source.name, f"simulated-{next(numbers)}"))
             if (choice := view.choose(another, [name])) is None:
                 break
             view, count = view.placed(another, choice), count + 1

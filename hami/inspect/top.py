@@ -219,19 +219,30 @@ def namespace_rows(cluster: InspectedCluster, namespaces: Container[str] | None 
     Limits are those of quotas for all pods. What claims hold is left out: quotas do not count it.
     """
     pods = Counter((booking.namespace, key) for booking in cluster.view.bookings.values() for key, _ in booking.charges)
-    quotas, used = cluster.view.facts.quotas, cluster.view.used
+    quotas, used, cores = cluster.view.facts.quotas, cluster.view.used, _cores_by_namespace(cluster)
     rows = []
     for namespace in {namespace for namespace, _ in pods} | quotas.keys():
         if namespaces is not None and namespace not in namespaces:
             continue
         for vendor in cluster.vendors:
             limit = allowed_budget(vendor, without_scopes(quotas.get(namespace, {}).values()))
-            memory, cores = used.get((namespace, vendor.key), (0, 0))
+            memory, _ = used.get((namespace, vendor.key), (0, 0))
             if (namespace, vendor.key) in pods or limit != Budget():
                 rows.append(NamespaceRow(
                     name=namespace, vendor=vendor.key, pods=pods[namespace, vendor.key], memory_used_mib=memory,
-                    cores_used=cores_of(vendor, cores), memory_limit_mib=limit.memory_mib, cores_limit=limit.cores))
+                    cores_used=cores[namespace, vendor.key], memory_limit_mib=limit.memory_mib,
+                    cores_limit=limit.cores))
     return rows
+
+
+def _cores_by_namespace(cluster: InspectedCluster) -> Counter[tuple[str, str]]:
+    """Returns the cores that pods hold, by namespace and vendor. A sum of masks would say nothing."""
+    cores: Counter[tuple[str, str]] = Counter()
+    for booking in cluster.view.bookings.values():
+        for key, charges in booking.charges:
+            vendor = cluster.vendors[key]
+            cores[booking.namespace, key] += sum([cores_of(vendor, charge.cores) for charge in charges])
+    return cores
 
 
 def age_of(created: str, taken: datetime) -> int | None:
@@ -395,20 +406,26 @@ def _summary(rows: Sequence[NodeRow | DeviceRow], nodes: int, devices: int, free
 class TableLayout(Generic[R]):
     """The way in which rows of one kind are shown.
 
-    *name*: the key of the usual order. *orders*: other keys by name, greatest first. *summary*: a line below the table.
+    *name*: the key of the usual order, which no two rows share. *orders*: other keys by name, greatest first; rows with
+    equal ones are in the usual order. *summary*: a line below the table.
     """
 
     columns: tuple[Column[R], ...]
     name: Callable[[R], tuple[str | int, ...]]
-    orders: Mapping[str, Callable[[R], int]]
+    orders: Mapping[str, Callable[[R], float]]
     summary: Callable[[Sequence[R]], str] | None = None
 
 
+def _cores_share(row: NodeRow | DeviceRow) -> float:
+    """Returns the part of the cores that is given out: vendors count cores in different units."""
+    return row.cores_used / max(row.cores, 1)
+
+
 NODES = TableLayout(NODE_COLUMNS, lambda row: (row.name,), {
-    "memory": lambda row: row.memory_used_mib, "cores": lambda row: row.cores_used,
+    "memory": lambda row: row.memory_used_mib, "cores": _cores_share,
     "free": lambda row: row.largest_free_mib, "pods": lambda row: row.pods}, _node_summary)
 DEVICES = TableLayout(DEVICE_COLUMNS, lambda row: (row.node, row.vendor, row.index, row.uuid), {
-    "memory": lambda row: row.memory_used_mib, "cores": lambda row: row.cores_used,
+    "memory": lambda row: row.memory_used_mib, "cores": _cores_share,
     "free": lambda row: row.memory_mib - row.memory_used_mib, "pods": lambda row: len(row.pods)}, _device_summary)
 PODS = TableLayout(POD_COLUMNS, lambda row: (row.namespace, row.name), {
     "memory": lambda row: row.memory_mib, "cores": lambda row: row.cores, "age": lambda row: row.age_s or 0})

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from hami.model import Reason, Request
 from hami.scheduling.fit import Unfit, accepts_mode, accepts_model
-from hami.scheduling.refusal import AMOUNTS, NO_DEVICE, OTHER_RULE
+from hami.scheduling.refusal import AMOUNTS, UNTOLD
 from hami.vendors.request import WHOLE
-from hami.vendors.spec import FitContext, PartitionRule, Rule
+from hami.vendors.spec import CoreUnit, FitContext, PartitionRule, Rule
 
 Array = NDArray[Any]
 
@@ -33,6 +33,10 @@ AMOUNTS_FROM = _SLOTS
 _REASONS = tuple(Reason)
 _SERVES, _OTHER = 0, len(_REASONS) + 1  # codes of a device that passes, and of one of another vendor
 _CODE = {reason: code for code, reason in enumerate(_REASONS, 1)}
+_EXCLUDED, _ABSENT = 1e300, numpy.inf
+"""Distances of a device that another rule than an amount excludes, and of one that is not there."""
+_OF_CODE = numpy.array([0.0, *(_EXCLUDED for _ in _REASONS), _ABSENT])
+_LACKS_AMOUNTS = numpy.array([False, *(reason in AMOUNTS for reason in _REASONS), False])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,32 +105,44 @@ def is_open(columns: DeviceColumns, request: Request, context: FitContext) -> Ar
     return partitioned
 
 
-def distances(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
-    """Returns how far each node is from serving *request*: the sum over its nearest devices, as many as are requested.
-
-    A device counts 0 if it could serve, 1 to 3 if only amounts are short, by the missing parts; OTHER_RULE if another
-    rule excludes it; NO_DEVICE if there is none.
-    """
-    facts, owner = columns.facts, columns.owner
-    codes = _first_reasons(columns, request, context)
-    short = (_share(_memory(facts, request) - (facts[_MEMORY] - facts[_MEMORY_USED]), facts[_MEMORY])
-             + _share(request.device_cores - (facts[_CORES] - facts[_CORES_USED]), facts[_CORES]))
-    of_code = numpy.full(_OTHER + 1, OTHER_RULE)
-    of_code[[_CODE[reason] for reason in AMOUNTS]], of_code[_SERVES], of_code[_OTHER] = 1.0, 0.0, NO_DEVICE
-    device = of_code[codes]
-    device[device == 1.0] += short[device == 1.0]
-    if any(isinstance(rule, PartitionRule) for rule in context.vendor.decision.rules):  # what they say is open
-        device[(codes == _SERVES) & (facts[_IN_PARTS] != 0)] = OTHER_RULE
+def distances(columns: DeviceColumns, request: Request, context: FitContext) -> tuple[Array, Array, Array]:
+    """Returns how far each node is from serving *request*, each field of Distance: the sum over its nearest devices, as
+    many as are requested."""
+    device, owner, nodes = _device_distances(columns, request, context), columns.owner, columns.nodes
     if request.count == 1:
-        nearest_device = numpy.full(columns.nodes, NO_DEVICE)
-        numpy.minimum.at(nearest_device, owner, device)
-        return nearest_device
+        nearest = numpy.full(nodes, _ABSENT)
+        numpy.minimum.at(nearest, owner, device)
+        return nearest == _ABSENT, nearest == _EXCLUDED, numpy.where(nearest < _EXCLUDED, nearest, 0.0)
     order = numpy.lexsort((device, owner))
-    counts = numpy.bincount(owner, minlength=columns.nodes)
+    counts = numpy.bincount(owner, minlength=nodes)
     place = numpy.arange(len(order)) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
-    nearest = order[place < request.count]
-    sums = numpy.bincount(owner[nearest], weights=device[nearest], minlength=columns.nodes)
-    return numpy.asarray(sums + NO_DEVICE * (request.count - numpy.minimum(counts, request.count)))
+    order = order[place < request.count]
+    nearest, of = device[order], owner[order]
+    is_amount = nearest < _EXCLUDED
+    present = numpy.bincount(of[nearest != _ABSENT], minlength=nodes)
+    excluded = numpy.bincount(of[nearest == _EXCLUDED], minlength=nodes)
+    missing = numpy.bincount(of[is_amount], weights=nearest[is_amount], minlength=nodes)
+    return request.count - present, excluded, missing
+
+
+def _device_distances(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
+    """Returns what each device lacks: parts of the requested amounts, _EXCLUDED, or _ABSENT for another vendor's."""
+    codes = _first_reasons(columns, request, context)
+    device = numpy.where(_LACKS_AMOUNTS[codes], _missing(columns.facts, request, context), _OF_CODE[codes])
+    if any(isinstance(rule, PartitionRule) for rule in context.vendor.decision.rules):  # what they say is open
+        device[(codes == _SERVES) & (columns.facts[_IN_PARTS] != 0)] = _EXCLUDED
+    return device
+
+
+def _missing(facts: Array, request: Request, context: FitContext) -> Array:
+    """Returns the parts of the requested amounts that each device lacks, added up; UNTOLD if that is nothing."""
+    memory = _memory(facts, request)
+    missing = _part(memory - facts[_MEMORY] + facts[_MEMORY_USED], memory)
+    if context.vendor.resources.core_unit is not CoreUnit.MASK:  # what is free is no difference of masks
+        missing += _part(request.device_cores - facts[_CORES] + facts[_CORES_USED], request.device_cores)
+    missing += numpy.maximum(1 - facts[_SLOTS] + facts[_SLOTS_USED], 0)
+    missing[missing == 0] = UNTOLD
+    return missing
 
 
 def _first_reasons(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
@@ -165,10 +181,9 @@ def _memory(facts: Array, request: Request) -> Array | int:
     return numpy.asarray(facts[_MEMORY] * (request.memory_percent or 0) // 100)
 
 
-def _share(short: Array, total: Array) -> Array:
-    """Returns the missing part of each total, from 0 to 1."""
-    missing = numpy.maximum(short, 0)
-    return numpy.where(total > 0, numpy.minimum(missing / numpy.maximum(total, 1), 1.0), missing > 0)
+def _part(short: Array, requested: Array | int) -> Array:
+    """Returns the missing part of what is requested; 0 if nothing is."""
+    return numpy.asarray(numpy.maximum(short, 0) / numpy.maximum(requested, 1), dtype=float)
 
 
 def _numbers_accepted(numbers: Mapping[str, int], accepts: Callable[[str], bool]) -> list[int]:

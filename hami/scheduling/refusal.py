@@ -8,21 +8,46 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hami.model import Allocation, Budget, Device, Reason, Request
 from hami.scheduling.amounts import Amounts, total_amounts, used_amounts
 from hami.scheduling.fit import Unfit, objection
 from hami.scheduling.placement import NodeUsage, placing_steps
 from hami.scheduling.pod_request import PodRequest
-from hami.vendors.spec import Candidate, Vendor
+from hami.vendors.spec import Candidate, CoreUnit, Vendor
 
 MAX_NODES = 50  # nodes that one event names
 CLOSEST_NODES = 3  # nodes whose devices are described
 MAX_DEVICES = 8  # devices described of each node
 
 AMOUNTS = frozenset({Reason.NO_MEMORY, Reason.NO_CORES, Reason.NO_CORES_LEFT, Reason.NO_SLOT})
-OTHER_RULE, NO_DEVICE = 5.0, 10.0
-"""Distances of a device that another rule than an amount excludes, and of one that does not exist."""
+UNTOLD = 1.0
+"""What a device lacks of an amount if its numbers do not tell, such as a part of a card without free cores: all."""
+
+
+class Distance(NamedTuple):
+    """How far devices are from serving a request. The smaller one is nearer.
+
+    *absent*: devices that the node does not have. *excluded*: devices that another rule than an amount excludes.
+    *missing*: the parts of the requested amounts that devices lack, added up: 0.5 for half of the memory, 1.5 for that
+    and all cores. It may be any number: more than is requested is missing of a device that is overcommitted.
+    """
+
+    absent: int = 0
+    excluded: int = 0
+    missing: float = 0.0
+
+
+SERVES, EXCLUDED = Distance(), Distance(excluded=1)
+
+
+def nearest_sum(distances: Iterable[Distance], count: int) -> Distance:
+    """Returns the distance of a node from serving a request for *count* devices: the sum over the nearest of them."""
+    nearest = heapq.nsmallest(count, distances)
+    excluded = sum(distance.excluded for distance in nearest)
+    missing = sum(distance.missing for distance in nearest)
+    return Distance(count - len(nearest), excluded, missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +128,16 @@ class DeviceRefusal:
         return Amounts(max(0, short.memory_mib), max(0, short.cores), max(0, short.slots))
 
     @property
-    def distance(self) -> float:
+    def distance(self) -> Distance:
         """The distance of the device from serving, as in :func:`hami.scheduling.columns.distances`."""
         if self.reason is None:
-            return 0.0
+            return SERVES
         if self.reason not in AMOUNTS:
-            return OTHER_RULE
-        short, total = self.short, self.total
-        return 1.0 + _share(short.memory_mib, total.memory_mib) + _share(short.cores, total.cores)
+            return EXCLUDED
+        short, requested = self.short, self.requested
+        missing = (_part(short.memory_mib, requested.memory_mib) + _part(short.cores, requested.cores)
+                   + _part(short.slots, requested.slots))
+        return Distance(missing=missing or UNTOLD)
 
     @property
     def free_text(self) -> str:
@@ -152,13 +179,27 @@ def explain_node(name: str, usages: NodeUsage, refusal: Refusal) -> NodeRefusal 
     return None
 
 
+def distance_of(usages: NodeUsage, pod_request: PodRequest) -> Distance:
+    """Returns how far a node with *usages* is from serving *pod_request*: the sum over its distinct requests, each by
+    itself. It is what :func:`hami.scheduling.columns.distances` finds where columns tell everything."""
+    total = SERVES
+    for request in pod_request.distinct_requests:
+        context = pod_request.fit_context(request.vendor, usages=usages.get(request.vendor, ()))
+        own = nearest_sum((_device_refusal(Candidate(usage, request, context)).distance for usage in context.usages),
+                          request.count)
+        total = Distance(total.absent + own.absent, total.excluded + own.excluded, total.missing + own.missing)
+    return total
+
+
 def _device_refusal(candidate: Candidate) -> DeviceRefusal:
     device, vendor = candidate.device, candidate.context.vendor
     total = total_amounts(device, vendor)
+    cores = candidate.request.device_cores
+    if vendor.resources.core_unit is CoreUnit.MASK:  # of all devices together, or of whole devices
+        cores = min(candidate.request.cores or total.cores, total.cores)
     return DeviceRefusal(
-        device, Amounts(candidate.memory_mib, candidate.request.device_cores, 1),
-        total - used_amounts(candidate.usage, vendor), total, vendor.resources.has_memory or bool(device.memory_mib),
-        objection(candidate))
+        device, Amounts(candidate.memory_mib, cores, 1), total - used_amounts(candidate.usage, vendor), total,
+        vendor.resources.has_memory or bool(device.memory_mib), objection(candidate))
 
 
 def summarize(refusal: Refusal) -> list[str]:
@@ -191,8 +232,8 @@ def request_text(request: Request, vendor: Vendor) -> str:
     return f"{request.count} × {request.vendor} with {memory}{request.cores} cores"
 
 
-def _share(short: int, total: int) -> float:
-    return min(1.0, short / total) if total > 0 else float(short > 0)
+def _part(short: int, requested: int) -> float:
+    return short / max(requested, 1)
 
 
 def _device_text(refusal: DeviceRefusal) -> str:

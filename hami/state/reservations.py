@@ -184,7 +184,8 @@ class Reservations:
             latest = self._clock() - YIELD_S
             oldest = {group: min(reservation.since for reservation in own) for group, own in groups.items()
                       if not any(reservation.is_wanted for reservation in own)}
-            return {group: groups[group] for group in sorted(oldest, key=oldest.__getitem__) if oldest[group] <= latest}
+            in_order = sorted(oldest, key=lambda group: (oldest[group], group))
+            return {group: groups[group] for group in in_order if oldest[group] <= latest}
 
     # Binding
 

@@ -222,7 +222,7 @@ class Store:
         process has answered their filters. Returns these pods. Those that wait for victims to end do not fit yet.
         """
         assumed = []
-        for pod in sorted(self.pods.waiting(), key=lambda pod: -pod.priority):
+        for pod in sorted(self.pods.waiting(), key=lambda pod: (-pod.priority, pod.created, pod.ref.uid)):
             uid = pod.ref.uid
             with self._lock, contextlib.suppress(Rejected, MalformedInput):  # its next filter says why
                 if pod.nominated_node and uid not in self.reservations:

@@ -22,7 +22,7 @@ from hami.scheduling.node_order import NodeOrder, weights
 from hami.scheduling.placement import NodeUsage, place_pod
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.quota import QuotaCheck
-from hami.scheduling.refusal import Choice, NodeRefusal, Refusal, explain_node
+from hami.scheduling.refusal import Choice, Distance, NodeRefusal, Refusal, distance_of, explain_node
 from hami.scheduling.usage import shares_of
 from hami.state.table import Table
 
@@ -38,6 +38,7 @@ ABOVE_SCORES = 1_000.0  # the least weight counts more than any difference of sc
 MAX_EXACT = 64  # excluded nodes that are evaluated for their reasons, if columns do not tell them exactly
 MAX_EXPLAINED = 8  # refused nodes whose explanations are remembered for a request: those that are named are three
 MAX_EXPLAINED_DEVICES = 16  # of such a node
+EXCLUDED_BITS = 16  # of the number of devices that rules exclude, over all requests of a pod
 NO_QUOTA = QuotaCheck()
 
 
@@ -80,7 +81,7 @@ class Verdicts:
         values = -order.sign * table.scores[candidates]
         if order.preferences:
             values = values - ABOVE_SCORES * self._weights(order.preferences, table.label_changes)[candidates]
-        for place in _lowest_first(values, table.rank()[candidates]):
+        for place in _lowest_first([values], table.rank()[candidates]):
             row = int(candidates[place])
             if (placement := verdicts.placement(row, quota)) is None:
                 continue
@@ -131,8 +132,8 @@ class Verdicts:
         rows = self.rows([name for _, group in refusal.groups for name in group])
         rows = rows[rows >= 0]
         verdicts = self._of(refusal.pod_request, ())
-        nearest = itertools.islice(_lowest_first(verdicts.distances(rows), table.rank()[rows]), count)
-        return [node for place in nearest if (node := verdicts.explained(int(rows[place]), refusal)) is not None]
+        explained = map(lambda row: verdicts.explained(row, refusal), verdicts.nearest_first(rows, count))
+        return [node for node in explained if node is not None]
 
 
 class _RequestVerdicts:
@@ -145,7 +146,10 @@ class _RequestVerdicts:
         self._state = numpy.zeros(0, dtype=numpy.int8)
         self._version = numpy.zeros(0, dtype=numpy.int64)
         self._reason = numpy.zeros(0, dtype=numpy.int32)  # of nodes that do not fit: the position in _unfits, from 1
-        self._distance = numpy.zeros(0)
+        # how far a node is, as Distance: devices that are absent in the high bits, and excluded in the low ones
+        self._devices_missing = numpy.zeros(0, dtype=numpy.int64)
+        self._amounts_missing = numpy.zeros(0)
+        self._is_open = numpy.zeros(0, dtype=bool)  # columns do not tell all reasons on the node
         self._distance_version = numpy.zeros(0, dtype=numpy.int64)
         self._explained: dict[int, tuple[int, NodeRefusal | None]] = {}  # with the version of the node
         self._placements: dict[int, Allocation] = {}
@@ -230,19 +234,52 @@ class _RequestVerdicts:
             self._explained[row] = version, node
         return node
 
-    def distances(self, rows: Array) -> Array:
-        """Returns how far each of *rows* is from serving the request."""
+    def nearest_first(self, rows: Array, count: int | None) -> list[int]:
+        """Returns the *count* of *rows* that are nearest to serving the request, nearest first; equal ones by name."""
+        self._find_distances(rows)
+        ranks, is_open = self._table.rank()[rows], self._is_open[rows]
+        places = _lowest_first((self._devices_missing[rows], self._amounts_missing[rows]), ranks)
+        if not is_open.any():
+            return [int(rows[place]) for place in itertools.islice(places, count)]
+        # the order that columns give says which nodes are looked at; those that it may be wrong about are evaluated
+        looked_at = set(itertools.islice(places, None if count is None else max(count, MAX_EXACT)))
+        if count is not None:
+            looked_at.update(self._places_with_selected_devices(rows))
+        found = [(self._distance_of(int(rows[place])), int(ranks[place]), int(rows[place])) for place in looked_at]
+        return [row for *_, row in sorted(found)[:count]]
+
+    def _distance_of(self, row: int) -> Distance:
+        if self._is_open[row]:
+            return distance_of(self._table.usages(self._table.names[row]), self._request)
+        absent, excluded = divmod(int(self._devices_missing[row]), 1 << EXCLUDED_BITS)
+        return Distance(absent, excluded, float(self._amounts_missing[row]))
+
+    def _places_with_selected_devices(self, rows: Array) -> Iterator[int]:
+        """Yields the positions of those of *rows* that have a device which the request names: there are few."""
+        selected = {of_vendor.vendor.key: frozenset(of_vendor.selector.use_uuids)
+                    for of_vendor in self._request.vendor_requests if of_vendor.selector.use_uuids}
+        for place, row in enumerate(rows.tolist() if selected else ()):
+            devices = self._table.nodes[self._table.names[row]].devices
+            if any(device.uuid in uuids for vendor, uuids in selected.items() for device in devices.get(vendor, ())):
+                yield place
+
+    def _find_distances(self, rows: Array) -> None:
+        """Finds how far each of *rows* is from serving the request, as far as columns tell."""
         versions = self._table.versions
-        _resize(len(versions), self._distance, self._distance_version)
+        _resize(len(versions), self._devices_missing, self._amounts_missing, self._is_open, self._distance_version)
         changed = rows[self._distance_version[rows] != versions[rows]]
-        if len(changed):
-            device_columns, at = self._columns(changed)
-            self._distance[changed] = 0.0
-            for request in self._request.distinct_requests:
-                context = self._request.fit_context(request.vendor)
-                self._distance[changed] += columns.distances(device_columns, request, context)[at]
-            self._distance_version[changed] = versions[changed]
-        return self._distance[rows]
+        if not len(changed):
+            return
+        device_columns, at = self._columns(changed)
+        devices, amounts, is_open = (numpy.zeros(device_columns.nodes, dtype=kind) for kind in (int, float, bool))
+        for request in self._request.distinct_requests:
+            context = self._request.fit_context(request.vendor)
+            absent, excluded, missing = columns.distances(device_columns, request, context)
+            devices += (absent.astype(int) << EXCLUDED_BITS) + excluded
+            amounts += missing
+            is_open |= columns.is_open(device_columns, request, context)
+        self._devices_missing[changed], self._amounts_missing[changed] = devices[at], amounts[at]
+        self._is_open[changed], self._distance_version[changed] = is_open[at], versions[changed]
 
     def _explain_excluded(self, rows: Array) -> None:
         """Finds the reasons for *rows*, which columns exclude: the first request that each cannot serve."""
@@ -333,16 +370,20 @@ def _weights(table: Table, preferences: tuple[NodePreference, ...], label_change
     return weights(preferences, names, table.labels)
 
 
-def _lowest_first(values: Array, ranks: Array) -> Iterator[int]:
-    """Yields the positions of *values*, lowest first, then by *ranks*. The first few are found without sorting all."""
-    left = numpy.ones(len(values), dtype=bool)
-    for _ in range(min(FEW, len(values))):
-        ties = numpy.flatnonzero(left & (values == values[left].min()))
+def _lowest_first(keys: Sequence[Array], ranks: Array) -> Iterator[int]:
+    """Yields positions, lowest first by the first of *keys*, then by the next ones, then by *ranks*. The first few are
+    found without sorting all."""
+    left = numpy.ones(len(ranks), dtype=bool)
+    for _ in range(min(FEW, len(ranks))):
+        lowest = left
+        for values in keys:
+            lowest = lowest & (values == values[lowest].min())
+        ties = numpy.flatnonzero(lowest)
         position = ties[ranks[ties].argmin()]
         left[position] = False
         yield int(position)
     rest = numpy.flatnonzero(left)
-    yield from rest[numpy.lexsort((ranks[rest], values[rest]))].tolist()
+    yield from rest[numpy.lexsort((ranks[rest], *(values[rest] for values in reversed(keys))))].tolist()
 
 
 def _resize(length: int, *arrays: Array) -> None:

@@ -83,6 +83,14 @@ def test_only_quotas_of_the_pod_may_be_lifted():
         "the namespace has no quota of devices (now brief, short)"]
 
 
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_quotas_are_in_the_order_of_their_names(names):
+    """Not in that of the watch, which differs between processes."""
+    quotas = [quota(name, gpumem=0, gpucores=0) for name in names]
+    assert texts(record([node("n", gpu(**T4))], [waiting(gpus(1, 3000))], quotas)) == [
+        "the namespace has no quota of devices (now a, b)"]
+
+
 def test_pods_that_a_quota_of_the_pod_does_not_count_are_not_tried():
     """However many there are, the one that helps is found. All are on a node that is not offered."""
     limits = quota(gpumem=9000, scopes=[ScopeRequirement("NotTerminating")])

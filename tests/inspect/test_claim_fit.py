@@ -8,6 +8,7 @@ from pytest import param
 from hami.codec.device_requests import parse_device_claim
 from hami.codec.slices import SHARE
 from hami.inspect.claim_fit import ClaimPlacement, ClaimUnfit, SharedDevice, Undecided, allocate, unread_selectors
+from hami.inspect.claims import nearest
 from tests.builders import usage
 
 NUMA = "resource.kubernetes.io/numaNode"
@@ -103,6 +104,16 @@ def test_the_nearest_alternative_is_told():
         for name, memory in (("large", "40000Mi"), ("small", "10001Mi"))]})
     (device,) = allocate([card(0, 30_000)], [wanted]).devices
     assert device.short.memory_mib == 1
+
+
+def test_a_node_that_serves_more_requests_is_nearer():
+    """What a later request lacks says nothing about an earlier one."""
+    wanted = claim(exactly("a", memory="30000Mi"), exactly("b", memory="40000Mi"))
+    first_lacks_little = allocate([card(0, 10_001)], [wanted])
+    second_lacks_much = allocate([card(0, 10_000)], [wanted])
+    assert (first_lacks_little.request, second_lacks_much.request) == ("a", "b")
+    assert nearest({"a": first_lacks_little, "b": second_lacks_much}) == [
+        ("b", second_lacks_much), ("a", first_lacks_little)]
 
 
 def test_shares_that_are_no_whole_slots_are_counted_exactly():

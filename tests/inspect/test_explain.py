@@ -124,6 +124,12 @@ def test_the_nearest_node_is_first():
         "near", "far", "none"]
 
 
+def test_the_node_that_lacks_less_is_first_beyond_the_size_of_all_cards():
+    nodes = [node("a", gpu("a", memory_mib=20_000)), node("b", gpu("b", memory_mib=35_360))]
+    waits = report(pods=[waiting(gpus(1, 120_000))], nodes=nodes)
+    assert [(node.node, node.cards[0].short_mib) for node in waits.nodes] == [("b", 84_640), ("a", 100_000)]
+
+
 def test_a_pod_that_is_bound():
     holds = report("y")
     assert lines(holds) == [

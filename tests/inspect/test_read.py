@@ -150,6 +150,16 @@ def test_equal_events_count_as_one():
     assert [(said.message, said.count, said.last) for said in events] == [("b", 1, "2"), ("a", 5, "3")]
 
 
+def test_the_latest_events_are_the_last_whatever_the_form_of_their_times():
+    def event(message, time):
+        return {"reason": "Failed", "message": message, "reportingComponent": "s", "eventTime": time}
+    second = "2026-08-21T12:00:05"
+    api = FakeApi(events=[event("last", f"{second}.100000Z"), event("b", f"{second}Z"), event("a", f"{second}Z"),
+                          event("dropped", "2026-08-21T12:00:04.900000Z")])
+    events = Reader(api.request).events(PodRef("default", "p", "u"))
+    assert [said.message for said in events] == ["a", "b", "last"]
+
+
 BUDGET = {"metadata": {"namespace": "team", "name": "b"}, "spec": {"selector": {}}, "status": {"disruptionsAllowed": 1}}
 URGENT = {"metadata": {"name": "urgent"}, "value": 500, "preemptionPolicy": "Never"}
 DEFAULT = {"metadata": {"name": "default"}, "value": 10, "globalDefault": True}

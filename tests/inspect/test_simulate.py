@@ -11,6 +11,7 @@ from hami.cli.people import make_admit
 from hami.codec.keys import CLAIM_AMOUNTS
 from hami.codec.pods import convert_pod
 from hami.errors import HamiError
+from hami.inspect import simulate as module
 from hami.inspect.cluster import InspectedCluster, store_of
 from hami.inspect.manifests import PodSource, PriorityClass
 from hami.inspect.simulate import (
@@ -171,6 +172,12 @@ def test_no_text_of_a_manifest_reaches_the_terminal_as_a_control_code():
     workload = source(9, name="\x1b[2J\u202e", gpumem=9000)
     for text in (render_capacity(workload, capacity(workload), Style()), render_simulation(run(workload), Style())):
         assert text.replace("\n", "").isprintable()
+
+
+def test_the_capacity_of_a_node_does_not_depend_on_those_before_it(monkeypatch):
+    """A node may register any number of slots, so there is a limit, which is that of each node."""
+    monkeypatch.setattr(module, "MAX_COUNTED", 3)
+    assert [(node.node, node.pods) for node in capacity(source(gpumem=2000))] == [("n1", 3), ("n2", 3)]
 
 
 def test_capacity_within_a_quota():

@@ -153,6 +153,31 @@ def test_which_rows_and_in_which_order(kind, wanted, names):
     assert [row["name"] for row in items(kind, **wanted)] == names
 
 
+def neuron(name, node, mask):
+    """A pod with the cores *mask* of the first device of *node*, whose device plugin counts cores, not percent."""
+    made = bound(name, node)
+    made["metadata"]["annotations"]["hami.io/aws-neuron-devices-allocated"] = (
+        f"{node}-AWSNeuron-0,AWSNeuron,0,{mask}:;")
+    made["spec"]["containers"][0]["resources"] = {"limits": {"aws.amazon.com/neuroncore": str(mask.bit_count())}}
+    return made
+
+
+def neuron_node(name):
+    labels = {"node.kubernetes.io/instance-type": "inf2.24xlarge"}
+    capacity = {"aws.amazon.com/neuron": "1", "aws.amazon.com/neuroncore": "2"}
+    return {"metadata": {"name": name, "labels": labels}, "status": {"capacity": capacity, "allocatable": capacity}}
+
+
+def test_cores_are_counted_and_compared_as_parts_of_what_there_is():
+    """Percent of a card and cores of a chip are no numbers of one kind, and a sum of masks is no mask."""
+    made = cluster([*NODES, neuron_node("chip-1"), neuron_node("chip-2")], [
+        *PODS, neuron("x", "chip-1", 0b01), neuron("y", "chip-1", 0b10), neuron("z", "chip-2", 0b01)])
+    assert [(row["name"], row["coresUsed"], row["cores"]) for row in items("nodes", made, sort="cores")] == [
+        ("chip-1", 2, 2), ("chip-2", 1, 2), ("n1", 70, 200), ("n2", 0, 200), ("n3", 0, 100)]
+    assert [(row["pods"], row["coresUsed"]) for row in items("namespaces", made) if row["vendor"] == "AWSNeuron"] == [
+        (3, 3)]
+
+
 @pytest.mark.parametrize("kind, wanted, said", [
     ("nodes", {"names": ("n9",)}, "there is no node n9; did you mean n"),
     ("cards", {"names": ("zzzzzz",)}, "there is no node zzzzzz$"),

@@ -6,7 +6,7 @@ from hami.codec.device_config import chart_config
 from hami.model import DeviceUsage, Node, Partition, Reason
 from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod
-from hami.scheduling.refusal import Refusal, describe, explain_node, summarize
+from hami.scheduling.refusal import Refusal, describe, distance_of, explain_node, summarize
 from hami.vendors.catalog import vendors
 from tests.builders import container, gpus, pod_request, usage
 
@@ -100,6 +100,22 @@ def test_cores_that_are_a_mask_are_counted():
         "requests 1 × AWSNeuron with 2 cores. "
         f"neuron: {first.uuid} 1/2 cores, 1/2 slots free (CardInsufficientCore), "
         f"{second.uuid} 0/2 cores, 0/2 slots free (CardTimeSlicingExhausted)")
+
+
+def test_the_nearest_device_lacks_the_fewest_of_the_cores_that_are_a_mask():
+    """As numbers, three low cores are 7, and the highest one alone is 8."""
+    node = Node(name="neuron", capacity={"aws.amazon.com/neuron": "2", "aws.amazon.com/neuroncore": "8"},
+                labels={"node.kubernetes.io/instance-type": "inf2.24xlarge"})
+    known = vendors(chart_config())
+    vendor = known["AWSNeuron"]
+    first, second = vendor.decision.inventory(vendor, node)
+    asked = pod_request(container({vendor.resources.cores: 4}), vendors=known)
+    most = DeviceUsage(first, slots_used=3, cores_used=0b0111, partitions=(Partition(0), Partition(1), Partition(2)))
+    one = DeviceUsage(second, slots_used=1, cores_used=0b1000, partitions=(Partition(3),))
+    refused = explain_node("neuron", {vendor.key: (most, one)}, Refusal(asked, ()))
+    assert [(device.device.uuid, device.short.cores) for device in refused.closest_devices] == [
+        (second.uuid, 1), (first.uuid, 3)]
+    assert distance_of({vendor.key: (one,)}, asked) < distance_of({vendor.key: (most,)}, asked)
 
 
 def test_what_is_booked_beyond_a_device_leaves_nothing_free():

@@ -16,7 +16,7 @@ from hami.scheduling.fit import Unfit
 from hami.scheduling.node_order import NodeOrder, weights
 from hami.scheduling.placement import place_pod
 from hami.scheduling.quota import check_quota
-from hami.scheduling.refusal import NO_DEVICE, Choice, Refusal
+from hami.scheduling.refusal import Choice, Refusal, nearest_sum
 from hami.scheduling.score import node_score
 from hami.scheduling.usage import peak_charges, total_charge
 from hami.state.table import Table
@@ -235,11 +235,65 @@ def test_the_closest_nodes_lack_the_least(rng):
     assert verdicts.closest(refusal) == verdicts.closest(refusal) == Verdicts(mirror.fresh()).closest(refusal)
     distances = []
     for refused in verdicts.closest(refusal):
-        nearest = [device.distance for device in refused.closest_devices][:refused.request.count]
-        distances.append(round(sum(nearest) + NO_DEVICE * (refused.request.count - len(nearest)), 6))
-    selector = asked.vendor_request("NVIDIA").selector
-    assume((selector.use_uuids, selector.nouse_uuids) == (None, None))  # which columns do not tell
+        distances.append(nearest_sum((device.distance for device in refused.devices), refused.request.count))
     assert distances == sorted(distances)
+
+
+def sized(*devices):
+    """Devices of these sizes in MiB, with what is used of each."""
+    return [usage(f"g{index}", 1, used, index=index, memory_mib=size) for index, (size, used) in enumerate(devices)]
+
+
+# the nodes of each row are in the order in which they are near, and their names are not
+@pytest.mark.parametrize("asked, nodes", [
+    param(pod_request(gpus(1, 120_000, 0)), {
+        "c": sized((81_920, 0)), "b": sized((35_360, 0)), "a": sized((20_000, 0))}, id="more than a device has"),
+    param(pod_request(gpus(1, 80_000, 0)), {
+        "c": sized((81_920, 81_920)), "b": sized((81_920, 100_000)), "a": sized((40_000, 60_000))},
+        id="devices of which more is booked than they have"),
+    param(pod_request(gpus(1, 60_000, 0)), {
+        "b": sized((81_920, 30_000)), "a": sized((20_000, 8_000))}, id="half of the small one is not half as much"),
+    param(pod_request(gpus(2, 10_000, 0)), {
+        "c": sized((20_000, 0), (20_000, 19_000)), "b": sized((20_000, 16_000), (20_000, 16_000)),
+        "a": sized((20_000, 20_000), (20_000, 20_000))}, id="several devices together"),
+    param(pod_request(gpus(1, 20_000, 0)), {
+        "b": sized((20_000, 1)), "a": [usage("g", 10)]}, id="a slot is all of a slot"),
+    param(pod_request(gpus(1, 20_000, 0)), {
+        "b": sized((20_000, 1)), "a": [usage("g", 1, 0, 100)]}, id="a device without free cores"),
+    param(pod_request(gpus(1, 10_000, 50)), {
+        "c": [usage("g", 1, 0, 60)], "b": [usage("g", 1, 40_000)], "a": [usage("g", 1, 40_000, 60)]},
+        id="parts of what is requested, whatever the unit"),
+    param(pod_request(gpus(1, 10_000, 0)), {
+        "b": sized((10_000, 900_000)), "a": [usage("g", healthy=False)]}, id="amounts before other rules"),
+    param(pod_request(gpus(2, 10_000, 0)), {
+        "c": sized((10_000, 5_000), (10_000, 5_000)), "b": [usage("g"), usage("h", index=1, healthy=False)],
+        "a": [usage("g")]}, id="the same of several devices"),
+    param(pod_request(gpus(1, 40_000, 0), annotations={"nvidia.com/use-gpuuuid": "wanted"}), {
+        "b": [usage("wanted", 1, 30_000)], "a": [usage("other", 1, 10_000)]}, id="a device that is named"),
+])
+def test_the_order_of_the_nearest_nodes(asked, nodes):
+    table = cluster(**nodes)
+    verdicts = Verdicts(table)
+    refusal = decide(verdicts, asked, sorted(nodes), BINPACK)
+    for count in (None, 1, 2, 3):
+        assert [node.node for node in verdicts.closest(refusal, count)] == list(nodes)[:count]
+
+
+def test_a_device_that_is_named_is_found_among_many_nodes():
+    """Columns do not tell uuids, so they do not know which nodes are near."""
+    table = cluster(**{f"n{number:03}": [usage(f"g{number}", 1, 100)] for number in range(200)},
+                    z=[usage("wanted", 1, 30_000)])
+    verdicts = Verdicts(table)
+    asked = pod_request(gpus(1, 40_000, 0), annotations={"nvidia.com/use-gpuuuid": "wanted"})
+    refusal = decide(verdicts, asked, sorted(table.nodes), BINPACK)
+    assert [node.node for node in verdicts.closest(refusal, 3)] == ["z", "n000", "n001"]
+
+
+def test_equally_near_nodes_are_in_the_order_of_their_names():
+    table = cluster(**{name: [usage("g", 1, 40_000)] for name in ("c", "a", "d", "b")})
+    verdicts = Verdicts(table)
+    refusal = decide(verdicts, pod_request(gpus(1, 20_000)), ["d", "c", "b", "a"], BINPACK)
+    assert [node.node for node in verdicts.closest(refusal)] == ["a", "b", "c", "d"]
 
 
 def test_a_thousand_refused_nodes_are_explained_without_looking_at_each():
