@@ -44,8 +44,10 @@ class Victims(msgspec.Struct, frozen=True, gc=False):
 
 # Decoded, a text may take forty times as much memory: these bounds hold before that.
 MAX_OBJECT = 4 * MIB  # bytes of a pod or node; the API server takes 3 MiB, and adds defaults
-MAX_VALUES = 500_000  # of such an object, and node names, and victims
+MAX_VALUES = 500_000  # of such an object, and node names, and victims; shorter texts have fewer anyway
 MAX_NODES = 5000  # whole nodes
+MAX_MEMBERS = 100  # of the arguments, and of a list of nodes
+MAX_ANNOTATIONS = 256 * 1024  # characters of a pod's annotations together, as in the API server
 LONGEST_NAME, LONGEST_NAMESPACE, LONGEST_UID = 253, 63, 128
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -55,6 +57,7 @@ _RAWS = msgspec.json.Decoder(list[msgspec.Raw] | None)
 _TEXT = msgspec.json.Decoder(str | None)
 _VICTIMS = msgspec.json.Decoder(dict[str, Victims] | None)
 _ANY = msgspec.json.Decoder(msgspec.Raw)
+_KEY = msgspec.json.Decoder(str)
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")  # how msgspec counts to what follows the first value
 _BLANKS = b" \t\r\n"
 
@@ -175,16 +178,23 @@ def _pod(fields: Mapping[str, msgspec.Raw]) -> Pod:
     _check_length("Pod.metadata.namespace", pod.ref.namespace, LONGEST_NAMESPACE)
     _check_length("Pod.metadata.uid", pod.ref.uid, LONGEST_UID)
     _check_length("the group of the pod", pod.group, LONGEST_NAME)
+    size = sum([len(key) + len(text) for key, text in pod.annotations.items()])
+    if size > MAX_ANNOTATIONS:
+        raise MalformedInput("Pod.metadata.annotations", next(iter(pod.annotations)),
+                             f"{size} characters, expected at most {MAX_ANNOTATIONS}")
     return pod
 
 
 def _first_object(body: bytes) -> dict[str, msgspec.Raw]:
-    """The fields of the first JSON value in *body*. Raises: ValueError, RecursionError."""
+    """The fields of the first JSON value in *body*. Raises: ValueError, RecursionError; MalformedInput for too many."""
+    text = memoryview(body)
     try:
-        return _FIELDS.decode(body)
+        if len(body) <= MAX_VALUES:
+            return _FIELDS.decode(body)
+        _ANY.decode(body)
     except msgspec.DecodeError as error:
-        following = _following(error)
-    return _FIELDS.decode(memoryview(body)[:following])
+        text = text[:_following(error)]
+    return _members("body", text, _FIELDS)
 
 
 def _following(error: msgspec.DecodeError) -> int:
@@ -195,13 +205,38 @@ def _following(error: msgspec.DecodeError) -> int:
 
 
 def _nodes(raw: msgspec.Raw | None) -> tuple[msgspec.Raw, ...] | None:
-    nodes = _decoded("Nodes", _LIST, raw)
+    nodes = _members("Nodes", memoryview(raw), _LIST) if raw is not None else None
     if nodes is None:
         return None
     items = next((value for key, value in nodes.items() if key.lower() == "items"), None)
     if items is None or bytes(memoryview(items)[:1]) != b"[":  # null, or an error
         return tuple(_decoded("Nodes.items", _RAWS, items) or ())
     return tuple(_object("Nodes.items", item) for item in _elements(memoryview(items)))
+
+
+def _members(field: str, text: memoryview, decoder: msgspec.json.Decoder[T]) -> T | dict[str, msgspec.Raw]:
+    """Returns the members of a JSON object, which is well-formed; what *decoder* makes of *text* if that is short.
+
+    Raises: MalformedInput for too many members.
+    """
+    position = _skip_blanks(text, 0)
+    if len(text) <= MAX_VALUES or text[position] != ord("{"):
+        return decode(field, decoder, msgspec.Raw(text))
+    members: dict[str, msgspec.Raw] = {}
+    count, position = 0, _skip_blanks(text, position + 1)
+    while text[position] != ord("}"):
+        count += 1
+        if count > MAX_MEMBERS:
+            raise MalformedInput(field, _beginning(text), f"expected at most {MAX_MEMBERS} fields")
+        colon = position + _end_of_value(text[position:])
+        key = _KEY.decode(text[position:colon])
+        position = _skip_blanks(text, colon + 1)
+        following = position + _end_of_value(text[position:])
+        members[key] = msgspec.Raw(text[position:following])
+        position = following
+        if text[position] == ord(","):
+            position = _skip_blanks(text, position + 1)
+    return members
 
 
 def _elements(array: memoryview) -> Iterator[msgspec.Raw]:
@@ -226,12 +261,12 @@ def _elements(array: memoryview) -> Iterator[msgspec.Raw]:
 
 
 def _end_of_value(text: memoryview) -> int:
-    """Returns where what follows the first JSON value in *text* begins: at least the bracket of its array."""
+    """Returns where what follows the first JSON value in *text* begins."""
     try:
         _ANY.decode(text)
     except msgspec.DecodeError as error:
         return _following(error)
-    raise AssertionError("the bracket of the array follows")
+    raise AssertionError("a bracket or a colon follows")
 
 
 def _skip_blanks(text: memoryview, position: int) -> int:

@@ -27,7 +27,7 @@ UNTOLD = 1.0
 
 
 class Distance(NamedTuple):
-    """How far devices are from serving a request. The smaller one is nearer.
+    """The distance of devices from serving a request. The smaller one is nearer.
 
     *absent*: devices that the node does not have. *excluded*: devices that another rule than an amount excludes.
     *missing*: the parts of the requested amounts that devices lack, added up: 0.5 for half of the memory, 1.5 for that

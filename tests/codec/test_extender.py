@@ -76,7 +76,10 @@ def read(data):
     param('{"Pod":{},"Nodes":{"Items":null}}', None, (), id="null items"),
     param('{"Pod":{},"Later":{"field":[1,{}]},"NodeNames":["a"]}', ["a"], None, id="unknown field"),
 ])
-def test_forms_that_are_read(text, names, nodes):
+@pytest.mark.parametrize("padding", ["", "x" * extender.MAX_VALUES], ids=["short", "long"])
+def test_forms_that_are_read(text, names, nodes, padding):
+    """Members of long texts are found in another way."""
+    text = text.replace("{", f'{{"Padding" : "{padding}" , ', 1) if padding else text
     args = parse_filter(text.encode())
     assert (args.names, args.nodes) == (names, nodes)
 
@@ -137,6 +140,10 @@ FEW, LARGE = b'{"Pod":{},"NodeNames":["a"]', 1 << 20
     param(b'{"Pod":{},"Nodes":{"items":[' + b"[" + b"{}," * LARGE + b"{}]]}}", read, id="a node that is a list"),
     param(b'{"Pod":{},"NodeNames":[' + b'"ab",' * LARGE + b'"ab"]}', read, id="names"),
     param(b'{"Pod":{"x":[' + b"{}," * LARGE + b"{}]}}", read, id="values of a pod"),
+    param(b'{"Pod":{},"NodeNames":["a"]' + b',"x":1' * LARGE + b"}", read, id="the same field again and again"),
+    param(b"{" + b",".join(b'"%d":1' % number for number in range(LARGE // 4)) + b"}", read, id="fields"),
+    param(b'{"Pod":{},"Nodes":{' + b",".join(b'"%d":1' % number for number in range(LARGE // 4)) + b"}}", read,
+          id="fields of a list of nodes"),
     param(FEW + b',"x":[' + b"{}," * LARGE + b"{}]} more", read, id="unknown values before more"),
     param(FEW + b"} [" + b"{}," * LARGE + b"{}]", read, id="more"),
     param(b'{"Pod":{},"NodeNameToMetaVictims":{"a":{"Pods":[' + b'{"UID":""},' * LARGE + b'{"UID":""}]}}}',
@@ -165,6 +172,10 @@ def test_a_text_takes_little_more_memory_once_it_is_read(data, parse):
           "Pod.metadata.namespace: 64 characters, expected at most 63", id="namespace"),
     param(b'{"Pod":{"metadata":{"uid":"%s"}}}' % (b"x" * 129),
           "Pod.metadata.uid: 129 characters, expected at most 128", id="uid"),
+    param(b'{"Pod":{"metadata":{"labels":{"scheduling.x-k8s.io/pod-group":"%s"}}}}' % (b"x" * 254),
+          "the group of the pod: 254 characters, expected at most 253", id="group"),
+    param(b'{"Pod":{"metadata":{"annotations":{"a":"%s","b":"%s"}}}}' % (b"x" * 262_000, b"x" * 143),
+          "Pod.metadata.annotations: 262145 characters, expected at most 262144", id="annotations"),
 ])
 def test_what_no_object_has_is_refused(data, says):
     with pytest.raises(MalformedInput) as caught:
