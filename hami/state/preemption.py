@@ -23,8 +23,8 @@ Plans = list[tuple[Pod, PreemptionPlan]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionRules:
-    """Who may be evicted. *strict*: nobody against a PodDisruptionBudget. *min_runtime_s*: nobody who has run for less.
-    *budgets*: all PodDisruptionBudgets. *now*: Unix seconds."""
+    """Who may be evicted. *strict*: nobody against a PodDisruptionBudget. *min_runtime_s*: nobody who has run for less;
+    a gang is as old as its oldest pod. *budgets*: all PodDisruptionBudgets. *now*: Unix seconds."""
 
     now: float
     budgets: Sequence[DisruptionBudget] = ()
@@ -161,7 +161,7 @@ class _Eviction:
     def _unit(self, record: PodRecord) -> EvictionUnit | None:
         """Returns what is evicted together with the pod; ``None`` if one of these may not be evicted."""
         members = self._members(record) if self._may_be_evicted(record) else ()
-        if not members or not all(map(self._may_be_evicted, members)):
+        if not members or not all(map(self._may_be_evicted, members)) or self._is_young(members):
             return None
         members = sorted(members, key=lambda member: member.ref.uid)
         return EvictionUnit(
@@ -182,12 +182,17 @@ class _Eviction:
         return self._groups[record.ref.namespace, record.group]
 
     def _may_be_evicted(self, record: PodRecord) -> bool:
-        pod, traits, now = self._pod, record.traits, self._rules.now
+        pod, traits = self._pod, record.traits
         has_same_owner = bool(traits.controller) and traits.controller == pod.controller
-        is_young = now - (record.started or now) < self._rules.min_runtime_s
         return (bool(record.node) and not record.terminated and not record.ends_by and record.priority < pod.priority
-                and not traits.is_protected and not has_same_owner and not is_young
-                and record.ref.uid not in self._planned)
+                and not traits.is_protected and not has_same_owner and record.ref.uid not in self._planned)
+
+    def _is_young(self, members: Sequence[PodRecord]) -> bool:
+        """Reports whether *members*, which are evicted together, have run for too short a time. They are as old as the
+        oldest of them: else a gang that replaces a pod now and then would never be evicted."""
+        now = self._rules.now
+        started = min((member.started for member in members if member.started), default=now)
+        return now - started < self._rules.min_runtime_s
 
     def _budgets_of(self, record: PodRecord) -> tuple[str, ...]:
         if (budgets := self._budgets.get(record.ref.namespace)) is None:

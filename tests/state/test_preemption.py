@@ -25,8 +25,8 @@ def runs(name, uuid="GPU-0", memory=MIB, on="n1", priority=10, **fields):
     """A bound pod with a part of a card."""
     annotations = {"hami.io/vgpu-node": on, "hami.io/vgpu-time": "1", "hami.io/bind-phase": "success",
                    NVIDIA.annotations.allocated: f"{uuid},NVIDIA,{memory},0:;"}
-    return pod(gpus(1, memory=memory, cores=0), name=name, node_name=on, resource_version="50", priority=priority,
-               annotations=annotations, **{"started": "2026-08-21T10:00:00Z"} | fields)
+    return pod(gpus(1, memory=memory, cores=0), name=name, node_name=on, priority=priority,
+               annotations=annotations, **{"started": "2026-08-21T10:00:00Z", "resource_version": "50"} | fields)
 
 
 def waits(name="p", memory=MIB, count=1, priority=100, **fields):
@@ -182,9 +182,25 @@ def test_another_namespace_may_have_a_gang_of_the_same_name():
     pytest.param((10, 100), {}, id="a member of equal priority"),
     pytest.param((10, 10), {"controller": "owner"}, id="a member of the same controller"),
     pytest.param((10, 10), {"labels": {"hami.io/preemptible": "false"}}, id="a protected member"),
+    pytest.param((10, 10), {"is_node_agent": True}, id="a member of a DaemonSet"),
 ])
 def test_a_gang_stays_if_one_of_its_pods_may_not_be_evicted(priorities, fields):
     assert victims(gang(*priorities, **fields), waits(controller="owner")) is None
+
+
+@pytest.mark.parametrize(("started", "expected"), [
+    pytest.param(("11:00:00", "11:59:00"), ["a", "b"], id="one of them has been replaced"),
+    pytest.param(("11:59:00", "11:00:00"), ["a", "b"], id="the other one"),
+    pytest.param(("11:00:00", ""), ["a", "b"], id="one has not started yet"),
+    pytest.param(("11:50:01", "11:59:00"), None, id="all are young"),
+    pytest.param(("", ""), None, id="none has started yet"),
+])
+def test_a_gang_is_as_old_as_its_oldest_pod(started, expected):
+    cache = gang(10, 10)
+    for name, time, place in zip("ab", started, (0, 1)):
+        cache.pods.upsert(runs(name, f"GPU-{place}", on=f"n{place + 1}", group="gang", resource_version="60",
+                               started=time and f"2026-08-21T{time}Z"))
+    assert victims(cache, rules=replace(RULES, min_runtime_s=600)) == expected
 
 
 def test_a_gang_of_which_one_pod_is_evicted_for_others_stays():
