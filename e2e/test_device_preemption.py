@@ -16,8 +16,10 @@ from e2e.priorities import of_priority
 from e2e.sandbox import LABEL, Sandbox
 from e2e.scheduler import kill_leader, redirect_webhook, second_replica
 from hami.scheduler.planner import BUDGETS_S
+from hami.state.pods import MAX_GRACE_S
 
 KEPT = "hami-e2e/kept"
+ENDS_LATE = "hami-e2e/ends-late"  # in kwok.yaml
 CARD = 80_000
 pytestmark = pytest.mark.usefixtures("priorities")
 
@@ -39,6 +41,17 @@ def kept(item):
     """Returns *item* as a pod that is not gone before the finalizer is removed: its containers take long to end."""
     item["metadata"]["finalizers"] = [KEPT]
     return item
+
+
+def late(item, grace):
+    """Returns *item* as a pod that takes its whole grace period to end."""
+    item["metadata"]["annotations"][ENDS_LATE] = "true"
+    item["spec"]["terminationGracePeriodSeconds"] = grace
+    return item
+
+
+def grace_of(sandbox, name):
+    return sandbox.pod(name)["metadata"].get("deletionGracePeriodSeconds")
 
 
 def release(sandbox, name):
@@ -195,6 +208,39 @@ def test_a_preemptor_that_is_deleted_leaves_its_hold(two_nodes):
     sandbox.delete("p")
     release(sandbox, victim)
     node_of(sandbox, "next")
+
+
+YEARS = 10 * 365 * 24 * 3600
+
+
+@pytest.mark.parametrize("grace", [3600, YEARS], ids=["an hour", "years"])
+def test_a_pod_that_takes_long_to_end_keeps_nobody_from_evicting_others(two_nodes, grace):
+    """Its owner has deleted it, and a pod of high priority would fit in its place."""
+    sandbox = two_nodes
+    sandbox.create(on(sandbox, late(of("mid", "slow"), grace), "n0"))
+    for number, node in enumerate(("n0", "n1", "n1"), start=1):
+        sandbox.create(on(sandbox, of("low", f"v{number}"), node, number % 2))
+    sandbox.bound(4)
+    sandbox.kube.delete("Pod", "slow", sandbox.namespace)
+    sandbox.create(of("high", "p"))
+    node_of(sandbox, "p")
+    assert names(sandbox) > {"slow", "p"} and len(names(sandbox)) == 4
+    assert grace_of(sandbox, "slow") == grace
+
+
+def test_where_all_pods_take_years_to_end_they_are_evicted_within_an_hour(two_nodes):
+    sandbox = two_nodes
+    for number, node in enumerate(("n0", "n0", "n1", "n1")):
+        sandbox.create(on(sandbox, late(of("low", f"v{number}"), YEARS), node, number % 2))
+    sandbox.bound(4)
+    for number in range(4):
+        sandbox.kube.delete("Pod", f"v{number}", sandbox.namespace)
+    sandbox.create(of("high", "p"))
+    victim, = eventually(lambda: [name for name in HOLDERS if grace_of(sandbox, name) == MAX_GRACE_S],
+                         "one of them has an hour")
+    assert [grace_of(sandbox, name) for name in sorted(HOLDERS - {victim})] == [YEARS] * 3
+    sandbox.delete(victim)
+    node_of(sandbox, "p")
 
 
 def test_the_next_leader_finishes_an_eviction(two_nodes, scheduler):

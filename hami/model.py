@@ -376,8 +376,8 @@ class Pod:
     *claim_problem*: why it cannot be read what its containers request by that claim; empty if it can.
     *controller*: the uid of the object that controls it. *is_node_agent*: it belongs to its node, which runs it by
     itself or by a DaemonSet. *grace_s*: seconds that it may take to end. *started*: when the kubelet admitted it.
-    *deletion*: when it ends at the latest if it is being deleted, else empty. *size*: the bytes of the JSON that it was
-    read from, 0 if that is not known.
+    *deletion*: when it ends at the latest if it is being deleted, else empty. *deletion_grace_s*: how many seconds it
+    was given for that. *size*: the bytes of the JSON that it was read from, 0 if that is not known.
     """
 
     ref: PodRef
@@ -409,6 +409,7 @@ class Pod:
     grace_s: int = 30
     started: str = ""
     deletion: str = ""
+    deletion_grace_s: int = 0
     size: int = field(default=0, compare=False)
 
     @property

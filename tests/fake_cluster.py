@@ -7,7 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from urllib3.exceptions import ConnectTimeoutError
 
 from hami.codec.claim_templates import ClaimTemplate
 from hami.codec.own_claims import StoredClaim, parse_stored_claim
+from hami.codec.times import render_time
 from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import LeaseRecord
@@ -60,7 +61,7 @@ class FakeCluster:
         self.claim_templates: dict[tuple[str, str], ClaimTemplate] = {}
         self.written_templates: dict[tuple[str, str], dict[str, Any]] = {}  # those of users, as JSON
         self.claims: dict[tuple[str, str], dict[str, Any]] = {}  # as the API server has them
-        self.deletion = "2026-08-21T12:10:00Z"  # when pods that are evicted end at the latest
+        self.now = lambda: datetime(2026, 8, 21, 12, tzinfo=UTC)  # the time of day
         self.calls: list[Call] = []
         self.specifications: dict[str, dict[str, Any]] = {}  # by the pod's uid
         self.environments: dict[tuple[str, str], dict[str, str]] = {}  # by the pod's uid and the container's name
@@ -215,16 +216,17 @@ class FakeCluster:
         self._do("mark_preempted", lambda: self.put_pod(replace(self._same(ref), preempted=True, preemptor=preemptor)),
                  ref=ref, message=message, now=now)
 
-    def evict(self, ref: PodRef) -> None:
+    def evict(self, ref: PodRef, grace_s: int) -> None:
         """A pod with a grace period ends when a test deletes it."""
         def effect():
             pod = self._same(ref)
-            if pod.grace_s and not pod.deletion:
-                self.put_pod(replace(pod, deleting=True, deletion=self.deletion))
-            elif not pod.grace_s:
+            if not grace_s:
                 self.delete_pod(ref.namespace, ref.name)
+            elif not pod.deletion or grace_s < pod.deletion_grace_s:
+                deletion = render_time(self.now() + timedelta(seconds=grace_s))
+                self.put_pod(replace(pod, deleting=True, deletion=deletion, deletion_grace_s=grace_s))
 
-        self._do("evict", effect, ref=ref)
+        self._do("evict", effect, ref=ref, grace_s=grace_s)
 
     def disruption_budgets(self) -> list[DisruptionBudget]:
         return self._do("disruption_budgets", lambda: list(self.budgets))

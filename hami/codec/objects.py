@@ -42,6 +42,7 @@ class Metadata(msgspec.Struct, rename="camel"):
     labels: dict[str, str] | None = None
     creation_timestamp: str | None = ""
     deletion_timestamp: str | None = None
+    deletion_grace_period_seconds: int | None = None
     owner_references: list[OwnerReference] | None = None
 
     @property

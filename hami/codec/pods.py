@@ -259,6 +259,7 @@ def _pod(wire: _Pod, size: int = 0) -> Pod:
         grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
         started=status.start_time or "",
         deletion=meta.deletion_timestamp or "",
+        deletion_grace_s=meta.deletion_grace_period_seconds or 0,
         size=size,
     )
 

@@ -49,7 +49,7 @@ def preemption_of(cluster: InspectedCluster, view: View, pod: Pod, required: int
     node = preempting_on(pod)
     ending = [record.ref.uid for booking in view.bookings_on(node)
               if booking.priority < pod.priority and (record := view.facts.pods.get(booking.uid)) is not None
-              and (record.preempted or record.ends_by) and record.preemptor in ("", pod.ref.uid)]
+              and (record.preempted or record.is_ending) and record.preemptor in ("", pod.ref.uid)]
     if ending:
         names = pod_names(cluster, ending)
         return PreemptionReport(node=node, awaited=names, for_it=True, hidden=len(ending) - len(names))

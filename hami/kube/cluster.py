@@ -176,12 +176,13 @@ class Cluster:
             "type": DISRUPTION_TARGET, "status": "True", "reason": PREEMPTED, "message": message,
             "lastTransitionTime": render_time(now)}]}, STRATEGIC_MERGE_PATCH)
 
-    def evict(self, ref: PodRef) -> None:
-        """Deletes exactly this pod, with its own grace period.
+    def evict(self, ref: PodRef, grace_s: int) -> None:
+        """Deletes exactly this pod, which has at most *grace_s* seconds to end, also if it is being deleted already.
 
         Raises: NotFound; Conflict if another pod has that name now.
         """
-        self._write("DELETE", _path("pods", ref.namespace, ref.name), body=_json(_deletion(ref.uid)))
+        self._write("DELETE", _path("pods", ref.namespace, ref.name), body=_json(
+            _deletion(ref.uid) | {"gracePeriodSeconds": grace_s}))
 
     def disruption_budgets(self) -> list[DisruptionBudget]:
         """Returns the PodDisruptionBudgets of all namespaces. Raises also: MalformedInput."""

@@ -26,7 +26,7 @@ from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduling.preempt import EvictionUnit, PreemptionPlan
 from hami.state.holds import Hold, HoldEnd
 from hami.state.pending import PendingPod
-from hami.state.pods import PodRecord
+from hami.state.pods import MAX_GRACE_S, PodRecord
 from hami.state.preemption import Plans, PreemptionRules, plan_together, pods_together
 from hami.state.store import Store
 from hami.state.view import View
@@ -184,19 +184,20 @@ class Preemptor(Task):
             self._nominate(hold)
             message = render_preempted(hold.ref.uid, hold.node)
             for victim in self.each(victims):
-                if victim.preemptor != hold.ref.uid and not victim.ends_by:
+                if victim.preemptor != hold.ref.uid and not victim.is_ending:
                     self._of_victim(hold, lambda: self._cluster.mark_preempted(victim.ref, message, self._now()))
             for victim in self.each(victims):
-                if not victim.ends_by:
+                if not victim.is_ending:
                     self._events.record(victim.ref, "Warning", "Preempted", message)
-                    self._of_victim(hold, lambda: self._cluster.evict(victim.ref))
+                    grace_s = min(victim.traits.grace_s, MAX_GRACE_S)
+                    self._of_victim(hold, lambda: self._cluster.evict(victim.ref, grace_s))
         except _Stopped:
             return
         except ClusterError as error:
             self._failed(hold, error)
             return
         self._cache.mark_evicted(hold)
-        evicted = sum(not victim.ends_by for victim in victims)
+        evicted = sum(not victim.is_ending for victim in victims)
         self._metrics.evicted(evicted)
         what = (f"{evicted} pod{'s' if evicted != 1 else ''} of lower priority evicted" if evicted
                 else "pods of lower priority are being evicted")

@@ -42,6 +42,7 @@ FOREIGN_TTL_S = 60.0  # annotations of another scheduler on an unbound pod count
 TOMBSTONES = 10_000  # deleted pods that are remembered
 DECIDED = 10_000  # waiting pods that this process has filtered, and of which it remembers that
 WORKLOADS = 4096  # whose pods share their traits
+MAX_GRACE_S = 3600  # that preemption leaves a pod to end, and waits for one that is being deleted
 
 
 class PodTraits(msgspec.Struct, frozen=True, gc=False):
@@ -68,7 +69,8 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     bound without a lock, and its devices have not been allocated yet. *resized*: a hash of what the last resize of a
     bound pod has left it, 0 if there was none. *group*: of pods that are placed together.
     *started*: when the kubelet admitted it, *ends_by*: when it ends at the latest if it is being deleted; Unix seconds,
-    0 if that is not known. *cores_limit*: the most cores that a container may use, ``None`` if the pod does not say.
+    0 if that is not known. *deletion_grace_s*: the seconds that it was given for that. *cores_limit*: the most cores
+    that a container may use, ``None`` if the pod does not say.
     *excess*: MiB and cores that are booked beyond what it is to have. *preempted*, *preemptor*: as in
     :class:`hami.model.Pod`.
     """
@@ -99,10 +101,17 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     traits: PodTraits = PodTraits()
     started: int = 0
     ends_by: int = 0
+    deletion_grace_s: int = 0
     cores_limit: int | None = None
     excess: tuple[int, int] = (0, 0)
     preempted: bool = False
     preemptor: str = ""
+
+    @property
+    def is_ending(self) -> bool:
+        """Reports whether the pod is being deleted. One with more time to end than preemption leaves to any pod counts
+        as one that runs: else whoever deletes a pod with a grace period of years keeps its devices from all others."""
+        return self.ends_by > 0 and self.deletion_grace_s <= MAX_GRACE_S
 
     @property
     def requests_devices(self) -> bool:
@@ -330,7 +339,8 @@ class PodCache:
             problems=problems, allocation=allocation, resized=_resized(pod) if pod.node_name else 0,
             awaits_allocation=awaits_allocation(pod, self._vendors), group=sys.intern(pod.group),
             priority=pod.priority, traits=self._traits_of(pod), started=parse_time(pod.started),
-            ends_by=parse_time(pod.deletion), cores_limit=pod_cores_limit(annotations), excess=excess(annotations),
+            ends_by=parse_time(pod.deletion), deletion_grace_s=pod.deletion_grace_s,
+            cores_limit=pod_cores_limit(annotations), excess=excess(annotations),
             preempted=pod.preempted, preemptor=pod.preemptor)
         if earlier is None or _shown(earlier) != _shown(record):
             self.changes += 1

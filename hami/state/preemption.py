@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from hami.model import DisruptionBudget, Pod
 from hami.scheduling.preempt import EvictionUnit, PreemptionNode, PreemptionPlan, best_plan
 from hami.state.holds import is_hold
-from hami.state.pods import PodRecord
+from hami.state.pods import MAX_GRACE_S, PodRecord
 from hami.state.view import View
 
 MAX_GANG = 256  # pods of a gang that are planned for
 MAX_TRIALS = 400  # decisions that a plan may take: some 100 ms
+SOON_S = 60  # within which a pod that is being deleted must end, so that nobody is evicted instead
 OVERDUE_S = 60  # a pod that has not ended so long after its grace period may never end
 
 
@@ -37,20 +38,50 @@ def plan_preemption(view: View, pod: Pod, names: Sequence[str], rules: Preemptio
                     before_trial: Callable[[], object] = lambda: None) -> PreemptionPlan | None:
     """Returns the best plan by which *pod* fits one of the nodes *names*; ``None`` if there is none.
 
-    A plan without victims means that the pod fits once pods that are being deleted anyway have ended.
+    A plan without victims means that the pod fits once pods that are being deleted anyway have ended. A plan with
+    victims waits for none that ends after them.
     *planned*: uids of the victims of other plans, which are evicted anyway and make room for others.
-    *before_trial*: called before each decision, of which there are at most some MAX_TRIALS.
+    *before_trial*: called before each decision, of which there are at most some MAX_TRIALS for each of two searches.
     Raises: MalformedInput for an unreadable annotation.
     """
     view = view.what_if(without=[pod.ref.uid])
-    eviction = _Eviction(view, pod, rules, planned)
-    candidates = view.may_preempt_on(pod, names)
-    lowest = min((booking.priority for name in candidates[:1] for booking in view.bookings_on(name)), default=0)
-    ending = eviction.ending_on()
-    candidates.sort(key=lambda name: name not in ending)  # a plan without victims ends the search
+    names = view.may_preempt_on(pod, names)
+    ending = [record for record in view.facts.pods.values() if record.is_ending]
+
+    def search(within_s: float) -> PreemptionPlan | None:
+        eviction = _Eviction(view, pod, rules, planned, within_s=within_s)
+        return _best_plan(eviction, names, ending, before_trial)
+
+    plan = search(SOON_S)
+    if plan is not None and not plan.victims:
+        return plan
+    within_s = MAX_GRACE_S if plan is None else _grace_s(view, plan)
+    if not any(rules.now + SOON_S < record.ends_by <= rules.now + within_s for record in ending):
+        return plan
+    patient = search(within_s)
+    if plan is None:
+        is_better = patient is not None and not patient.victims  # nobody is evicted to wait for others for so long
+    else:
+        is_better = patient is not None and patient.cost < plan.cost
+    return patient if is_better else plan
+
+
+def _best_plan(eviction: _Eviction, names: Sequence[str], ending: Sequence[PodRecord],
+               before_trial: Callable[[], object]) -> PreemptionPlan | None:
+    """Returns the best plan for one of the nodes *names*, which are sorted by the lowest priority there. *ending*: the
+    pods that are being deleted."""
+    lowest = eviction.lowest_priority(names[0]) if names else 0
+    becoming_free = {record.node for record in ending if eviction.is_room(record)}
+    candidates = sorted(names, key=lambda name: name not in becoming_free)  # a plan without victims ends the search
     nodes = (node for name in candidates if (node := eviction.node(name)) is not None)
-    return best_plan(nodes, eviction.allowed, max_trials=MAX_TRIALS, lowest=lowest, strict=rules.strict,
+    return best_plan(nodes, eviction.allowed, max_trials=MAX_TRIALS, lowest=lowest, strict=eviction.is_strict,
                      before_trial=before_trial)
+
+
+def _grace_s(view: View, plan: PreemptionPlan) -> int:
+    """Returns the seconds after which the last victim of *plan* has ended."""
+    graces_s = [view.facts.pods[uid].traits.grace_s for uid in plan.uids]
+    return min(max(graces_s), MAX_GRACE_S)
 
 
 def plan_together(view: View, pods: Sequence[Pod], names: Sequence[str], rules: PreemptionRules, *,
@@ -114,13 +145,17 @@ def plan_further(view: View, pod: Pod, node: str, ended: Collection[str], rules:
 
 
 class _Eviction:
-    """The pods that may be evicted for *pod*. *allowed*: evictions within each budget."""
+    """The pods that may be evicted for *pod*. *allowed*: evictions within each budget. *within_s*: the seconds within
+    which pods that are being deleted must end to count as room."""
 
-    def __init__(self, view: View, pod: Pod, rules: PreemptionRules, planned: Collection[str]) -> None:
+    def __init__(self, view: View, pod: Pod, rules: PreemptionRules, planned: Collection[str], *,
+                 within_s: float = SOON_S) -> None:
         self._view = view
         self._pod = pod
         self._rules = rules
         self._planned = planned
+        self._room_until = rules.now + within_s
+        self.is_strict = rules.strict
         self._groups: Mapping[tuple[str, str], Sequence[PodRecord]] | None = None
         self._budgets = defaultdict[str, list[DisruptionBudget]](list)
         for budget in rules.budgets:
@@ -140,7 +175,7 @@ class _Eviction:
             record = self._view.facts.pods.get(booking.uid)
             if is_hold(booking):
                 free.append(booking.uid)
-            elif record is not None and self._is_ending(record):
+            elif record is not None and self.is_room(record):
                 awaited.append(booking.uid)
             elif record is not None and (unit := self._unit(record)) is not None:
                 units[unit.uids] = unit
@@ -151,12 +186,14 @@ class _Eviction:
         fits = self._view.fits_without(self._pod, name, uids)
         return PreemptionNode(name, tuple(units.values()), lambda ended: fits({*free, *ended}), tuple(awaited))
 
-    def ending_on(self) -> set[str]:
-        """Returns the nodes on which pods are being deleted."""
-        return {record.node for record in self._view.facts.pods.values() if self._is_ending(record)}
+    def lowest_priority(self, name: str) -> int:
+        """Returns the lowest priority of what holds devices on the node."""
+        return min((booking.priority for booking in self._view.bookings_on(name)), default=0)
 
-    def _is_ending(self, record: PodRecord) -> bool:
-        return 0 < record.ends_by and self._rules.now < record.ends_by + OVERDUE_S
+    def is_room(self, record: PodRecord) -> bool:
+        """Reports whether the pod is being deleted and ends soon enough to be waited for. How long it takes is up to
+        its owner, so who waits for it without a limit may wait for ever."""
+        return record.is_ending and self._rules.now - OVERDUE_S < record.ends_by <= self._room_until
 
     def _unit(self, record: PodRecord) -> EvictionUnit | None:
         """Returns what is evicted together with the pod; ``None`` if one of these may not be evicted."""
@@ -176,7 +213,7 @@ class _Eviction:
         if self._groups is None:
             groups = defaultdict[tuple[str, str], list[PodRecord]](list)
             for member in self._view.facts.pods.values():
-                if member.group and member.node and not member.terminated and not member.ends_by:
+                if member.group and member.node and not member.terminated and not member.is_ending:
                     groups[member.ref.namespace, member.group].append(member)
             self._groups = groups
         return self._groups[record.ref.namespace, record.group]
@@ -184,7 +221,7 @@ class _Eviction:
     def _may_be_evicted(self, record: PodRecord) -> bool:
         pod, traits = self._pod, record.traits
         has_same_owner = bool(traits.controller) and traits.controller == pod.controller
-        return (bool(record.node) and not record.terminated and not record.ends_by and record.priority < pod.priority
+        return (bool(record.node) and not record.terminated and not record.is_ending and record.priority < pod.priority
                 and not traits.is_protected and not has_same_owner and record.ref.uid not in self._planned)
 
     def _is_young(self, members: Sequence[PodRecord]) -> bool:

@@ -31,7 +31,7 @@ from hami.state.bookings import PodBookings
 from hami.state.holds import MAX_HOLDS, Hold, HoldEnd, Holds, alone, hold_uid, is_free
 from hami.state.nodes import NodeCache
 from hami.state.pending import PendingPod, PendingPods
-from hami.state.pods import PodCache, PodRecord
+from hami.state.pods import MAX_GRACE_S, PodCache, PodRecord
 from hami.state.quotas import QuotaCache
 from hami.state.reservations import BindingStage, Rejected, Reservation, Reservations
 from hami.state.resizes import as_resized, is_current, resized_annotations
@@ -43,7 +43,6 @@ from hami.vendors.spec import Catalog
 
 MAX_GROUPS = 4  # waiting groups whose reservations a pod may get at once
 HOLD_S = 120.0  # after the last victim should have ended; kube-scheduler may try the pod again a minute later
-MAX_GRACE_S = 3600  # that a hold waits for a victim
 MAX_UNSHOWN_PENDING = 32_768  # bytes of a pending pod that the watch has not shown: there may be no such pod
 PENDING_REQUESTS = 5  # different requests of pending pods that are tried at once
 
@@ -369,7 +368,7 @@ class Store:
                 return []
             victims = [record for uid in hold.victims if (record := self.pods.get(uid)) is not None
                        and not record.terminated]
-            if not any(record.preempted or record.ends_by for record in victims) and self._renew(hold, ended=()):
+            if not any(record.preempted or record.is_ending for record in victims) and self._renew(hold, ended=()):
                 self._holds.spare(hold)
                 self._settle_holds()
                 return []

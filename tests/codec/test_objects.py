@@ -281,7 +281,7 @@ def test_what_kube_scheduler_shows_of_a_pod(wire, fields):
 
 TARGET = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
 PREEMPTION = {"preempts": True, "preempted": False, "controller": "", "is_node_agent": False, "grace_s": 30,
-              "started": "", "deletion": ""}
+              "started": "", "deletion": "", "deletion_grace_s": 0}
 
 
 @pytest.mark.parametrize("wire, fields", [
@@ -291,8 +291,8 @@ PREEMPTION = {"preempts": True, "preempted": False, "controller": "", "is_node_a
     param({"spec": {"terminationGracePeriodSeconds": 0}}, {"grace_s": 0}, id="no grace period"),
     param({"spec": {"terminationGracePeriodSeconds": None, "preemptionPolicy": None},
            "metadata": {"ownerReferences": None}, "status": {"startTime": None}}, {}, id="null"),
-    param({"metadata": {"deletionTimestamp": "2026-08-21T10:00:30Z"}}, {"deletion": "2026-08-21T10:00:30Z"},
-          id="being deleted"),
+    param({"metadata": {"deletionTimestamp": "2026-08-21T10:00:30Z", "deletionGracePeriodSeconds": 30}},
+          {"deletion": "2026-08-21T10:00:30Z", "deletion_grace_s": 30}, id="being deleted"),
     param({"status": {"startTime": "2026-08-21T10:00:00Z"}}, {"started": "2026-08-21T10:00:00Z"}, id="started"),
     param({"status": {"conditions": [TARGET]}}, {"preempted": True}, id="preempted"),
     param({"status": {"conditions": [TARGET | {"status": "False"}]}}, {}, id="not preempted any more"),

@@ -276,7 +276,7 @@ def test_an_eviction_is_a_condition_and_a_deletion_of_exactly_this_pod():
     api, cluster = talk(b"{}", b"{}", b"{}")
     cluster.nominate(REF, "n1")
     cluster.mark_preempted(REF, "why", datetime(2026, 1, 1, tzinfo=UTC))
-    cluster.evict(REF)
+    cluster.evict(REF, 30)
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "why",
                  "lastTransitionTime": "2026-01-01T00:00:00Z"}
     assert [call[:4] for call in api.calls] == [
@@ -285,7 +285,7 @@ def test_an_eviction_is_a_condition_and_a_deletion_of_exactly_this_pod():
         ("PATCH", f"{POD_PATH}/status", STRATEGIC_MERGE_PATCH,
          {"metadata": {"uid": "uid-1"}, "status": {"conditions": [condition]}}),
         ("DELETE", POD_PATH, "application/json",
-         {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": "uid-1"}})]
+         {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": "uid-1"}, "gracePeriodSeconds": 30})]
 
 
 @pytest.mark.parametrize("act", [lambda cluster: cluster.nominate(REF, "n1"),

@@ -14,6 +14,7 @@ from hami.model import DisruptionBudget, LabelRequirement
 from hami.scheduler.planner import YIELD_S
 from hami.scheduler.preemptor import AVOIDED_S, MAX_RETRY_S, REFUSED_S, RETRY_S, WAIT_S
 from hami.scheduler.settings import Settings
+from hami.state.pods import MAX_GRACE_S
 from hami.state.store import HOLD_S
 from tests.builders import gpu, gpus, node, pod
 from tests.world import Clock, Replica, WatchedCluster
@@ -33,6 +34,7 @@ class World:
         self.fake = WatchedCluster(nodes=[
             node(f"n{number}", *(gpu(f"GPU-{number}-{card}", index=card, memory_mib=CARD) for card in range(cards)),
                  annotations={LOCK_FREE: "NVIDIA"}) for number in range(nodes)])
+        self.fake.now = self.clock.now
         self.ended_by_user, self.bound_priorities = set(), set()
         self.leader = self.replica()
 
@@ -355,7 +357,6 @@ def test_nobody_is_evicted_for_a_gang_that_does_not_fit_as_a_whole():
 def test_a_node_whose_victim_does_not_end_is_avoided_for_a_while():
     world = World(nodes=2)
     world.run(wants("a", 100), wants("b", 200))
-    world.fake.deletion = "2026-08-21T12:00:40Z"
     world.preempt_for(wants("p", 1000))
     assert world.ending() == {"a"}
     world.clock.seconds += HOLD_S + 31
@@ -368,6 +369,43 @@ def test_a_node_whose_victim_does_not_end_is_avoided_for_a_while():
     world.end("b")
     assert world.schedule("p") is not None
     assert AVOIDED_S > HOLD_S
+
+
+YEARS = 10 * 365 * 24 * 3600
+
+
+@pytest.mark.parametrize(("grace_s", "given_s"), [(0, 0), (30, 30), (MAX_GRACE_S, MAX_GRACE_S), (YEARS, MAX_GRACE_S)])
+def test_a_victim_has_its_own_grace_period_but_no_more_than_an_hour(grace_s, given_s):
+    world = World()
+    world.run(wants("low", 100, grace_s=grace_s))
+    world.preempt_for(wants("p", 1000))
+    assert [call.grace_s for call in world.fake.calls_of("evict")] == [given_s]
+
+
+@pytest.mark.parametrize("own_s", [30, YEARS], ids=["with a longer grace period than its own", "with its own"])
+def test_a_pod_that_was_deleted_to_end_in_years_ends_earlier(own_s):
+    world = World()
+    world.run(wants("low", 100, grace_s=own_s))
+    world.fake.put_pod(replace(world.find("low"), deleting=True, deletion="2036-08-21T12:00:00Z",
+                               deletion_grace_s=YEARS))
+    world.leader.watch()
+    world.preempt_for(wants("p", 1000))
+    assert world.find("low").preempted
+    assert world.find("low").deletion_grace_s == min(own_s, MAX_GRACE_S)
+    world.end("low")
+    assert world.schedule("p") == "n0"
+    assert world.leader.metrics.victims == 1
+
+
+def test_a_pod_that_ends_in_an_hour_keeps_nobody_from_evicting_others():
+    world = World(nodes=2)
+    world.run(wants("a", 100), wants("b", 200))
+    world.fake.put_pod(replace(world.find("a"), deleting=True, deletion="2026-08-21T13:00:00Z", deletion_grace_s=3600))
+    world.leader.watch()
+    world.preempt_for(wants("p", 1000))
+    assert world.ending() == {"a", "b"}
+    world.end("b")
+    assert world.schedule("p") is not None
 
 
 def test_a_refused_eviction_is_not_tried_again_at_once():

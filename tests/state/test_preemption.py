@@ -2,12 +2,14 @@
 
 import random
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
+from hami.codec.times import render_time
 from hami.model import DisruptionBudget, LabelRequirement, MigProfile, Partition
 from hami.scheduling.preempt import PreemptionPlan
-from hami.state.preemption import OVERDUE_S, PreemptionRules, plan_further, plan_preemption
+from hami.state.preemption import OVERDUE_S, SOON_S, PreemptionRules, plan_further, plan_preemption
 from hami.state.store import Store
 from hami.state.view import Policies
 from hami.vendors.spec import Catalog
@@ -135,6 +137,54 @@ def test_nobody_is_evicted_where_another_node_becomes_free_anyway():
     cache = store(runs("a", priority=0), runs("b", "GPU-1", on="n2", priority=50, deletion="2026-08-21T12:00:30Z"),
                   nodes=(("n1", ("GPU-0",)), ("n2", ("GPU-1",))))
     assert planned(cache) == PreemptionPlan("n2", (), 0, ("uid-b",))
+
+
+YEARS = 10 * 365 * 24 * 3600
+
+
+def ends(name, in_s, grace_s, uuid="GPU-0", **fields):
+    """A bound pod that was deleted with this grace period and ends in so many seconds."""
+    return runs(name, uuid, deletion=render_time(NOON + timedelta(seconds=in_s)), deletion_grace_s=grace_s, **fields)
+
+
+@pytest.mark.parametrize(("in_s", "grace_s", "victim_grace_s", "victim", "awaited"), [
+    pytest.param(30, 30, 30, (), ("uid-e",), id="within a minute"),
+    pytest.param(SOON_S, 3600, 30, (), ("uid-e",), id="in a minute, after an hour"),
+    pytest.param(SOON_S + 1, 3600, 30, ("uid-v",), (), id="in more than a minute"),
+    pytest.param(3600, 3600, 30, ("uid-v",), (), id="in an hour"),
+    pytest.param(300, 300, 300, (), ("uid-e",), id="as soon as the victim would"),
+    pytest.param(301, 400, 300, ("uid-v",), (), id="later than the victim"),
+    pytest.param(YEARS, YEARS, 30, ("uid-e",), (), id="in years, so that it may be a victim itself"),
+])
+def test_a_pod_that_is_being_deleted_is_waited_for_only_if_it_ends_soon(in_s, grace_s, victim_grace_s, victim, awaited):
+    """How long a pod takes to end is up to its owner."""
+    cache = store(ends("e", in_s, grace_s), runs("v", "GPU-1", grace_s=victim_grace_s, priority=20),
+                  nodes=(("n1", ("GPU-0", "GPU-1")),))
+    plan = planned(cache)
+    assert (plan.uids, plan.awaited) == (victim, awaited)
+
+
+def test_a_pod_with_years_to_end_may_be_evicted_like_one_that_runs():
+    """Else whoever deletes all of his pods keeps their devices."""
+    assert victims(store(ends("e", YEARS, YEARS))) == ["e"]
+    assert victims(store(ends("e", YEARS, YEARS, priority=100))) is None
+    assert victims(store(ends("e", -3 * OVERDUE_S, 9 * 10**18))) == ["e"], "an end that is no date any more"
+
+
+def test_nobody_is_evicted_beside_a_pod_that_ends_late():
+    """The pod would wait for both."""
+    cache = store(ends("e", 3600, 3600), runs("v", "GPU-1"), nodes=(("n1", ("GPU-0", "GPU-1")),))
+    assert planned(cache, waits(count=2)) is None
+    assert planned(store(ends("e", 3600, 3600))) == PreemptionPlan("n1", (), 0, ("uid-e",)), "it may only wait"
+    assert plan_further(cache.view(), waits(count=2), "n1", ["uid-v"], RULES) is None
+    soon = store(ends("e", 60, 3600), runs("v", "GPU-1"), nodes=(("n1", ("GPU-0", "GPU-1")),))
+    assert (victims(soon, waits(count=2)), planned(soon, waits(count=2)).awaited) == (["v"], ("uid-e",))
+
+
+def test_a_member_with_years_to_end_belongs_to_its_gang():
+    cache = gang(10, 10)
+    cache.pods.upsert(ends("b", YEARS, YEARS, "GPU-1", on="n2", group="gang", resource_version="60"))
+    assert victims(cache) == ["a", "b"]
 
 
 def test_a_pod_of_higher_priority_that_is_being_deleted_makes_room_for_others():
