@@ -46,6 +46,9 @@ class Clock:
     def __call__(self):
         return self.seconds
 
+    def wait(self, seconds):
+        self.seconds += seconds
+
     def now(self):
         return NOON + timedelta(seconds=self.seconds - 1000) + self.ahead
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import logging
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from hami.quantity import MIB
 from hami.runtime.in_flight import InFlight
 from hami.scheduler.admit import Admitted, Admitter, Denied
 from hami.scheduler.bind import Binder
+from hami.scheduler.bind_slots import BindSlots
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.preempt import PreemptionFilter
 from hami.state.reservations import Reservation
@@ -99,7 +99,7 @@ def create_app(verbs: Verbs, is_started: IsStarted, unready_reason: Callable[[],
     *observe* is called for each verb with its outcome (``ok``, ``refused``, ``error``) and its duration in seconds.
     *threads*: the threads that serve the application. A bind that waits for its node occupies one; 64 threads are
     reserved for other requests, so that the webhook and the filter never wait for a bind. Further binds are rejected
-    and retried by kube-scheduler.
+    and retried by kube-scheduler; a namespace gets no more than it leaves to others.
     """
     app = flask.Flask(__name__, static_folder=None)
     _add_reservations(app, verbs.reservation)
@@ -174,13 +174,13 @@ def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds:
                 return act(body)
         return act_and_count
 
-    binds = threading.BoundedSemaphore(most_binds)
+    slots = BindSlots(most_binds)
     ways: Mapping[str, tuple[int, Act, Refuse]] = {
         "filter": (FILTER_LIMIT, counted(partial(_filter, verbs.node_filter, is_started)), _refuse_filter),
         "prioritize": (FILTER_LIMIT, counted(partial(_prioritize, verbs.node_filter)), _abstain),
         "simulate": (FILTER_LIMIT, partial(_simulate, verbs.node_filter, is_started), _refuse_filter),
         "preempt": (PREEMPT_LIMIT, counted(partial(_preempt, verbs.preemption_filter)), _veto),
-        "bind": (BIND_LIMIT, partial(_bind, verbs.binder, binds), lambda text, code: extender.render_bind(text)),
+        "bind": (BIND_LIMIT, partial(_bind, verbs.binder, slots), lambda text, code: extender.render_bind(text)),
     }
 
     def answer(name: str, environ: WSGIEnvironment) -> tuple[bytes, int]:
@@ -299,15 +299,11 @@ def _veto(text: str, code: int) -> bytes:
     return extender.render_preemption({})
 
 
-def _bind(binder: Binder, binds: threading.BoundedSemaphore, body: bytes) -> tuple[bytes, str]:
+def _bind(binder: Binder, slots: BindSlots, body: bytes) -> tuple[bytes, str]:
     """Binds the pod with the devices reserved for it."""
     args = extender.parse_bind(body)
-    if not binds.acquire(blocking=False):
-        raise NodeLocked(f"pod {args.ref}: too many pods are being bound already, it must be tried again")
-    try:
+    with slots.taken(args.ref):
         binder.bind(args.ref, args.node)
-    finally:
-        binds.release()
     return extender.render_bind(), "ok"
 
 

@@ -7,22 +7,19 @@ import logging
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
-from typing import TypeVar
 
 from hami.errors import HamiError
 from hami.kube.cluster import Cluster
-from hami.model import DisruptionBudget, Pod
+from hami.model import DisruptionBudget, Pod, PodRef
 from hami.runtime.in_flight import InFlight
+from hami.runtime.shares import Shares
 from hami.scheduler.settings import Settings
 from hami.state.preemption import PreemptionRules
 
 log = logging.getLogger(__name__)
 
-K = TypeVar("K")
-V = TypeVar("V")
 Offers = Mapping[str, Collection[str]]
 """The uids of the victims on each node."""
 
@@ -30,7 +27,7 @@ BUDGETS_S = 2.0  # for which PodDisruptionBudgets that have been read are used
 LEFT_S = 10.0  # for which kube-scheduler may evict the pods that it was offered
 YIELD_S = 0.005  # for which a step of a plan waits for requests in flight
 SIZES_S = 10.0  # for which the size of a gang that has been read is used
-MAX_KEPT = 500  # pods that are left to kube-scheduler, and gangs whose sizes are known
+MAX_KEPT = 500  # pods that are left to kube-scheduler, and gangs whose sizes are known; namespaces have shares
 MAX_OFFERED = 100  # nodes that are remembered of those that kube-scheduler was offered for a pod
 
 
@@ -50,8 +47,8 @@ class PreemptionPlanner:
         self._lock = threading.Lock()  # guards the rest; not held across I/O
         self._budgets: list[DisruptionBudget] = []
         self._read_at = -math.inf
-        self._left: OrderedDict[str, tuple[float, Offers]] = OrderedDict()
-        self._sizes: OrderedDict[tuple[str, str], tuple[float, int | None]] = OrderedDict()
+        self._left = Shares[str, tuple[float, Offers]](MAX_KEPT)
+        self._sizes = Shares[str, tuple[float, int | None]](MAX_KEPT)
         self.is_enabled = settings.preemption != "off"
         """Whether pods may be evicted."""
 
@@ -77,9 +74,9 @@ class PreemptionPlanner:
     def gang_size(self, pod: Pod) -> int | None:
         """Returns how many pods of the gang of *pod* are placed together, as was read a moment ago; ``None`` if that
         cannot be read."""
-        gang = pod.ref.namespace, pod.group
+        namespace = pod.ref.namespace
         with self._lock:
-            until, size = self._sizes.get(gang, (-math.inf, None))
+            until, size = self._sizes.get(namespace, pod.group) or (-math.inf, None)
         if self._clock() < until:
             return size
         try:
@@ -88,33 +85,26 @@ class PreemptionPlanner:
             log.warning("PodGroup not read", extra={"pod": pod.ref, "error": error})
             size = None
         with self._lock:
-            _keep(self._sizes, gang, (self._clock() + SIZES_S, size))
+            self._sizes.put(namespace, pod.group, (self._clock() + SIZES_S, size))
         return size
 
     def leave_to_requests(self) -> None:
         """Leaves the interpreter to the requests in flight, before each step of a plan, and for a moment only."""
         self._in_flight.wait_idle(YIELD_S)
 
-    def leave_to_kube_scheduler(self, uid: str, offers: Offers) -> None:
+    def leave_to_kube_scheduler(self, ref: PodRef, offers: Offers) -> None:
         """Records that kube-scheduler was offered nodes on which it makes room for the pod."""
+        remembered = dict(itertools.islice(offers.items(), MAX_OFFERED))
         with self._lock:
-            _keep(self._left, uid, (self._clock() + LEFT_S, dict(itertools.islice(offers.items(), MAX_OFFERED))))
+            self._left.put(ref.namespace, ref.uid, (self._clock() + LEFT_S, remembered))
 
-    def is_left_to_kube_scheduler(self, uid: str) -> bool:
+    def is_left_to_kube_scheduler(self, ref: PodRef) -> bool:
         """Reports whether kube-scheduler may make room for the pod by itself now."""
-        return self.offers(uid) is not None
+        return self.offers(ref) is not None
 
-    def offers(self, uid: str) -> Offers | None:
+    def offers(self, ref: PodRef) -> Offers | None:
         """Returns the nodes on which kube-scheduler may make room for the pod now, or the first MAX_OFFERED of them;
         ``None`` if it may on none."""
         with self._lock:
-            until, offers = self._left.get(uid, (-math.inf, {}))
+            until, offers = self._left.get(ref.namespace, ref.uid) or (-math.inf, {})
         return offers if until > self._clock() else None
-
-
-def _keep(latest: OrderedDict[K, V], key: K, value: V) -> None:
-    """Adds *value*, and drops the oldest beyond MAX_KEPT."""
-    latest[key] = value
-    latest.move_to_end(key)
-    if len(latest) > MAX_KEPT:
-        latest.popitem(last=False)

@@ -62,7 +62,7 @@ class PreemptionFilter:
             self._sleep(CATCH_UP_S)
             kept = self._fitting(pod, judged)
         if kept:
-            self._planner.leave_to_kube_scheduler(pod.ref.uid, self._known(kept))
+            self._planner.leave_to_kube_scheduler(pod.ref, self._known(kept))
         log.info("preemption judged", extra={"pod": pod.ref, "nodes": len(victims), "kept": len(kept)})
         return kept
 
@@ -103,7 +103,7 @@ class PreemptionFilter:
         just refused the node, and the *victims* on others would be evicted in vain. The pod is reminded of the node
         when the watch has caught up.
         """
-        node, offers = pod.nominated_node, self._planner.offers(pod.ref.uid) or {}
+        node, offers = pod.nominated_node, self._planner.offers(pod.ref) or {}
         if node not in offers or node in victims:
             return False
         return view.what_if(without={pod.ref.uid, *offers[node]}).choose(pod, [node]) is not None

@@ -25,7 +25,7 @@ from hami.scheduler.metrics import Metrics
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduling.preempt import EvictionUnit, PreemptionPlan
 from hami.state.holds import Hold, HoldEnd
-from hami.state.pending import PendingPod
+from hami.state.pending import LIMIT, PendingPod
 from hami.state.pods import MAX_GRACE_S, PodRecord
 from hami.state.preemption import Plans, PreemptionRules, plan_together, pods_together
 from hami.state.store import Store
@@ -39,7 +39,7 @@ RETRY_S, MAX_RETRY_S = 1.0, 10.0  # until a pod without a plan is planned for ag
 AVOIDED_S = 300.0  # for which a pod does not wait for room on a node where a victim did not end in time
 REFUSED_S = 60.0  # until it is tried again to evict pods after the API server has refused that
 PAUSES = 4.0  # each plan is followed by a pause so many times as long as it has used the processor
-MAX_ATTEMPTS = 1000  # pods whose attempts are remembered
+MAX_ATTEMPTS = 2 * LIMIT  # pods whose attempts are remembered
 
 _IN_VAIN = (HoldEnd.EXPIRED, HoldEnd.UNFIT)
 
@@ -69,6 +69,7 @@ class Preemptor(Task):
         self._now = now
         self._attempts: dict[str, _Attempt] = {}
         self._plan_from = -math.inf
+        self._failed_at: dict[str, float] = {}  # when there was last no plan for a pod of a namespace
         self._held_since: dict[str, float] = {}
         self._avoided: dict[tuple[str, str], float] = {}  # pods and nodes, until when
 
@@ -107,10 +108,10 @@ class Preemptor(Task):
         if (rest_s := self._plan_from - self._clock()) > 0:  # refusals wake the task at any time
             return rest_s
         delay, view = IDLE_S, None
-        for pending in self.each(self._cache.preemptors()):
-            uid, clock, used = pending.pod.ref.uid, self._clock(), self._planner.used()
-            attempt = self._attempts.get(uid, _Attempt(0, pending.since + WAIT_S))
-            if self._planner.is_left_to_kube_scheduler(uid) or self._cache.hold_of(uid) is not None:  # with its gang
+        for pending in self.each(self._preemptors()):
+            ref, clock, used = pending.pod.ref, self._clock(), self._planner.used()
+            uid, attempt = ref.uid, self._attempt_for(pending)
+            if self._planner.is_left_to_kube_scheduler(ref) or self._cache.hold_of(uid) is not None:  # with its gang
                 continue
             if clock < attempt.due:
                 delay = min(delay, attempt.due - clock)
@@ -120,12 +121,32 @@ class Preemptor(Task):
                 self._attempts.pop(uid, None)
                 view = None  # what is held now is taken
             else:
+                self._failed_at[ref.namespace] = clock
                 self._remember(uid, _Attempt(attempt.failures + 1, clock + min(
                     RETRY_S * 2.0 ** attempt.failures, MAX_RETRY_S)))
             if (pause_s := PAUSES * (self._planner.used() - used)) > 0:
                 self._plan_from = self._clock() + pause_s
                 return pause_s
         return delay
+
+    def _preemptors(self) -> list[PendingPod]:
+        """Returns the pods that may be planned for, in that order.
+
+        Plans take time, and those without a result are made again and again. So a namespace goes behind the others with
+        each of them: it cannot keep them from their plans by pods for which there is none, whatever their priority.
+        """
+        pods = self._cache.preemptors()
+        namespaces = {pending.pod.ref.namespace for pending in pods}
+        self._failed_at = {namespace: at for namespace, at in self._failed_at.items() if namespace in namespaces}
+
+        def rank(pending: PendingPod) -> tuple[float, int, float]:
+            failed_at = self._failed_at.get(pending.pod.ref.namespace, -math.inf)
+            return failed_at, -pending.pod.priority, self._attempt_for(pending).due
+
+        return sorted(pods, key=rank)
+
+    def _attempt_for(self, pending: PendingPod) -> _Attempt:
+        return self._attempts.get(pending.pod.ref.uid, _Attempt(0, pending.since + WAIT_S))
 
     def _plan_for(self, pending: PendingPod, view: View) -> bool:
         """Plans for a pod, or for its whole gang, and holds what is freed. Reports whether it does."""

@@ -10,7 +10,6 @@ import itertools
 import logging
 import math
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -40,6 +39,7 @@ from hami.runtime.tasks import Task
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
 from hami.scheduling.resize import ResizeRefusal, has_same_devices, larger
+from hami.scheduling.turns import in_turn
 from hami.state.reservations import ANSWER_S
 from hami.state.resizes import resized_annotations
 from hami.state.store import Store
@@ -350,8 +350,4 @@ def _text_of(pod: Pod) -> str:
 
 def _in_turn(due: Iterable[_Waiting]) -> Iterable[_Waiting]:
     """Returns pods of all namespaces in turn, of each those first that have waited for longest."""
-    by_namespace: dict[str, list[_Waiting]] = defaultdict(list)
-    for waiting in sorted(due, key=lambda waiting: waiting.due):
-        by_namespace[waiting.pod.ref.namespace].append(waiting)
-    for ranked in itertools.zip_longest(*by_namespace.values()):
-        yield from (waiting for waiting in ranked if waiting is not None)
+    return in_turn(sorted(due, key=lambda waiting: waiting.due), lambda waiting: waiting.pod.ref.namespace)

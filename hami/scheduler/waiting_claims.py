@@ -16,6 +16,7 @@ from hami.errors import ClusterError, Conflict, MalformedInput
 from hami.kube.dynamic_resources import ClaimWriter
 from hami.model import Pod
 from hami.runtime.tasks import Task
+from hami.scheduling.turns import in_turn
 from hami.state.store import Store
 
 log = logging.getLogger(__name__)
@@ -57,12 +58,14 @@ class WaitingClaims(Task):
         return PERIOD_S
 
     def _lacking(self) -> list[Pod]:
-        """Returns the pods that have waited for long enough without a claim, in the order in which they came."""
+        """Returns the pods that have waited for long enough without a claim, of all namespaces in turn, of each in the
+        order in which they came."""
         now, waiting = self._clock(), {pod.ref.uid: pod for pod in self._store.pods.waiting() if pod.claim}
         since = dict.fromkeys(self._store.refused(), now) | self._refused
         self._refused = {uid: since[uid] for uid in waiting if uid in since}
         self._made &= waiting.keys()
-        return [waiting[uid] for uid, at in self._refused.items() if at + WAIT_S <= now and uid not in self._made]
+        lacking = [waiting[uid] for uid, at in self._refused.items() if at + WAIT_S <= now and uid not in self._made]
+        return list(in_turn(lacking, lambda pod: pod.ref.namespace))
 
     def _make(self, pod: Pod) -> None:
         """Creates the claim of *pod*, unless there is one. Raises: ClusterError that may have a temporary cause."""

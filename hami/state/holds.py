@@ -19,7 +19,8 @@ from hami.scheduling.usage import Charge, charged_by, total_charge
 from hami.state.table import Booking, Table
 
 PREFIX = "hold/"  # of the uid of a booking; no uid of a pod has a slash
-MAX_HOLDS = 256
+MAX_HOLDS = 512
+MAX_HOLDS_OF_NAMESPACE = 256  # among them: as many as a gang may have
 
 
 def is_hold(booking: Booking) -> bool:
@@ -106,6 +107,12 @@ class Holds:
     def get(self, uid: str) -> Hold | None:
         """Returns the hold of the pod."""
         return self._holds.get(uid)
+
+    def has_room_for(self, ref: PodRef) -> bool:
+        """Reports whether the pod may have a hold beside those of other pods."""
+        others = [hold for hold in self._holds.values() if hold.ref.uid != ref.uid]
+        of_namespace = sum(hold.ref.namespace == ref.namespace for hold in others)
+        return len(others) < MAX_HOLDS and of_namespace < MAX_HOLDS_OF_NAMESPACE
 
     def add(self, hold: Hold) -> None:
         """Adds *hold*, in place of an earlier one of its pod. `settle` books it."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+import itertools
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hami.model import Pod
+from hami.scheduling.turns import in_turn
 
-LIMIT = 500  # pods that are remembered; the oldest is dropped first
+LIMIT = 1000  # pods that are remembered
+NAMESPACE_LIMIT = 500  # pods of one namespace among them
 GRACE_S = 0.2  # kube-scheduler retries a pod by itself within this time of a change that it sees
 REMINDER_LIMIT_S = 60.0  # at most this long between two reminders of one pod
 
@@ -31,37 +34,71 @@ class PendingPod:
 
 
 class PendingPods:
-    """The pods that were refused last. The cache's lock guards them; callers hold that lock."""
+    """The pods that were refused last. The cache's lock guards them; callers hold that lock.
+
+    Namespaces have shares of the limit, and a pod never takes the place of one of higher priority: whoever creates very
+    many pods that fit nowhere keeps nobody else from reminders and preemption.
+    """
 
     def __init__(self) -> None:
-        self._pods: OrderedDict[str, PendingPod] = OrderedDict()
+        self._namespaces: OrderedDict[str, OrderedDict[str, PendingPod]] = OrderedDict()
+        self._count = 0
 
     def add(self, pod: Pod, nodes: Sequence[str] | None, state: tuple[int, ...], clock: float) -> None:
-        """Remembers that *pod* fits none of *nodes* in *state*."""
-        earlier = self._pods.get(pod.ref.uid)
-        self._pods[pod.ref.uid] = PendingPod(pod, None if nodes is None else tuple(nodes), state,
-                                             clock if earlier is None else earlier.since, clock + GRACE_S)
-        if len(self._pods) > LIMIT:
-            self._pods.popitem(last=False)
+        """Remembers that *pod* fits none of *nodes* in *state*. Another pod, or this one, may be forgotten for that."""
+        pods = self._namespaces.setdefault(pod.ref.namespace, OrderedDict())
+        earlier = pods.get(pod.ref.uid)
+        since = clock if earlier is None else earlier.since
+        pods[pod.ref.uid] = PendingPod(pod, None if nodes is None else tuple(nodes), state, since, clock + GRACE_S)
+        if earlier is not None:
+            return
+        self._count += 1
+        if len(pods) > NAMESPACE_LIMIT:
+            self._forget_one(pods.values())
+        elif self._count > LIMIT:
+            self._forget_one(self.all())
 
-    def remove(self, uid: str) -> None:
-        """Forgets the pod, which waits no longer."""
-        self._pods.pop(uid, None)
+    def remove(self, pod: Pod) -> None:
+        """Forgets *pod*, which waits no longer."""
+        namespace = pod.ref.namespace
+        pods = self._namespaces.get(namespace)
+        if pods is None or pods.pop(pod.ref.uid, None) is None:
+            return
+        self._count -= 1
+        if not pods:
+            del self._namespaces[namespace]
 
     def due(self, state: tuple[int, ...], clock: float) -> list[PendingPod]:
-        """Returns the pods that have not been looked at in *state* and may be looked at now."""
-        return [pending for pending in self._pods.values() if pending.state != state and clock >= pending.due]
+        """Returns the pods that have not been looked at in *state* and may be looked at now, of all namespaces in turn.
+        """
+        due = [pending for pending in self.all() if pending.state != state and clock >= pending.due]
+        return list(in_turn(due, _namespace))
 
     def all(self) -> list[PendingPod]:
         """Returns all pods."""
-        return list(self._pods.values())
+        return list(itertools.chain.from_iterable(pods.values() for pods in self._namespaces.values()))
 
     def mark_tried(self, pending: PendingPod, state: tuple[int, ...]) -> None:
-        """Records that the pod does not fit in *state*. The others are tried before it from now on."""
+        """Records that the pod does not fit in *state*. The others of its namespace are tried before it from now on,
+        and so are other namespaces."""
         pending.state = state
-        self._pods.move_to_end(pending.pod.ref.uid)
+        namespace = pending.pod.ref.namespace
+        self._namespaces[namespace].move_to_end(pending.pod.ref.uid)
+        self._namespaces.move_to_end(namespace)
 
     def remind(self, pending: PendingPod, clock: float) -> None:
         """Records a reminder. The next one waits longer: something else may keep the pod from being scheduled."""
         pending.reminders += 1
         pending.due = clock + min(2.0 ** pending.reminders, REMINDER_LIMIT_S)
+
+    def _forget_one(self, pods: Collection[PendingPod]) -> None:
+        """Forgets one of *pods*: of those of the lowest priority, the one that was tried longest ago of the namespace
+        that has most of them."""
+        lowest = min(pending.pod.priority for pending in pods)
+        candidates = [pending for pending in pods if pending.pod.priority == lowest]
+        (namespace, _), = Counter(map(_namespace, candidates)).most_common(1)
+        self.remove(next(pending.pod for pending in candidates if _namespace(pending) == namespace))
+
+
+def _namespace(pending: PendingPod) -> str:
+    return pending.pod.ref.namespace

@@ -27,8 +27,9 @@ from hami.scheduling.preempt import PreemptionPlan
 from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota, quota_allows
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.scheduling.resize import ResizePlan, ResizeRefusal
+from hami.scheduling.turns import in_turn
 from hami.state.bookings import PodBookings
-from hami.state.holds import MAX_HOLDS, Hold, HoldEnd, Holds, alone, hold_uid, is_free
+from hami.state.holds import Hold, HoldEnd, Holds, alone, hold_uid, is_free
 from hami.state.nodes import NodeCache
 from hami.state.pending import PendingPod, PendingPods
 from hami.state.pods import MAX_GRACE_S, PodCache, PodRecord
@@ -126,7 +127,7 @@ class Store:
             choice = choose()
         if choice is not None:
             self._reserve(pod, request, choice, unshown_since)
-            self._pending.remove(pod.ref.uid)
+            self._pending.remove(pod)
             if (hold := self._holds.get(pod.ref.uid)) is not None:  # it holds the same once the reservation ends
                 self._holds.move(hold, choice, _held(pod, request, choice))
                 if not hold.evicted:
@@ -162,7 +163,7 @@ class Store:
             for pending in self._pending.due(state, self._clock()):
                 ref = pending.pod.ref
                 if self._waits_no_longer(ref.uid):
-                    self._pending.remove(ref.uid)
+                    self._pending.remove(pending.pod)
                     continue
                 request = make_pod_request(pending.pod, self.vendors, self.policies.device)
                 hold = self._holds.get(ref.uid) and ref.uid
@@ -226,7 +227,7 @@ class Store:
             with self._lock, contextlib.suppress(Rejected, MalformedInput):  # its next filter says why
                 if pod.nominated_node and uid not in self.reservations:
                     self.assume(pod, [pod.nominated_node])
-                    self._pending.remove(uid)  # kube-scheduler tries it by itself
+                    self._pending.remove(pod)  # kube-scheduler tries it by itself
                     if self.reservations.mark_nominated(uid):
                         assumed.append(pod.ref)
         return assumed
@@ -496,8 +497,12 @@ class Store:
         if not groups:
             return False
         now = self._view_for(pod)
-        for reservations in itertools.islice(groups.values(), MAX_GROUPS):
-            nodes = {reservation.node for reservation in reservations}.intersection(names)
+        offered = set(names)
+        helpful = [group for group, reservations in groups.items()
+                   if any(reservation.node in offered for reservation in reservations)]
+        for group in itertools.islice(in_turn(helpful, _namespace_of), MAX_GROUPS):
+            reservations = groups[group]
+            nodes = {reservation.node for reservation in reservations} & offered
             uids = [reservation.ref.uid for reservation in reservations]
             if now.what_if(without=uids).choose(pod, sorted(nodes)) is not None:
                 for uid in uids:
@@ -555,7 +560,7 @@ class Store:
         """Returns the hold that *plan* makes for *pod* once the pods *leaving* have ended; ``None`` if it cannot be
         carried out any more."""
         uid, records = pod.ref.uid, [self.pods.get(victim) for victim in plan.uids]
-        if uid in self.reservations or self._waits_no_longer(uid) or len(self._holds) >= MAX_HOLDS:
+        if uid in self.reservations or self._waits_no_longer(uid) or not self._holds.has_room_for(pod.ref):
             return None
         if not all(record is not None and record.node and not record.terminated for record in records):
             return None
@@ -630,6 +635,10 @@ class Store:
                         lock_free=self.nodes.lock_free(choice.node), since=self._clock(),
                         unshown_since=unshown_since),
             booking_of(pod, request, choice))
+
+
+def _namespace_of(group: tuple[str, str]) -> str:
+    return group[0]
 
 
 def _assume_again(reservation: Reservation, names: Sequence[str]) -> Choice:

@@ -174,6 +174,49 @@ def test_a_full_queue_drops_the_oldest_normal_event_and_keeps_warnings():
     assert bench.recorder.dropped == 5
 
 
+def of(namespace, name="train"):
+    return PodRef(namespace, name, f"uid-{namespace}")
+
+
+def test_a_namespace_with_very_many_events_pushes_out_and_delays_none_of_others():
+    bench = Bench(capacity=100, rate=50.0, burst=1)
+    bench.recorder.record(of("early"), "Normal", "R", "first")
+    for number in range(300):
+        bench.recorder.record(of("noisy"), "Warning", "R", str(number))
+    bench.recorder.record(of("late"), "Normal", "R", "last")
+    bench.recorder.record("gpu-0", "Warning", "R", "about a node")
+    for _ in range(4):
+        bench.now += bench.recorder.step()
+        bench.now += bench.recorder.step()
+    assert {event["message"] for event in bench.events} >= {"first", "last", "about a node"}
+    bench.write_all()
+    assert len(bench.events) == 100
+    assert bench.recorder.dropped == 203
+
+
+def test_a_namespace_that_may_write_no_normal_event_now_keeps_no_other_from_a_warning():
+    bench = Bench(normal_rate=0.1, normal_burst=1)
+    for number in range(2):
+        bench.recorder.record(of("a"), "Normal", "R", str(number))
+        bench.recorder.record(of("b"), "Warning", "R", str(number))
+    for _ in range(3):
+        assert bench.recorder.step() >= 0.0
+    assert [event["type"] for event in bench.events] == ["Normal", "Warning", "Warning"]
+    assert bench.write_all() == pytest.approx(10.0, abs=0.05)
+
+
+def test_what_was_written_of_others_is_remembered_beside_very_many_events_of_one_namespace():
+    bench = Bench(capacity=10)
+    bench.recorder.record(of("quiet"), "Warning", "R", "m")
+    for number in range(50):
+        bench.recorder.record(of("noisy"), "Warning", "R", str(number))
+        bench.write_all()
+    bench.recorder.record(of("quiet"), "Warning", "R", "m")
+    bench.write_all()
+    (quiet,) = (event for event in bench.events if event["metadata"]["namespace"] == "quiet")
+    assert quiet["count"] == 2
+
+
 def test_dropping_a_merged_event_counts_each_time_it_happened():
     bench = Bench(capacity=1)
     for message in ("a", "a", "a", "b"):

@@ -28,6 +28,23 @@ def test_the_sizes_of_many_gangs_are_not_all_kept():
 
 def test_of_many_pods_that_are_left_to_kube_scheduler_the_latest_are_known():
     planner = planner_of(FakeCluster(), Clock())
-    for number in range(MAX_KEPT + 1):
-        planner.leave_to_kube_scheduler(f"uid-{number}", {})
-    assert [planner.is_left_to_kube_scheduler(f"uid-{number}") for number in (0, 1, MAX_KEPT)] == [False, True, True]
+    pods = [pod(name=f"p{number}").ref for number in range(MAX_KEPT + 1)]
+    for ref in pods:
+        planner.leave_to_kube_scheduler(ref, {})
+    assert [planner.is_left_to_kube_scheduler(pods[number]) for number in (0, 1, MAX_KEPT)] == [False, True, True]
+
+
+def test_very_many_pods_and_gangs_of_one_namespace_push_out_none_of_another():
+    cluster, clock = FakeCluster(), Clock()
+    planner = planner_of(cluster, clock)
+    other = pod(name="p", namespace="other", group="gang")
+    planner.leave_to_kube_scheduler(other.ref, {})
+    planner.gang_size(other)
+    for number in range(2 * MAX_KEPT):
+        one = pod(name=f"p{number}", group=f"gang-{number}")
+        planner.leave_to_kube_scheduler(one.ref, {})
+        planner.gang_size(one)
+    calls = len(cluster.calls)
+    planner.gang_size(other)
+    assert planner.is_left_to_kube_scheduler(other.ref)
+    assert len(cluster.calls) == calls

@@ -138,6 +138,36 @@ def test_each_step_of_a_plan_leaves_the_interpreter_to_requests_for_a_moment(mon
     assert waits == [YIELD_S] * 2
 
 
+@pytest.mark.parametrize("priority", [500, 1000, 5000], ids=["lower", "equal", "higher"])
+def test_pods_without_a_plan_keep_no_other_namespace_from_its_plans(monkeypatch, priority):
+    """Plans take time, and those without a result are made again and again."""
+    world = World(cards=2)
+    monkeypatch.setattr(world.leader.verbs.in_flight, "wait_idle", lambda seconds: world.clock.wait(0.05))
+    world.run(wants("low", 100), wants("high", 9000))
+    for number in range(60):
+        world.create(wants(f"never-{number}", priority, count=2, namespace="other"))
+        assert world.leader.filter(world.fake.pods["other", f"never-{number}"]) is None
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    for _ in range(10):
+        world.preempt()
+    assert world.ending() == {"low"}
+
+
+def test_the_pods_of_a_namespace_are_planned_for_in_turn(monkeypatch):
+    world = World(cards=2)
+    monkeypatch.setattr(world.leader.verbs.in_flight, "wait_idle", lambda seconds: world.clock.wait(0.05))
+    world.run(wants("low", 100), wants("high", 9000))
+    for number in range(60):
+        world.create(wants(f"never-{number}", 1000, count=2))
+        world.refuse(f"never-{number}")
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    for _ in range(400):
+        world.preempt()
+    assert world.ending() == {"low"}
+
+
 def test_the_calls_come_in_the_order_in_which_the_next_leader_can_go_on():
     world = World(cards=2)
     world.run(wants("a", 100), wants("b", 100))

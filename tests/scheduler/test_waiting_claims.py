@@ -11,7 +11,7 @@ from hami.errors import ClusterError, Conflict
 from hami.runtime.settings import ALLOCATE
 from hami.scheduler.settings import Settings
 from hami.scheduler.waiting_claims import BATCH, WAIT_S, WaitingClaims
-from hami.state.pending import LIMIT
+from hami.state.pending import NAMESPACE_LIMIT
 from tests.builders import ONLY_NVIDIA, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
 from tests.scheduler.replicas import replica
@@ -46,9 +46,9 @@ class Waiting:
         return len(self.fake.calls_of("create_claim"))
 
 
-def waits(number=0, claim=True, **asked):
+def waits(number=0, claim=True, namespace="default", **asked):
     """A pod that does not fit."""
-    return pod(gpus(1, **{"memory": 70_000} | asked), name=f"p{number}", phase="Pending",
+    return pod(gpus(1, **{"memory": 70_000} | asked), name=f"p{number}", namespace=namespace, phase="Pending",
                claim=f"hami-{number:032x}" if claim else "")
 
 
@@ -141,11 +141,11 @@ def test_a_pod_whose_claim_always_fails_keeps_no_other_from_its_own():
 
 def test_many_pods_get_their_claims_one_after_the_other():
     """More than the scheduler remembers as refused."""
-    pods = [waits(number) for number in range(LIMIT + 1)]
+    pods = [waits(number) for number in range(NAMESPACE_LIMIT + 1)]
     waiting = Waiting(*pods)
     for some in (pods[:300], pods[300:]):
         waiting.refuse(*some)
-    made = {name for _ in range(LIMIT // BATCH + 1) for name in waiting.step(WAIT_S)}
+    made = {name for _ in range(NAMESPACE_LIMIT // BATCH + 1) for name in waiting.step(WAIT_S)}
     assert made == {one.claim for one in pods} and waiting.attempts() == len(pods)
 
 
@@ -154,6 +154,13 @@ def test_so_many_claims_are_made_in_a_period():
     waiting = Waiting(*pods).refuse(*pods)
     made = [len(waiting.step(WAIT_S)) for _ in range(4)]
     assert made == [BATCH, 2 * BATCH, 2 * BATCH + 1, 2 * BATCH + 1]
+
+
+def test_a_namespace_with_very_many_pods_delays_no_claim_of_another():
+    pods = [waits(number) for number in range(2 * BATCH)]
+    other = waits(2 * BATCH, namespace="other")
+    waiting = Waiting(*pods, other).refuse(*pods, other)
+    assert other.claim in waiting.step(WAIT_S)
 
 
 @pytest.mark.parametrize("method", ["create_claim", "write_claim_status", "bind"])

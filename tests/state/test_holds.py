@@ -8,8 +8,8 @@ import pytest
 from hami.model import Partition
 from hami.scheduling.preempt import EvictionUnit, PreemptionPlan
 from hami.scheduling.usage import Charge
-from hami.state.holds import Hold, HoldEnd, Holds
-from hami.state.preemption import PreemptionRules, plan_preemption
+from hami.state.holds import MAX_HOLDS, MAX_HOLDS_OF_NAMESPACE, Hold, HoldEnd, Holds
+from hami.state.preemption import MAX_GANG, PreemptionRules, plan_preemption
 from hami.state.reservations import Rejected
 from hami.state.store import HOLD_S
 from hami.state.table import Booking, Table
@@ -59,6 +59,27 @@ def end(cache, *names):
 
 def ends(cache):
     return [(hold.ref.name, how) for hold, how in cache.ended_holds()]
+
+
+# how many
+
+def test_the_pods_of_one_namespace_have_a_share_of_all_holds():
+    holds = Holds(Table())
+    for number in range(MAX_HOLDS_OF_NAMESPACE):
+        add_hold(holds, wants(f"p{number}"))
+    assert not holds.has_room_for(wants("next").ref)
+    assert holds.has_room_for(wants("p0").ref), "its own hold is replaced"
+    assert holds.has_room_for(wants("next", namespace="other").ref)
+    for number in range(MAX_HOLDS - MAX_HOLDS_OF_NAMESPACE):
+        add_hold(holds, wants(f"q{number}", namespace="other"))
+    assert not holds.has_room_for(wants("next", namespace="third").ref)
+    assert MAX_HOLDS_OF_NAMESPACE >= MAX_GANG
+
+
+def add_hold(holds, waiting):
+    """Adds a hold of nothing."""
+    booking = Booking(uid=f"hold/{waiting.ref.uid}", node="n1", namespace=waiting.ref.namespace, charges=())
+    holds.add(Hold(pod=waiting, choice=None, booking=booking, victims=frozenset(), until=0.0))
 
 
 # what others see

@@ -1,11 +1,13 @@
 """kube-scheduler is reminded of refused pods when a change that it may have missed makes room for them."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from hami.codec.keys import ROOM
 from hami.model import ContainerKind
+from hami.state.pending import LIMIT, NAMESPACE_LIMIT, PendingPods
 from hami.state.store import PENDING_REQUESTS
 from tests.builders import gpu, gpus, node, pod, quota
 from tests.world import Clock, Replica, WatchedCluster
@@ -137,3 +139,78 @@ def test_pods_that_never_fit_do_not_keep_others_from_their_reminder(world, clock
             return
         replica.cache.assume(pod(gpus(memory=46_068, cores=100), name="blocker"), ["n2"])  # a change
     pytest.fail("not reminded")
+
+
+# shares of what is remembered
+
+def remember(*groups):
+    """The pods that are remembered of *groups* (namespace, priority, count), which are refused one after the other, by
+    namespace and priority."""
+    pods = PendingPods()
+    for place, (namespace, priority, count) in enumerate(groups):
+        for number in range(count):
+            pods.add(pod(name=f"{place}-{number}", namespace=namespace, priority=priority), None, (), 0.0)
+    return Counter((pending.pod.ref.namespace, pending.pod.priority) for pending in pods.all())
+
+
+MANY = 2 * LIMIT
+
+
+@pytest.mark.parametrize(("groups", "remembered"), [
+    pytest.param([("a", 0, MANY)], {("a", 0): NAMESPACE_LIMIT}, id="one namespace"),
+    pytest.param([("b", 0, 1), ("a", 0, MANY)], {("a", 0): NAMESPACE_LIMIT, ("b", 0): 1}, id="another before"),
+    pytest.param([("a", 0, MANY), ("b", 0, 1)], {("a", 0): NAMESPACE_LIMIT, ("b", 0): 1}, id="another after"),
+    pytest.param([("c", 0, 1), ("a", 0, MANY), ("b", 0, MANY)], {("a", 0): 499, ("b", 0): 500, ("c", 0): 1},
+                 id="two with very many, and one before"),
+    pytest.param([("a", 0, MANY), ("b", 0, MANY), ("c", 0, MANY)], {("a", 0): 333, ("b", 0): 333, ("c", 0): 334},
+                 id="equal shares"),
+    pytest.param([("a", 9, 1), ("a", 0, MANY)], {("a", 9): 1, ("a", 0): NAMESPACE_LIMIT - 1},
+                 id="a higher priority in the same namespace"),
+    pytest.param([("a", 9, NAMESPACE_LIMIT), ("a", 0, 9)], {("a", 9): NAMESPACE_LIMIT}, id="only of high priority"),
+    pytest.param([("c", 9, 1), ("a", 0, MANY), ("b", 0, MANY)], {("c", 9): 1, ("a", 0): 499, ("b", 0): 500},
+                 id="a higher priority in another namespace"),
+    pytest.param([("a", 9, MANY), ("b", 9, MANY), ("c", 0, 1)], {("a", 9): 500, ("b", 9): 500},
+                 id="a lower priority takes no place of higher ones"),
+    pytest.param([("c", 0, 1), ("a", 9, MANY)], {("c", 0): 1, ("a", 9): NAMESPACE_LIMIT},
+                 id="one namespace of high priority leaves room"),
+])
+def test_namespaces_and_priorities_have_shares(groups, remembered):
+    found = remember(*groups)
+    assert sum(found.values()) <= LIMIT
+    assert found == remembered
+
+
+def test_the_pod_that_was_tried_longest_ago_is_forgotten():
+    pods = PendingPods()
+    first, *others = [pod(name=f"p{number}") for number in range(NAMESPACE_LIMIT + 1)]
+    for one in (first, *others[:-1]):
+        pods.add(one, None, (), 0.0)
+    pods.mark_tried(pods.all()[0], (1,))
+    pods.add(others[-1], None, (), 0.0)
+    names = [pending.pod.ref.name for pending in pods.all()]
+    assert "p0" in names
+    assert "p1" not in names
+
+
+def test_a_pod_that_is_refused_again_takes_no_second_place():
+    pods = PendingPods()
+    for clock in (1.0, 2.0):
+        pods.add(pod(), None, (), clock)
+    (pending,) = pods.all()
+    assert pending.since == 1.0
+    pods.remove(pod())
+    pods.remove(pod())
+    assert pods.all() == []
+
+
+def test_a_namespace_with_very_many_pods_delays_no_reminder_of_others(world, clock):
+    """Only some requests are tried in a second."""
+    replica = Replica(world, clock)
+    running(world, replica)
+    for number in range(10 * PENDING_REQUESTS):
+        large = pod(gpus(memory=50_000 + number), name=f"large-{number}", namespace="other")
+        assert replica.filter(world.put_pod(large)) is None
+    refused(world, replica)
+    world.delete_pod("default", "first")
+    replica.watch()
+    assert replica.cache.node_for_pending_pod() == "n1"

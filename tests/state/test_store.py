@@ -18,7 +18,7 @@ from hami.state.reservations import (
     YIELD_S,
     Rejected,
 )
-from hami.state.store import MAX_UNSHOWN_PENDING
+from hami.state.store import MAX_GROUPS, MAX_UNSHOWN_PENDING
 from tests.builders import INIT, NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod, quota
 from tests.state.caches import BOUND, SmallStore, bound_to
 
@@ -221,6 +221,30 @@ def test_a_group_that_only_waits_yields_to_a_pod_that_fits(waited, changes, asks
     cache.time.seconds += waited
     assert cache.place(asks) == node
     assert [cache.reservations.get(one.ref.uid) is not None for one in members] == [node is None] * 2
+
+
+def test_the_groups_of_one_namespace_hide_no_group_of_another():
+    """Only some groups are looked at for a pod. Of the others, only the last one keeps it from a device."""
+    uuids = [f"GPU-{number}" for number in range(MAX_GROUPS + 3)]
+    cache = SmallStore(node("n1", *(gpu(uuid, memory_mib=8000, index=place) for place, uuid in enumerate(uuids))))
+    for uuid in uuids:
+        namespace = "other" if uuid == uuids[-1] else "default"
+        group = member(f"of-{uuid}", f"gang-{uuid}", namespace=namespace, annotations={"nvidia.com/use-gpuuuid": uuid})
+        assert cache.place(group) == "n1"
+        cache.time.seconds += 0.1
+    cache.time.seconds += YIELD_S
+    asked = member("single", "", annotations={"nvidia.com/use-gpuuuid": uuids[-1]})
+    assert cache.place(asked) == "n1"
+
+
+def test_groups_on_other_nodes_hide_no_group_on_those_that_are_offered():
+    names = [f"n{number}" for number in range(1, MAX_GROUPS + 3)]
+    cache = SmallStore(*(node(name, gpu(f"GPU-{name}", memory_mib=8000)) for name in names))
+    for name in names:
+        assert cache.place(member(f"on-{name}", f"gang-{name}"), name) == name
+        cache.time.seconds += 0.1
+    cache.time.seconds += YIELD_S
+    assert cache.place(member("single", ""), names[-1]) == names[-1]
 
 
 def test_a_pod_is_reminded_when_a_group_only_waits():
