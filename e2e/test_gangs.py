@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,14 @@ from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import pod
 from e2e.priorities import add_priorities, class_name, of_priority
 from e2e.scheduler import Certificates, Scheduler, install, kill_leader, second_replica, wait_for_webhook
+from hami.codec.pods import render_preempted
+from hami.codec.times import render_time
+from hami.model import EvictedTogether
 
 GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
-GATES = {"kubeFeatureGates": "GenericWorkload=true", "kubeRuntimeConfig": "scheduling.k8s.io/v1beta1=true"}
+COMPOSITES = "/apis/scheduling.k8s.io/v1alpha3/namespaces/default/compositepodgroups"
+GATES = {"kubeFeatureGates": "GenericWorkload=true,TopologyAwareWorkloadScheduling=true,CompositePodGroup=true",
+         "kubeRuntimeConfig": "scheduling.k8s.io/v1beta1=true,scheduling.k8s.io/v1alpha3=true"}
 FIRST = (1, 37)  # the version of Kubernetes with this API
 ROUNDS = 4
 pytestmark = pytest.mark.since(*FIRST)
@@ -71,10 +77,11 @@ def audited(kube, two_more):
     yield
     found = audit.audit(kube)
     remove(kube)
-    for group in kube.call("GET", GROUPS)["items"]:
-        kube.call("DELETE", f"{GROUPS}/{group['metadata']['name']}")
-    # a group is kept by its finalizer until its pods are gone, and the next test may want its name
-    eventually(lambda: not kube.call("GET", GROUPS)["items"], "the groups are gone")
+    for groups in (GROUPS, COMPOSITES):
+        for group in kube.call("GET", groups)["items"]:
+            kube.call("DELETE", f"{groups}/{group['metadata']['name']}")
+        # a group is kept by its finalizer until its pods are gone, and the next test may want its name
+        eventually(lambda groups=groups: not kube.call("GET", groups)["items"], "the groups are gone")
     assert not found, "the auditor found:\n" + "\n".join(found)
 
 
@@ -93,13 +100,18 @@ def waiting(kube):
     return [item for item in kube.list("Pod", "default") if not item["spec"].get("nodeName")]
 
 
-def create_gang(kube, group, size, priority="", least=None):
+def create_gang(kube, group, size, priority="", least=None, mode="", parent=""):
     """Returns the names of the pods; no other gang has had them. *least*: as many are placed together, by default all.
-    """
+    *mode*: how they are disrupted, by default one by one. *parent*: the CompositePodGroup above them."""
     group = f"{group}-{secrets.token_hex(3)}"
     of_group = {"priorityClassName": class_name(priority)} if priority else {}
+    spec = {"schedulingPolicy": {"gang": {"minCount": least or size}}, **of_group}
+    if mode:
+        spec["disruptionMode"] = {mode: {}}
+    if parent:
+        spec |= {"parentCompositePodGroupName": parent, "workloadRef": {"workloadName": "w", "templateName": "t"}}
     kube.call("POST", GROUPS, {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "metadata": {
-        "name": group}, "spec": {"schedulingPolicy": {"gang": {"minCount": least or size}}, **of_group}})
+        "name": group}, "spec": spec})
     names = {f"{group}-{number}" for number in range(size)}
     for name in sorted(names):
         item = whole_card(name, group)
@@ -206,3 +218,104 @@ def test_a_gang_gets_as_many_cards_as_it_needs_and_then_those_that_are_left(kube
     names = create_gang(kube, "small", 6, priority="mid", least=3)
     eventually(lambda: len(names & bound(kube)) == 4, "four pods of the gang are bound", timeout=30)
     assert bound(kube) - names == full
+
+
+def create_composite(kube, mode):
+    """Returns the name of a CompositePodGroup of low priority that is disrupted by *mode*."""
+    name = f"job-{secrets.token_hex(3)}"
+    kube.call("POST", COMPOSITES, {
+        "apiVersion": "scheduling.k8s.io/v1alpha3", "kind": "CompositePodGroup", "metadata": {"name": name},
+        "spec": {"schedulingPolicy": {"basic": {}}, "disruptionMode": {mode: {}},
+                 "priorityClassName": class_name("low"), "workloadRef": {"workloadName": "w", "templateName": "j"}}})
+    return name
+
+
+def preempt(kube, name="p"):
+    """Creates a pod of high priority for one card, and returns the names of the others once it is bound."""
+    kube.create(of_priority("high", whole_card(name)), "default")
+    wait_bound(kube, {name}, 30)
+    time.sleep(2)  # whoever is to end has ended, and nobody else does
+    return bound(kube) - {name}
+
+
+def marked(kube):
+    """Returns the pods that say that they are about to end."""
+    return {item["metadata"]["name"] for item in kube.list("Pod", "default")
+            if any(condition["type"] == "DisruptionTarget" for condition in item["status"].get("conditions") or [])}
+
+
+@pytest.fixture
+def four_cards(kube):
+    """Three pods of high priority leave four cards."""
+    add_priorities(kube)
+    names = {f"high-{number}" for number in range(3)}
+    for name in sorted(names):
+        kube.create(of_priority("high", whole_card(name)), "default")
+    wait_bound(kube, names, 30)
+    return names
+
+
+def test_a_gang_that_is_disrupted_as_a_whole_ends_as_a_whole(kube, four_cards):
+    """The pod that it ends for is bound as soon as the first of its pods has ended."""
+    for round_ in range(ROUNDS):
+        gang = create_gang(kube, "whole", 4, priority="low", mode="all")
+        wait_bound(kube, gang, 20)
+        assert preempt(kube, f"p-{round_}") == four_cards
+        assert marked(kube) == set()
+        remove(kube, f"p-{round_}")
+
+
+@pytest.mark.parametrize("mode", ["", "single"])
+def test_of_gangs_that_are_disrupted_one_by_one_a_pod_that_is_not_needed_ends(kube, mode):
+    add_priorities(kube)
+    needed = create_gang(kube, "needed", 3, priority="low", mode=mode)
+    wait_bound(kube, needed, 20)
+    spare = create_gang(kube, "spare", 4, priority="low", least=3, mode=mode)
+    wait_bound(kube, spare, 20)
+    left = preempt(kube)
+    assert needed < left
+    assert len(left & spare) == 3
+    assert marked(kube) == set()
+
+
+def test_a_gang_of_which_no_pod_can_be_spared_loses_one(kube, four_cards):
+    gang = create_gang(kube, "broken", 4, priority="low")
+    wait_bound(kube, gang, 20)
+    assert len(preempt(kube) & gang) == 3
+
+
+@pytest.mark.parametrize(("mode", "count"), [("all", 0), ("single", 3)])
+def test_gangs_below_a_composite_group_end_as_it_says(kube, four_cards, mode, count):
+    parent = create_composite(kube, mode)
+    gangs = [create_gang(kube, name, 2, priority="low", parent=parent) for name in ("left", "right")]
+    for gang in gangs:
+        wait_bound(kube, gang, 20)
+    assert len(preempt(kube) & set.union(*gangs)) == count
+
+
+def mark(kube, names, uid):
+    """Writes what a leader writes before it evicts a gang for the pod *uid*. Returns *names* as it deletes them."""
+    pods = {kube.get("Pod", name, "default")["metadata"]["uid"]: name for name in names}
+    together = EvictedTogether(len(pods), max(pods))
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
+                 "message": render_preempted(uid, "seven", together),
+                 "lastTransitionTime": render_time(datetime.now(UTC))}
+    for name in names:
+        conditions = kube.get("Pod", name, "default")["status"].get("conditions") or []
+        kube.merge_patch("Pod", name, {"status": {"conditions": [*conditions, condition]}}, "default",
+                         subresource="status")
+    return [pods[uid] for uid in sorted(pods)]
+
+
+@pytest.mark.parametrize("deleted", [0, 1, 3])
+def test_the_next_leader_ends_the_rest_of_a_gang_or_spares_it(kube, replica, four_cards, deleted):
+    """The pod for which the gang was to end waits no longer."""
+    gang = create_gang(kube, "handed-over", 4, priority="low", mode="all")
+    wait_bound(kube, gang, 20)
+    with second_replica(replica) as standby:
+        kill_leader(replica, standby)
+        in_order = mark(kube, gang, "uid-of-a-pod-that-is-gone")
+        for name in in_order[:deleted]:
+            kube.delete("Pod", name, "default", grace_seconds=0)
+        eventually(lambda: not marked(kube), "nobody is about to end", timeout=90)
+        assert bound(kube) == four_cards | (set() if deleted else gang)

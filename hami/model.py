@@ -9,7 +9,7 @@ import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class Reason(enum.StrEnum):
@@ -360,6 +360,33 @@ class NodePreference:
     requirements: tuple[NodeRequirement, ...]
 
 
+class PodGroupRef(NamedTuple):
+    """The identity of a PodGroup. *is_labeled*: its pods name it by a label, as for the coscheduling plugin."""
+
+    namespace: str
+    name: str
+    is_labeled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodGroup:
+    """The words of a PodGroup about its pods. *min_count*: how many are placed together or not at all; ``None`` if it
+    does not say. *disrupted_with*: the highest group above them that is disrupted as a whole, as ``podgroup/NAME`` or
+    ``compositepodgroup/NAME`` of their namespace; empty if they are disrupted one by one."""
+
+    min_count: int | None = None
+    disrupted_with: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictedTogether:
+    """Pods that are evicted together or not at all. *count*: how many there are. *last*: the uid of the one that is
+    marked last, and deleted last: the first of them is deleted once all are marked."""
+
+    count: int
+    last: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
     """The fields of a pod that HAMi reads. *containers*: init containers first, then app containers.
@@ -371,7 +398,7 @@ class Pod:
     *scope*: selects its quotas. *preferences*: its preferred node affinity. *soft_constraints*: it has other wishes
     that only kube-scheduler can judge: preferred affinity to pods, or a spread that may be violated.
     *preempts*: pods of lower priority may be evicted for it. *preempted*: it is evicted for a pod of higher priority,
-    whose uid is *preemptor* unless kube-scheduler evicts it.
+    whose uid is *preemptor* unless kube-scheduler evicts it. *evicted_with*: the pods that are evicted together then.
     *claim*: the name of the claim that the scheduler makes for it; empty if it gets its devices without one.
     *claim_problem*: why it cannot be read what its containers request by that claim; empty if it can.
     *controller*: the uid of the object that controls it. *is_node_agent*: it belongs to its node, which runs it by
@@ -402,6 +429,7 @@ class Pod:
     preempts: bool = True
     preempted: bool = False
     preemptor: str = ""
+    evicted_with: EvictedTogether | None = None
     claim: str = ""
     claim_problem: str = ""
     controller: str = ""

@@ -15,11 +15,12 @@ from urllib3.exceptions import ConnectTimeoutError
 
 from hami.codec.claim_templates import ClaimTemplate
 from hami.codec.own_claims import StoredClaim, parse_stored_claim
+from hami.codec.pods import parse_preempted
 from hami.codec.times import render_time
 from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import LeaseRecord
-from hami.model import DisruptionBudget, Node, Pod, PodRef
+from hami.model import DisruptionBudget, Node, Pod, PodGroup, PodGroupRef, PodRef
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class FakeCluster:
         self.secrets: dict[tuple[str, str], SecretRecord] = {}
         self.webhooks: dict[str, WebhookConfiguration] = {}
         self.budgets: list[DisruptionBudget] = []
-        self.gang_sizes: dict[tuple[str, str], int] = {}
+        self.pod_groups: dict[tuple[str, str], PodGroup] = {}
         self.claim_templates: dict[tuple[str, str], ClaimTemplate] = {}
         self.written_templates: dict[tuple[str, str], dict[str, Any]] = {}  # those of users, as JSON
         self.claims: dict[tuple[str, str], dict[str, Any]] = {}  # as the API server has them
@@ -211,10 +212,20 @@ class FakeCluster:
 
         self._do("nominate", effect, ref=ref, node=node)
 
-    def mark_preempted(self, ref: PodRef, message: str, now: datetime) -> None:
-        preemptor = message.removeprefix("Preempted by pod ").split()[0]
-        self._do("mark_preempted", lambda: self.put_pod(replace(self._same(ref), preempted=True, preemptor=preemptor)),
-                 ref=ref, message=message, now=now)
+    def mark_preempted(self, ref: PodRef, message: str, now: datetime) -> Pod:
+        preemptor, together = parse_preempted(message)
+        assert preemptor, message
+        return self._do("mark_preempted", lambda: self.put_pod(replace(
+            self._same(ref), preempted=True, preemptor=preemptor, evicted_with=together)),
+            ref=ref, message=message, now=now)
+
+    def clear_preempted(self, ref: PodRef, resource_version: str) -> None:
+        def effect():
+            pod = self._same(ref)
+            _check_version(f"pod {ref}", pod.resource_version, resource_version)
+            self.put_pod(replace(pod, preempted=False, preemptor="", evicted_with=None))
+
+        self._do("clear_preempted", effect, ref=ref, resource_version=resource_version)
 
     def evict(self, ref: PodRef, grace_s: int) -> None:
         """A pod with a grace period ends when a test deletes it."""
@@ -231,8 +242,8 @@ class FakeCluster:
     def disruption_budgets(self) -> list[DisruptionBudget]:
         return self._do("disruption_budgets", lambda: list(self.budgets))
 
-    def gang_size(self, pod: Pod) -> int | None:
-        return self._do("gang_size", lambda: self.gang_sizes.get((pod.ref.namespace, pod.group)))
+    def pod_group(self, ref: PodGroupRef) -> PodGroup | None:
+        return self._do("pod_group", lambda: self.pod_groups.get((ref.namespace, ref.name)), ref=ref)
 
     def create_claim_template(self, namespace: str, template: Mapping[str, Any]) -> None:
         def effect():

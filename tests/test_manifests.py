@@ -235,6 +235,7 @@ def test_what_other_pods_reach_may_only_delete_pods_and_create_only_bindings_eve
         ("secrets", "hami-scheduler-self-signed", "patch"), ("mutatingwebhookconfigurations", "hami-webhook", "patch")}
     assert {(resource, name) for _, resource, name, verb in found if verb in ("get", "list", "watch")} == {
         ("pods", ""), ("nodes", ""), ("resourcequotas", ""), ("poddisruptionbudgets", ""), ("podgroups", ""),
+        ("compositepodgroups", ""),
         ("leases", ""), ("leases", "hami-scheduler-extender"),
         ("secrets", "hami-scheduler-self-signed"), ("secrets", "hami-scheduler-tls"),
         ("mutatingwebhookconfigurations", "hami-webhook")}
@@ -281,7 +282,7 @@ def test_without_preemption_no_rule_is_left_that_it_needs():
         role["target"]["kind"], role["target"]["name"])]
     assert [{(resource, verb) for rule in item["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
             for item in emptied] == [{("pods", "delete"), ("pods/status", "patch"), ("poddisruptionbudgets", "list"),
-                                      ("podgroups", "get")}]
+                                      ("podgroups", "get"), ("compositepodgroups", "get")}]
     assert yaml.safe_load(role["patch"]) == [{"op": "replace", "path": "/rules", "value": []}]
     assert yaml.safe_load(deployment["patch"])[-1]["value"] == "--preemption=off"
 

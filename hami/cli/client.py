@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hami.inspect.manifests import PriorityClass
     from hami.inspect.read import Reader
     from hami.kube.pages import Writer
+    from hami.scheduling.preempt import PodGroups
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 TIMEOUT_S = 30.0  # for each page
@@ -94,9 +95,9 @@ class Client:
         """Returns why a pod of *record* could not be scheduled, in the words of kube-scheduler."""
         return record.events.get(ref.uid, ()) if self.snapshot else self.reader().events(ref)
 
-    def gang_size(self, pod: Pod) -> int | None:
-        """Returns how many pods of the group of *pod* are placed together; ``None`` if that is not known."""
-        return None if self.snapshot or not pod.group else self.reader().gang_size(pod)
+    def pod_groups(self) -> PodGroups:
+        """Returns what reads the PodGroups; those of a snapshot are not known."""
+        return (lambda ref: None) if self.snapshot else self.reader().pod_group
 
     def claims_of(self, ref: PodRef) -> PodClaims | None:
         """Returns the claims that a pod names, with what they ask for; ``None`` if it names none, and for a snapshot,

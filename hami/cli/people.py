@@ -82,8 +82,8 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
 
     For each node and card: what is short and by how much, nearest first; what kube-scheduler said; and the smallest
     changes with which the pod would fit, each tried with the scheduler's own decision; whom it would preempt. Needs the
-    right to list nodes and pods of the cluster, and events of the namespace; for a pod of a gang, also the right to get
-    podgroups there; for a pod with claims that kube-scheduler allocates, the right to get resourceclaims,
+    right to list nodes and pods of the cluster, and events of the namespace; for gangs, also the right to get podgroups
+    in their namespaces; for a pod with claims that kube-scheduler allocates, the right to get resourceclaims,
     resourceclaimtemplates and deviceclasses, to list resourceclaims and resourceslices of the cluster, and to list
     deviceclasses for a pod with a resource that stands for them; and to count with PodDisruptionBudgets, the right to
     list them.
@@ -105,8 +105,8 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
         report = explain_claims(cluster, pod, claims, client.events(cluster.record, pod.ref))
     else:
         budgets = client.budgets() if pod.preempts and is_possible(cluster.view, pod) else ()
-        report = explain_pod(cluster, pod, client.events(cluster.record, pod.ref), required=client.gang_size(pod),
-                             budgets=budgets)
+        report = explain_pod(cluster, pod, client.events(cluster.record, pod.ref), budgets=budgets,
+                             pod_groups=client.pod_groups())
     return Answer(document=report, text=lambda: render_report(report, wide=style.form == "wide"))
 
 
@@ -164,7 +164,8 @@ def simulate_command(*, client: Client, style: Style, files: tuple[Any, ...], sc
     cluster.check_has_devices()
     sources = with_claims(sources, documents, reader, cluster, scenario.namespace)
     preemption = SimulatedPreemption(
-        budgets=client.budgets(), classes=client.priority_classes()) if with_preemption else None
+        budgets=client.budgets(), classes=client.priority_classes(),
+        pod_groups=client.pod_groups()) if with_preemption else None
     report = simulate(cluster, sources, moved, scenario, make_admit(scheduler_name), preemption)
     return Answer(document=report, text=lambda: render_simulation(report, style), status=0 if report.all_fit else 1)
 

@@ -6,6 +6,7 @@ which watches all pods of a cluster, never does.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from hami.codec.keys import CLAIM_AMOUNTS, PREEMPTING
 from hami.codec.objects import Metadata, quantities
 from hami.codec.scopes import ResourceRequirements, is_best_effort, make_scope
 from hami.errors import MalformedInput
-from hami.model import Container, ContainerKind, Pod, PodRef
+from hami.model import Container, ContainerKind, EvictedTogether, Pod, PodRef
 
 T = TypeVar("T")
 
@@ -31,7 +32,9 @@ DEFAULT_GRACE_S = 30  # terminationGracePeriodSeconds of a pod that names none
 DISRUPTION_TARGET, PREEMPTED = "DisruptionTarget", "PreemptionByScheduler"
 """The condition of a pod that is about to be ended, and its reason if that is for a pod of higher priority."""
 _DISRUPTION = DISRUPTION_TARGET.encode()
-_PREEMPTED_BY = "Preempted by pod "
+_PREEMPTED_BY = re.compile(
+    r"Preempted by pod (?P<preemptor>\S+) on node \S+?"
+    r"(: (?P<count>[0-9]{1,6}) pods are evicted together, the last of them is pod (?P<last>\S+))?")
 
 
 class _Variable(msgspec.Struct, gc=False):
@@ -224,6 +227,8 @@ def _pod(wire: _Pod, size: int = 0) -> Pod:
             claim_problem = str(error)
     deadline, affinity, controller = spec.active_deadline_seconds, spec.affinity, meta.controller
     grace_s = spec.termination_grace_period_seconds
+    disruption = _preemption(status)
+    preemptor, evicted_with = parse_preempted((disruption.message or "") if disruption is not None else "")
     return Pod(
         ref=PodRef(sys.intern(meta.namespace or ""), meta.name or "", meta.uid or ""),
         resource_version=meta.resource_version or "",
@@ -250,8 +255,9 @@ def _pod(wire: _Pod, size: int = 0) -> Pod:
                           or any(constraint.when_unsatisfiable == "ScheduleAnyway"
                                  for constraint in spec.topology_spread_constraints or ())),
         preempts=spec.preemption_policy != "Never",
-        preempted=(disruption := _preemption(status)) is not None,
-        preemptor=_preemptor(disruption),
+        preempted=disruption is not None,
+        preemptor=preemptor,
+        evicted_with=evicted_with,
         claim=claim,
         claim_problem=claim_problem,
         controller=sys.intern(controller.uid or ""),
@@ -288,14 +294,22 @@ def preempting_on(pod: Pod) -> str:
     return pod.annotations.get(PREEMPTING) or pod.nominated_node
 
 
-def render_preempted(uid: str, node: str) -> str:
-    """The message of a victim's condition and event. It does not name the preemptor: that may be another tenant's."""
-    return f"{_PREEMPTED_BY}{uid} on node {node}"
+def render_preempted(uid: str, node: str, together: EvictedTogether | None = None) -> str:
+    """The message of a victim's condition and event. It does not name the preemptor: that may be another tenant's.
+    *together*: the pods with which it is evicted, so that the next leader can tell whether some of them are gone."""
+    message = f"Preempted by pod {uid} on node {node}"
+    if together is not None:
+        message += f": {together.count} pods are evicted together, the last of them is pod {together.last}"
+    return message
 
 
-def _preemptor(condition: PodCondition | None) -> str:
-    message = (condition.message or "") if condition is not None else ""
-    return message.removeprefix(_PREEMPTED_BY).partition(" ")[0] if message.startswith(_PREEMPTED_BY) else ""
+def parse_preempted(message: str) -> tuple[str, EvictedTogether | None]:
+    """The uid of the preemptor, empty if *message* is of another program, and the pods that are evicted together."""
+    match = _PREEMPTED_BY.fullmatch(message)
+    if match is None:
+        return "", None
+    together = EvictedTogether(int(match["count"]), match["last"]) if match["count"] else None
+    return match["preemptor"], together
 
 
 def _scheduling_failure(status: _Status) -> str:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import msgspec
 
 from hami.codec.core_limits import pod_cores_limit
+from hami.codec.gangs import pod_group_of
 from hami.codec.keys import RESIZE, SHARD
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.changes import KINDS, find_changes
@@ -21,6 +22,7 @@ from hami.inspect.resize_report import ResizeReport, resize_report
 from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_of, age_text
 from hami.model import DisruptionBudget, Pod
+from hami.scheduling.preempt import PodGroups, no_pod_group
 from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, request_text
 from hami.state.binding import bound_at
 from hami.vendors.request import device_requests, requests_devices
@@ -128,9 +130,10 @@ class BoundReport(_Record, frozen=True):
 
 
 def explain_pod(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent], *,
-                required: int | None = None, budgets: Sequence[DisruptionBudget] = ()) -> WaitingReport | BoundReport:
-    """Returns the report on *pod*. *events*: those about it. *required*: how many pods of its gang are placed together,
-    if that is known. *budgets*: the PodDisruptionBudgets of the cluster.
+                budgets: Sequence[DisruptionBudget] = (), pod_groups: PodGroups = no_pod_group,
+                ) -> WaitingReport | BoundReport:
+    """Returns the report on *pod*. *events*: those about it. *budgets*: the PodDisruptionBudgets of the cluster.
+    *pod_groups*: reads PodGroups.
 
     Raises: HamiError if it requests no devices or has finished.
     """
@@ -138,7 +141,7 @@ def explain_pod(cluster: InspectedCluster, pod: Pod, events: Sequence[Scheduling
         raise HamiError(f"pod {pod.ref} requests no devices that HAMi manages; hami vendors lists their resources")
     if pod.is_terminated:
         raise HamiError(f"pod {pod.ref} has finished ({pod.phase}) and holds no devices")
-    return _bound(cluster, pod) if pod.node_name else _waiting(cluster, pod, events, required, budgets)
+    return _bound(cluster, pod) if pod.node_name else _waiting(cluster, pod, events, budgets, pod_groups)
 
 
 def render_report(report: WaitingReport | BoundReport, *, wide: bool) -> str:
@@ -150,8 +153,10 @@ def render_report(report: WaitingReport | BoundReport, *, wide: bool) -> str:
 # A pod that waits
 
 
-def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent], required: int | None,
-             budgets: Sequence[DisruptionBudget]) -> WaitingReport:
+def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent],
+             budgets: Sequence[DisruptionBudget], pod_groups: PodGroups) -> WaitingReport:
+    group = pod_groups(pod_group_of(pod))
+    required = group.min_count if group is not None else None
     view = cluster.view.what_if(without=[pod.ref.uid])  # another scheduler's reservation for it is not in its way
     offered, own = cluster.offered(pod.scheduler_name), set(cluster.in_shard(pod.scheduler_name))
     choice = view.choose(pod, offered)
@@ -172,7 +177,7 @@ def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEve
         without_devices=len(refusal.unknown) if refusal is not None else 0, events=tuple(events),
         suggestions=tuple(Suggestion(change.texts, change.node) for change in changes),
         gang=gang,
-        preemption=preemption_of(cluster, view, pod, required, budgets) if is_short else None,
+        preemption=preemption_of(cluster, view, pod, budgets, pod_groups) if is_short else None,
         other_shards=len(cluster.view.nodes.keys() - own))
 
 

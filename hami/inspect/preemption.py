@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from hami.codec.gangs import pod_group_of
 from hami.codec.pods import preempting_on
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.gang import gang_members
 from hami.inspect.tables import counted
 from hami.model import DisruptionBudget, Pod
+from hami.scheduling.preempt import PodGroups
 from hami.state.preemption import PreemptionRules, plan_together, pods_together
 from hami.state.view import View
 
@@ -36,11 +38,11 @@ class PreemptionReport(msgspec.Struct, rename="camel", frozen=True, omit_default
     together: int = 0
 
 
-def preemption_of(cluster: InspectedCluster, view: View, pod: Pod, required: int | None,
-                  budgets: Sequence[DisruptionBudget]) -> PreemptionReport | None:
+def preemption_of(cluster: InspectedCluster, view: View, pod: Pod, budgets: Sequence[DisruptionBudget],
+                  pod_groups: PodGroups) -> PreemptionReport | None:
     """Returns what preemption does for *pod*, for which, or for whose gang, there is no room in *view*; ``None`` if all
     pods with devices have the same priority or a higher one, or if it is not planned for: its gang needs others first,
-    or pods that have not been created. *required*: how many pods of its gang are placed together, if that is known.
+    or pods that have not been created. *pod_groups*: reads PodGroups.
 
     Raises: MalformedInput for an unreadable annotation of *pod*.
     """
@@ -55,7 +57,9 @@ def preemption_of(cluster: InspectedCluster, view: View, pod: Pod, required: int
         return PreemptionReport(node=node, awaited=names, for_it=True, hidden=len(ending) - len(names))
     if not pod.preempts:
         return PreemptionReport(never=True)
-    rules = PreemptionRules(now=cluster.record.taken.timestamp(), budgets=budgets)
+    rules = PreemptionRules(now=cluster.record.taken.timestamp(), budgets=budgets, pod_groups=pod_groups)
+    group = pod_groups(pod_group_of(pod))
+    required = group.min_count if group is not None else None
     members = gang_members(cluster, pod) if pod.group else [pod]
     waiting = [member for member in members if not member.node_name]
     if not (pods := pods_together(pod, waiting, len(members) - len(waiting), required)):

@@ -32,9 +32,9 @@ from hami.inspect.installation import (
     parse_warning_policy,
 )
 from hami.inspect.manifests import TEMPLATE_KINDS, PriorityClass
-from hami.kube.gangs import read_gang_size
+from hami.kube.gangs import read_pod_group
 from hami.kube.pages import ObjectMeta, Requester, parse_meta, read_list
-from hami.model import DisruptionBudget, Node, Pod, PodRef, QuotaLimits
+from hami.model import DisruptionBudget, Node, Pod, PodGroup, PodGroupRef, PodRef, QuotaLimits
 from hami.runtime.clock import utc_now
 from hami.state.view import Policies
 from hami.vendors.inventory import PAIR_SCORES
@@ -135,6 +135,8 @@ class Reader:
     progress: Progress = lambda resource, count, total: None
     note: Callable[[str], None] = lambda text: None
     _classes: dict[str, str] | None = field(default=None, init=False)
+    _pod_groups: dict[PodGroupRef, PodGroup | None] = field(default_factory=dict, init=False)
+    _noted: set[str] = field(default_factory=set, init=False)  # texts about PodGroups
 
     def record(self, *, config_map: tuple[str, str] = ("kube-system", "hami-scheduler-device"),
                device_config: str | None = None, policies: Policies = Policies()) -> ClusterRecord:
@@ -216,14 +218,19 @@ class Reader:
             self.note(f"{error}; resources that stand for claims are not known")
         return classes
 
-    def gang_size(self, pod: Pod) -> int | None:
-        """Returns how many pods of the gang of *pod* are placed together; ``None`` if nothing says so, or, with a note,
-        if that may not be read."""
-        try:
-            return read_gang_size(lambda path: self._get("podgroups", path, pod.ref.namespace), pod)
-        except HamiError as error:
-            self.note(str(error))
-            return None
+    def pod_group(self, ref: PodGroupRef) -> PodGroup | None:
+        """Returns what a PodGroup says of its pods; ``None`` if *ref* names none, or, with a note, if it may not be
+        read. It is read once."""
+        if ref not in self._pod_groups:
+            try:
+                self._pod_groups[ref] = read_pod_group(
+                    lambda resource, path: self._get(resource, path, ref.namespace), ref)
+            except HamiError as error:
+                self._pod_groups[ref] = None
+                if str(error) not in self._noted:
+                    self._noted.add(str(error))
+                    self.note(str(error))
+        return self._pod_groups[ref]
 
     def budgets(self) -> tuple[DisruptionBudget, ...]:
         """Returns the PodDisruptionBudgets of the cluster; none, with a note, if they cannot be listed."""

@@ -34,6 +34,7 @@ from hami.inspect.manifests import PodSource, PriorityClass, with_priority
 from hami.inspect.preemption import pod_names
 from hami.inspect.tables import Column, Style, counted, printable, render_rows
 from hami.model import DisruptionBudget, Node, Pod, PodRef
+from hami.scheduling.preempt import PodGroups, no_pod_group
 from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal
 from hami.state.binding import assigned_at, bound_at
 from hami.state.preemption import PreemptionRules, plan_preemption
@@ -75,10 +76,12 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedPreemption:
-    """The objects that preemption depends on beside the record. *classes*: PriorityClasses by name."""
+    """The objects that preemption depends on beside the record. *classes*: PriorityClasses by name. *pod_groups*: reads
+    PodGroups."""
 
     budgets: Sequence[DisruptionBudget] = ()
     classes: Mapping[str, PriorityClass] = field(default_factory=dict)
+    pod_groups: PodGroups = no_pod_group
 
 
 MovedPod = tuple[Pod, PodClaims | None]
@@ -294,7 +297,7 @@ class _Placer:
         self.placed: list[PlacedPod] = []
         self._cluster = cluster
         self._rules = None if preemption is None else PreemptionRules(
-            now=cluster.record.taken.timestamp(), budgets=preemption.budgets)
+            now=cluster.record.taken.timestamp(), budgets=preemption.budgets, pod_groups=preemption.pod_groups)
         self.view = cluster.view
         self._claim_nodes = claim_nodes(cluster)
         self._indexes = {(node, usage.device.vendor, usage.device.uuid): usage.device.index

@@ -42,7 +42,7 @@ from hami.codec.resize import (
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, UnreadableObject
 from hami.inspect.installation import Installation
-from hami.model import Node, Pod, PodRef, QuotaLimits, ScopeRequirement, Share
+from hami.model import EvictedTogether, Node, Pod, PodRef, QuotaLimits, ScopeRequirement, Share
 from hami.quantity import INT32_MAX
 from hami.state.view import Policies
 from hami.vendors.shares import held_shares
@@ -240,8 +240,12 @@ class _Anonymizer:
                        scheduling_failure="", preferences=(), controller=self._controllers[pod.controller],
                        claim=self._claims[pod.claim], claim_problem="redacted" if pod.claim_problem else "",
                        preemptor=self._uids.get(pod.preemptor, "uid-gone") if pod.preemptor else "",
+                       evicted_with=self._together(pod.evicted_with),
                        scheduler_name=self._scheduler(pod.scheduler_name),
                        annotations={key: self._annotation(pod, key, text) for key, text in pod.annotations.items()})
+
+    def _together(self, pods: EvictedTogether | None) -> EvictedTogether | None:
+        return None if pods is None else replace(pods, last=self._uids.get(pods.last, "uid-gone"))
 
     def _annotation(self, pod: Pod, key: str, text: str) -> str:
         if key in (ASSIGNED_NODE, PREEMPTING):

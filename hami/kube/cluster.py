@@ -30,10 +30,10 @@ from hami.codec.trust import (
 )
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
 from hami.kube.api import JSON, MERGE_PATCH, STRATEGIC_MERGE_PATCH, Api, is_disconnect, is_unsent
-from hami.kube.gangs import read_gang_size
+from hami.kube.gangs import read_pod_group
 from hami.kube.pages import parse_page
 from hami.kube.retry import brief_retry
-from hami.model import DisruptionBudget, Node, Pod, PodRef
+from hami.model import DisruptionBudget, Node, Pod, PodGroup, PodGroupRef, PodRef
 
 if TYPE_CHECKING:
     from hami.codec.claim_templates import ClaimTemplate
@@ -166,15 +166,23 @@ class Cluster:
         """
         self._patch_status(ref, {"nominatedNodeName": node}, MERGE_PATCH)
 
-    def mark_preempted(self, ref: PodRef, message: str, now: datetime) -> None:
+    def mark_preempted(self, ref: PodRef, message: str, now: datetime) -> Pod:
         """Sets the condition by which others see that the pod is evicted for one of higher priority, as kube-scheduler
-        does before it deletes a pod.
+        does before it deletes a pod. Returns the new state.
 
         Raises: NotFound; Conflict if another pod has that name now.
         """
-        self._patch_status(ref, {"conditions": [{
+        return parse_pod(self._patch_status(ref, {"conditions": [{
             "type": DISRUPTION_TARGET, "status": "True", "reason": PREEMPTED, "message": message,
-            "lastTransitionTime": render_time(now)}]}, STRATEGIC_MERGE_PATCH)
+            "lastTransitionTime": render_time(now)}]}, STRATEGIC_MERGE_PATCH))
+
+    def clear_preempted(self, ref: PodRef, resource_version: str) -> None:
+        """Removes that condition from the pod, which is not evicted.
+
+        Raises: NotFound; Conflict if the pod has changed since *resource_version*, or another one has that name now.
+        """
+        self._patch_status(ref, {"conditions": [{"type": DISRUPTION_TARGET, "$patch": "delete"}]},
+                           STRATEGIC_MERGE_PATCH, resource_version)
 
     def evict(self, ref: PodRef, grace_s: int) -> None:
         """Deletes exactly this pod, which has at most *grace_s* seconds to end, also if it is being deleted already.
@@ -189,10 +197,9 @@ class Cluster:
         data = self._read("GET", _path("poddisruptionbudgets", None), query={"resourceVersion": "0"})
         return [parse_disruption_budget(item) for item in parse_page("poddisruptionbudgets", data).items or ()]
 
-    def gang_size(self, pod: Pod) -> int | None:
-        """Returns how many pods of the gang of *pod* are placed together; ``None`` if nothing says so. Raises also:
-        MalformedInput."""
-        return read_gang_size(lambda path: self._read("GET", path), pod)
+    def pod_group(self, ref: PodGroupRef) -> PodGroup | None:
+        """Returns what a PodGroup says of its pods; ``None`` if *ref* names none. Raises also: MalformedInput."""
+        return read_pod_group(lambda resource, path: self._read("GET", path), ref)
 
     def create_claim_template(self, namespace: str, template: Mapping[str, Any]) -> None:
         """Creates a ResourceClaimTemplate. Raises: Conflict if its name exists, NotFound if the namespace does not."""
@@ -263,10 +270,12 @@ class Cluster:
         except NotFound:
             return None
 
-    def _patch_status(self, ref: PodRef, status: Mapping[str, Any], content_type: str) -> None:
+    def _patch_status(self, ref: PodRef, status: Mapping[str, Any], content_type: str,
+                      resource_version: str = "") -> bytes:
+        meta = {"uid": ref.uid} | ({"resourceVersion": resource_version} if resource_version else {})
         with _same_pod(ref):
-            self._write("PATCH", f"{_path('pods', ref.namespace, ref.name)}/status",
-                        body=_json({"metadata": {"uid": ref.uid}, "status": status}), content_type=content_type)
+            return self._write("PATCH", f"{_path('pods', ref.namespace, ref.name)}/status",
+                               body=_json({"metadata": meta, "status": status}), content_type=content_type)
 
     def _patch(self, path: str, patch: Mapping[str, Any], timeout: float | None = None) -> bytes:
         if timeout is not None:

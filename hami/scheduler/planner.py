@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 
+from hami.codec.gangs import pod_group_of
 from hami.errors import HamiError
 from hami.kube.cluster import Cluster
-from hami.model import DisruptionBudget, Pod, PodRef
+from hami.model import DisruptionBudget, Pod, PodGroup, PodGroupRef, PodRef
 from hami.runtime.in_flight import InFlight
+from hami.runtime.once import OncePerKey
 from hami.runtime.shares import Shares
 from hami.scheduler.settings import Settings
+from hami.scheduling.preempt import PodGroups
 from hami.state.preemption import PreemptionRules
 
 log = logging.getLogger(__name__)
@@ -26,8 +29,10 @@ Offers = Mapping[str, Collection[str]]
 BUDGETS_S = 2.0  # for which PodDisruptionBudgets that have been read are used
 LEFT_S = 10.0  # for which kube-scheduler may evict the pods that it was offered
 YIELD_S = 0.005  # for which a step of a plan waits for requests in flight
-SIZES_S = 10.0  # for which the size of a gang that has been read is used
-MAX_KEPT = 500  # pods that are left to kube-scheduler, and gangs whose sizes are known; namespaces have shares
+GROUPS_S = 30.0  # for which a PodGroup that has been read is used
+MAX_KEPT = 500  # pods that are left to kube-scheduler; namespaces have shares
+MAX_GROUPS = 2000  # PodGroups that are known; namespaces have shares
+MAX_GROUPS_READ = 100  # for one plan
 MAX_OFFERED = 100  # nodes that are remembered of those that kube-scheduler was offered for a pod
 
 
@@ -48,12 +53,13 @@ class PreemptionPlanner:
         self._budgets: list[DisruptionBudget] = []
         self._read_at = -math.inf
         self._left = Shares[str, tuple[float, Offers]](MAX_KEPT)
-        self._sizes = Shares[str, tuple[float, int | None]](MAX_KEPT)
+        self._groups = Shares[PodGroupRef, tuple[float, PodGroup | None]](MAX_GROUPS)
+        self._reported = OncePerKey()
         self.is_enabled = settings.preemption != "off"
         """Whether pods may be evicted."""
 
     def rules(self) -> PreemptionRules:
-        """Returns the rules, with PodDisruptionBudgets that were read a moment ago.
+        """Returns the rules for one plan, with PodDisruptionBudgets that were read a moment ago.
 
         Raises: HamiError if these cannot be read and none may be violated.
         """
@@ -69,24 +75,48 @@ class PreemptionPlanner:
             with self._lock:
                 self._budgets, self._read_at = budgets, self._clock()
         return PreemptionRules(now=self._now().timestamp(), budgets=budgets, strict=self._is_strict,
-                               min_runtime_s=self._min_runtime_s)
+                               min_runtime_s=self._min_runtime_s, pod_groups=self._pod_groups_of_a_plan())
 
     def gang_size(self, pod: Pod) -> int | None:
-        """Returns how many pods of the gang of *pod* are placed together, as was read a moment ago; ``None`` if that
-        cannot be read."""
-        namespace = pod.ref.namespace
+        """Returns how many pods of the gang of *pod* are placed together; ``None`` if that cannot be read."""
+        group = self._pod_group(pod_group_of(pod))
+        return group.min_count if group is not None else None
+
+    def _pod_groups_of_a_plan(self) -> PodGroups:
+        """Returns a function that returns PodGroups, of which it reads MAX_GROUPS_READ at most: the others are not
+        known to this plan."""
+        left = MAX_GROUPS_READ
+
+        def pod_group(ref: PodGroupRef) -> PodGroup | None:
+            nonlocal left
+            if not self._is_known(ref):
+                if left == 0:
+                    return None
+                left -= 1
+            return self._pod_group(ref)
+
+        return pod_group
+
+    def _is_known(self, ref: PodGroupRef) -> bool:
         with self._lock:
-            until, size = self._sizes.get(namespace, pod.group) or (-math.inf, None)
+            until, _ = self._groups.get(ref.namespace, ref) or (-math.inf, None)
+        return self._clock() < until
+
+    def _pod_group(self, ref: PodGroupRef) -> PodGroup | None:
+        """Returns a PodGroup as it was read a moment ago; ``None`` if it cannot be read."""
+        with self._lock:
+            until, group = self._groups.get(ref.namespace, ref) or (-math.inf, None)
         if self._clock() < until:
-            return size
+            return group
         try:
-            size = self._cluster.gang_size(pod)
+            group = self._cluster.pod_group(ref)
         except HamiError as error:
-            log.warning("PodGroup not read", extra={"pod": pod.ref, "error": error})
-            size = None
+            if self._reported.is_new(str(error)):
+                log.warning("PodGroup not read", extra={"namespace": ref.namespace, "group": ref.name, "error": error})
+            group = None
         with self._lock:
-            self._sizes.put(namespace, pod.group, (self._clock() + SIZES_S, size))
-        return size
+            self._groups.put(ref.namespace, ref, (self._clock() + GROUPS_S, group))
+        return group
 
     def leave_to_requests(self) -> None:
         """Leaves the interpreter to the requests in flight, before each step of a plan, and for a moment only."""

@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from hami.errors import NodeLocked
 from hami.model import Pod
@@ -47,16 +47,17 @@ class PreemptionFilter:
         """Returns the nodes on which the devices of *pod* fit once the *victims* (uids, by node) have ended, each with
         its victims. Where preemption is on, the fewest pods with devices are added without which they would not fit.
 
-        All nodes remain if *pod* requests no device. Nodes that are not known, and those after the first MAX_NODES, do
-        not remain. While others are evicted for it already, only their node does, with the victims that were asked for;
-        none does where these have ended for kube-scheduler, and our watch is late.
+        All nodes remain if *pod* requests no device. Nodes that are not known, those after the first MAX_NODES, and
+        those with victims on other nodes do not remain. While others are evicted for it already, only their node does,
+        with the victims that were asked for; none does where these have ended for kube-scheduler, and our watch is
+        late.
         Raises: HamiError; then nobody may be evicted.
         """
         if not self._leadership.wait_until_leading(LEADERSHIP_TIMEOUT_S):  # there may have been no filter before
             raise NodeLocked("this replica of the scheduler does not lead yet")
         if not requests_devices(self._cache.vendors, pod.containers):
             return victims
-        judged = dict(itertools.islice(victims.items(), MAX_NODES))
+        judged = dict(itertools.islice(self._there(victims), MAX_NODES))
         kept = self._fitting(pod, judged)
         if not kept and self._may_wait():
             self._sleep(CATCH_UP_S)
@@ -65,6 +66,17 @@ class PreemptionFilter:
             self._planner.leave_to_kube_scheduler(pod.ref, self._known(kept))
         log.info("preemption judged", extra={"pod": pod.ref, "nodes": len(victims), "kept": len(kept)})
         return kept
+
+    def _there(self, victims: Mapping[str, Collection[str]]) -> Iterator[tuple[str, Collection[str]]]:
+        """Yields the nodes on which all victims are that hold devices, as far as that is known.
+
+        For a PodGroup that is disrupted as a whole, kube-scheduler 1.37 names pods on other nodes, too. It does not
+        find these when it reads them in an answer, and then it gives up all nodes.
+        """
+        for node, uids in victims.items():
+            records = (self._cache.pods.get(uid) for uid in uids)
+            if all(record is None or record.node in ("", node) for record in records):
+                yield node, uids
 
     def _fitting(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> dict[str, Collection[str]]:
         """Returns the nodes that *pod* fits without their victims. What is reserved for it counts as free."""

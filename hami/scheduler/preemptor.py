@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from hami.codec.keys import PREEMPTING
-from hami.codec.pods import render_preempted
 from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.model import Pod
 from hami.runtime.tasks import Task
+from hami.scheduler.evictor import REFUSED_S, RETRY_S, EvictionPaused, EvictionStopped, Evictor
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduling.preempt import EvictionUnit, PreemptionPlan
+from hami.state.evictions import PlanUnderWay
 from hami.state.holds import Hold, HoldEnd
 from hami.state.pending import LIMIT, PendingPod
-from hami.state.pods import MAX_GRACE_S, PodRecord
 from hami.state.preemption import Plans, PreemptionRules, plan_together, pods_together
 from hami.state.store import Store
 from hami.state.view import View
@@ -35,9 +35,8 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 1.0  # between looks at what waits, unless a filter has refused a pod
 WAIT_S = 0.1  # after a pod was refused: kube-scheduler may have candidates of its own
-RETRY_S, MAX_RETRY_S = 1.0, 10.0  # until a pod without a plan is planned for again
+MAX_RETRY_S = 10.0  # until a pod without a plan is planned for again; at first RETRY_S
 AVOIDED_S = 300.0  # for which a pod does not wait for room on a node where a victim did not end in time
-REFUSED_S = 60.0  # until it is tried again to evict pods after the API server has refused that
 PAUSES = 4.0  # each plan is followed by a pause so many times as long as it has used the processor
 MAX_ATTEMPTS = 2 * LIMIT  # pods whose attempts are remembered
 
@@ -66,10 +65,11 @@ class Preemptor(Task):
         self._planner = planner
         self._metrics = metrics
         self._clock = clock
-        self._now = now
+        self._evictor = Evictor(cluster, cache, events, leadership, metrics, clock=clock, now=now)
         self._attempts: dict[str, _Attempt] = {}
         self._plan_from = -math.inf
         self._failed_at: dict[str, float] = {}  # when there was last no plan for a pod of a namespace
+        self._clear_from = -math.inf
         self._held_since: dict[str, float] = {}
         self._avoided: dict[tuple[str, str], float] = {}  # pods and nodes, until when
 
@@ -79,29 +79,50 @@ class Preemptor(Task):
             return IDLE_S
         self._cache.holds()  # ends those that do not fit any more
         self._report_ended()
-        self._follow_kube_scheduler()
+        self._follow_plans()
         delay = self._plan()
-        for hold in self.each(self._cache.holds()):
+        self._evictor.begin_step()
+        for hold in self.each(sorted(self._cache.holds(), key=lambda hold: len(hold.victims))):
             attempt = self._attempts.get(hold.ref.uid)
             is_due = attempt is None or self._clock() >= attempt.due
             if not hold.evicted and is_due and self._leadership.leads():
                 self._evict(hold)
-        return delay
+        if self._leadership.leads():
+            self._evictor.settle(self.beat)
+        return 0.0 if self._evictor.is_paused else delay
 
     def take_over(self) -> None:
         """Holds what an earlier leader frees, and nothing else. A new leader calls this before its first decision."""
         if self._planner.is_enabled:
             self._cache.release_holds()  # of an earlier term
             self._held_since.clear()
-            for pod, node, victims in self._cache.plans_under_way():
-                self._hold([(pod, _plan_of(node, victims))])
+            self._evictor.take_over()
+            for plan in self._cache.plans_under_way():
+                self._hold([(plan.pod, _plan_of(plan))])
 
-    def _follow_kube_scheduler(self) -> None:
-        """Holds what kube-scheduler frees."""
-        for pod, node, victims in self._cache.plans_under_way():
-            is_theirs = pod.nominated_node == node and not any(victim.preemptor for victim in victims)
-            if victims and is_theirs and (pod.ref.uid, node) not in self._avoided:
-                self._hold([(pod, _plan_of(node, victims))])
+    def _follow_plans(self) -> None:
+        """Holds what kube-scheduler frees. Removes what is left of plans of our own that have been given up."""
+        for plan in self._cache.plans_under_way():
+            pod, node = plan.pod, plan.node
+            if not plan.units:
+                self._clear(pod)
+                continue
+            is_theirs = pod.nominated_node == node and plan.is_of_kube_scheduler
+            if is_theirs and (pod.ref.uid, node) not in self._avoided:
+                self._hold([(pod, _plan_of(plan))])
+
+    def _clear(self, pod: Pod) -> None:
+        """Removes the annotation of *pod*, which has no hold and for which nobody is evicted: others would be kept from
+        growing on that node. kube-scheduler clears a nomination by itself."""
+        if PREEMPTING not in pod.annotations or self._clock() < self._clear_from:
+            return
+        try:
+            self._cluster.annotate_pod(pod.ref, {PREEMPTING: None}, resource_version=pod.resource_version)
+        except (NotFound, Conflict):
+            pass  # the watch shows what has changed
+        except ClusterError as error:
+            log.warning("annotation not removed", extra={"pod": pod.ref, "annotation": PREEMPTING, "error": error})
+            self._clear_from = self._clock() + (RETRY_S if error.is_temporary else REFUSED_S)
 
     def _plan(self) -> float:
         """Plans for the pods that are due. Returns the seconds until the next look."""
@@ -196,30 +217,20 @@ class Preemptor(Task):
         return bool(holds)
 
     def _evict(self, hold: Hold) -> None:
-        """Evicts the victims of *hold*: all of them, or none if the pod fits by now or does not wait any more."""
-        victims = self._cache.victims_of(hold)
-        if not victims:
+        """Evicts the victims of *hold*, or none of them if the pod fits by now or does not wait any more."""
+        units = self._cache.units_of(hold)
+        if not units:
             self._cache.mark_evicted(hold)
             return
         try:
             self._nominate(hold)
-            message = render_preempted(hold.ref.uid, hold.node)
-            for victim in self.each(victims):
-                if victim.preemptor != hold.ref.uid and not victim.is_ending:
-                    self._of_victim(hold, lambda: self._cluster.mark_preempted(victim.ref, message, self._now()))
-            for victim in self.each(victims):
-                if not victim.is_ending:
-                    self._events.record(victim.ref, "Warning", "Preempted", message)
-                    grace_s = min(victim.traits.grace_s, MAX_GRACE_S)
-                    self._of_victim(hold, lambda: self._cluster.evict(victim.ref, grace_s))
-        except _Stopped:
+            evicted = self._evictor.evict(hold, units, self.beat)
+        except (EvictionStopped, EvictionPaused):
             return
         except ClusterError as error:
             self._failed(hold, error)
             return
         self._cache.mark_evicted(hold)
-        evicted = sum(not victim.is_ending for victim in victims)
-        self._metrics.evicted(evicted)
         what = (f"{evicted} pod{'s' if evicted != 1 else ''} of lower priority evicted" if evicted
                 else "pods of lower priority are being evicted")
         self._events.record(hold.ref, "Warning", "Preempting", (
@@ -238,16 +249,7 @@ class Preemptor(Task):
             log.info("preemption given up", extra={"pod": hold.ref, "node": hold.node, "error": error})
             self._cache.release_hold(hold)  # it is bound or gone, as the watch shows soon
             self._remember(hold.ref.uid, _Attempt(1, self._clock() + RETRY_S))
-            raise _Stopped from error
-
-    def _of_victim(self, hold: Hold, write: Callable[[], None]) -> None:
-        """Writes what evicts a victim, unless that is not wanted any more. Raises: ClusterError."""
-        if not self._leadership.leads() or not self._cache.still_evicts(hold):
-            raise _Stopped
-        try:
-            write()
-        except (NotFound, Conflict):
-            pass  # it has ended by itself
+            raise EvictionStopped(f"pod {hold.ref} waits no longer") from error
 
     def _failed(self, hold: Hold, error: ClusterError) -> None:
         log.warning("preemption failed", extra={"pod": hold.ref, "node": hold.node, "error": error})
@@ -277,10 +279,9 @@ class Preemptor(Task):
                 log.info("hold ended", extra={"pod": hold.ref, "node": hold.node, "reason": end.value})
 
 
-class _Stopped(HamiError):
-    """The rest of an eviction is not wanted any more."""
-
-
-def _plan_of(node: str, victims: Collection[PodRecord]) -> PreemptionPlan:
-    return PreemptionPlan(node, tuple(EvictionUnit(uids=(record.ref.uid,), priorities=(record.priority,))
-                                      for record in victims))
+def _plan_of(plan: PlanUnderWay) -> PreemptionPlan:
+    units = []
+    for unit in plan.units:
+        uids, priorities = zip(*((record.ref.uid, record.priority) for record in unit))
+        units.append(EvictionUnit(uids=uids, priorities=priorities))
+    return PreemptionPlan(plan.node, tuple(units))

@@ -7,14 +7,24 @@ Source: k8s.io/kubernetes, pkg/scheduler/framework/preemption and plugins/defaul
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from hami.model import PodGroup, PodGroupRef
 
 PRIORITY_OFFSET = 1 << 31  # makes all priorities positive, so that more victims are a larger sum
 MAX_SEARCHED = 10  # candidates of a node among which every combination is considered
 
 Fits = Callable[[frozenset[str]], bool]
 """Reports whether the pod fits the node without the pods with these uids."""
+PodGroups = Callable[[PodGroupRef], PodGroup | None]
+"""Returns what a PodGroup says of its pods; ``None`` if that is not known, and then they are evicted together."""
+
+
+def no_pod_group(ref: PodGroupRef) -> None:
+    """Knows no PodGroup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +32,15 @@ class EvictionUnit:
     """Pods that are evicted together or not at all: one pod, or the members of a gang, also those on other nodes.
 
     *uids*: of those pods. *priorities*: of each of them. *started*: when the first of them was started, in Unix
-    seconds, 0 if that is not known. *budgets*: the PodDisruptionBudgets that select each of them.
+    seconds, 0 if that is not known. *budgets*: the PodDisruptionBudgets that select each of them. *gang*: the name of
+    the gang to which the pod, or all of them, belong; empty for none.
     """
 
     uids: tuple[str, ...]
     priorities: tuple[int, ...]
     started: int = 0
     budgets: tuple[tuple[str, ...], ...] = ()
+    gang: str = ""
 
     @property
     def priority(self) -> int:
@@ -36,23 +48,27 @@ class EvictionUnit:
         return max(self.priorities)
 
     @property
-    def importance(self) -> tuple[int, int, tuple[str, ...]]:
-        """A key that sorts the most important candidate first: by priority, then the one that runs longest."""
-        return -self.priority, self.started, self.uids
+    def importance(self) -> tuple[int, bool, int, int, tuple[str, ...]]:
+        """A key that sorts the most important candidate first: by priority, then pods of gangs before others, the most
+        pods, and the one that runs longest."""
+        return -self.priority, not self.gang, -len(self.uids), self.started, self.uids
 
 
-Cost = tuple[int, int, int, int, int]
+Cost = tuple[int, int, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionPlan:
     """The *victims* whose end makes room on *node*, most important first. *violations*: how many of their pods are
-    evicted against a PodDisruptionBudget. *awaited*: uids of pods there that are being deleted anyway."""
+    evicted against a PodDisruptionBudget. *awaited*: uids of pods there that are being deleted anyway. *broken*: how
+    many gangs lack pods then. *surplus*: how many of the pods a gang has more than it needs."""
 
     node: str
     victims: tuple[EvictionUnit, ...]
     violations: int = 0
     awaited: tuple[str, ...] = ()
+    broken: int = 0
+    surplus: int = 0
 
     @property
     def uids(self) -> tuple[str, ...]:
@@ -61,14 +77,16 @@ class PreemptionPlan:
 
     @property
     def cost(self) -> Cost:
-        """A key that sorts the best plan first: fewest violations, lowest highest priority, lowest sum of priorities,
-        fewest pods, and last the victims of the highest priority that were started latest."""
+        """A key that sorts the best plan first: fewest violations, lowest highest priority, fewest gangs that lack pods
+        then, lowest sum of priorities, fewest pods, most of them more than their gangs need, and last the victims of
+        the highest priority that were started latest."""
         if not self.victims:
-            return (0, -PRIORITY_OFFSET, 0, 0, 0)
+            return (0, -PRIORITY_OFFSET, 0, 0, 0, 0, 0)
         priorities = [priority for victim in self.victims for priority in victim.priorities]
-        highest = max(priorities)
-        return (self.violations, highest, sum(priorities) + len(priorities) * PRIORITY_OFFSET, len(priorities),
-                -min(victim.started for victim in self.victims if victim.priority == highest))
+        highest, count = max(priorities), len(priorities)
+        latest = min(victim.started for victim in self.victims if victim.priority == highest)
+        return (self.violations, highest, self.broken, sum(priorities) + count * PRIORITY_OFFSET, count,
+                count - self.surplus, -latest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +100,25 @@ class PreemptionNode:
     awaited: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """The numbers of pods that may be evicted: *allowed* by each PodDisruptionBudget, *surplus* of each gang that needs
+    the others."""
+
+    allowed: Mapping[str, int]
+    surplus: Mapping[str, int]
+
+
+NO_SURPLUS: Mapping[str, int] = MappingProxyType({})
+
+
 def best_plan(nodes: Iterable[PreemptionNode], allowed: Mapping[str, int], *, max_trials: int, lowest: int,
-              strict: bool = False, before_trial: Callable[[], object] = lambda: None) -> PreemptionPlan | None:
+              surplus: Mapping[str, int] = NO_SURPLUS, strict: bool = False,
+              before_trial: Callable[[], object] = lambda: None) -> PreemptionPlan | None:
     """Returns the plan of the lowest cost for one of *nodes*; ``None`` if the pod fits none without the candidates.
 
-    *allowed*: how many pods may be evicted within each PodDisruptionBudget. *max_trials*: after so many questions the
+    *allowed*: how many pods may be evicted within each PodDisruptionBudget. *surplus*: how many pods each gang that
+    lacks none has more than it needs: none if its pods are evicted together. *max_trials*: after so many questions the
     best plan so far is good enough. *lowest*: the lowest priority of all candidates; a plan that evicts only one pod of
     it ends the search. *strict*: no plan may violate a PodDisruptionBudget. *before_trial*: called before each
     question.
@@ -101,39 +133,47 @@ def best_plan(nodes: Iterable[PreemptionNode], allowed: Mapping[str, int], *, ma
             return fits(ended)
         return fits_and_counts
 
-    cheapest, plans = (0, lowest, lowest + PRIORITY_OFFSET, 1), list[tuple[PreemptionPlan, PreemptionNode]]()
+    cheapest, limits = (0, lowest, 0, lowest + PRIORITY_OFFSET, 1), _Limits(allowed, surplus)
+    plans: list[tuple[PreemptionPlan, PreemptionNode]] = []
     for node in nodes:
         if trials >= max_trials:
             break
         node = replace(node, fits=counted(node.fits))
-        plan = plan_node(node, allowed)
+        plan = plan_node(node, allowed, surplus)
         if plan is not None and strict and plan.violations:
-            plan = _search(node, allowed, (1,), lambda: trials >= max_trials)
+            plan = _search(node, limits, (1,), lambda: trials >= max_trials)
         if plan is not None:
             plans.append((plan, node))
-            if plan.cost[:4] <= cheapest:
+            if plan.cost[:5] <= cheapest:
                 break
     if not plans:
         return None
     plans.sort(key=lambda item: (item[0].cost, item[0].node))
     best = plans[0][0]
     for _, node in plans:
-        best = _search(node, allowed, best.cost, lambda: trials >= max_trials) or best
+        best = _search(node, limits, best.cost, lambda: trials >= max_trials) or best
     return best
 
 
-def plan_node(node: PreemptionNode, allowed: Mapping[str, int]) -> PreemptionPlan | None:
+def plan_node(node: PreemptionNode, allowed: Mapping[str, int],
+              surplus: Mapping[str, int] = NO_SURPLUS) -> PreemptionPlan | None:
     """Returns a plan for *node* in which no victim can be spared; ``None`` if the pod does not fit without all
     candidates.
 
-    As in kube-scheduler, those whose eviction violates a budget are spared first, then the most important ones.
+    As in kube-scheduler, those whose eviction violates a budget are spared first, then the most important ones. Among
+    equal priorities, those that a gang needs come before all others, and those that it does not need after them.
     """
     candidates = sorted(node.candidates, key=_importance)
     if not node.fits(_uids(candidates)):
         return None
     violating = {candidate.uids for candidate, violations in zip(candidates, _violations(candidates, allowed))
                  if violations}
-    victims = sorted(candidates, key=lambda candidate: (candidate.uids not in violating, candidate.importance))
+    spare = _surplus_of(candidates, surplus)
+
+    def rank(candidate: EvictionUnit) -> tuple[object, ...]:
+        return (candidate.uids not in violating, -candidate.priority, candidate.uids in spare, candidate.importance)
+
+    victims = sorted(candidates, key=rank)
     has_spared = True
     while has_spared:  # the decision is not monotone: who was needed at first may be spared later
         has_spared = False
@@ -141,15 +181,15 @@ def plan_node(node: PreemptionNode, allowed: Mapping[str, int]) -> PreemptionPla
             rest = [other for other in victims if other is not candidate]
             if node.fits(_uids(rest)):
                 victims, has_spared = rest, True
-    return _plan(node, victims, allowed)
+    return _plan(node, victims, _Limits(allowed, surplus))
 
 
-def _search(node: PreemptionNode, allowed: Mapping[str, int], bound: tuple[int, ...],
+def _search(node: PreemptionNode, limits: _Limits, bound: tuple[int, ...],
             is_exhausted: Callable[[], bool]) -> PreemptionPlan | None:
     """Returns the cheapest plan for *node* among all combinations if it costs less than *bound*, else ``None``."""
     if len(node.candidates) > MAX_SEARCHED or is_exhausted():
         return None
-    plans = (_plan(node, victims, allowed) for size in range(1, len(node.candidates) + 1)
+    plans = (_plan(node, victims, limits) for size in range(1, len(node.candidates) + 1)
              for victims in itertools.combinations(node.candidates, size))
     for plan in sorted((plan for plan in plans if plan.cost < bound), key=_cost):
         if is_exhausted():
@@ -159,9 +199,25 @@ def _search(node: PreemptionNode, allowed: Mapping[str, int], bound: tuple[int, 
     return None
 
 
-def _plan(node: PreemptionNode, victims: Sequence[EvictionUnit], allowed: Mapping[str, int]) -> PreemptionPlan:
+def _plan(node: PreemptionNode, victims: Sequence[EvictionUnit], limits: _Limits) -> PreemptionPlan:
     ordered = sorted(victims, key=_importance)
-    return PreemptionPlan(node.name, tuple(ordered), sum(_violations(ordered, allowed)), node.awaited)
+    evicted = Counter(victim.gang for victim in ordered if victim.gang in limits.surplus)
+    broken = sum(count > limits.surplus[gang] for gang, count in evicted.items())
+    return PreemptionPlan(node.name, tuple(ordered), sum(_violations(ordered, limits.allowed)), node.awaited, broken,
+                          len(_surplus_of(ordered, limits.surplus)))
+
+
+def _surplus_of(candidates: Sequence[EvictionUnit], surplus: Mapping[str, int]) -> set[tuple[str, ...]]:
+    """Returns those (uids) of *candidates*, which are sorted by importance, that their gangs do not need: the least
+    important pods of each."""
+    if not surplus:
+        return set()
+    left, spare = dict(surplus), set[tuple[str, ...]]()
+    for candidate in reversed(candidates):
+        if left.get(candidate.gang, 0) > 0:
+            left[candidate.gang] -= 1
+            spare.add(candidate.uids)
+    return spare
 
 
 def _violations(candidates: Iterable[EvictionUnit], allowed: Mapping[str, int]) -> list[int]:
@@ -180,7 +236,7 @@ def _uids(candidates: Iterable[EvictionUnit]) -> frozenset[str]:
     return frozenset(uid for candidate in candidates for uid in candidate.uids)
 
 
-def _importance(candidate: EvictionUnit) -> tuple[int, int, tuple[str, ...]]:
+def _importance(candidate: EvictionUnit) -> tuple[int, bool, int, int, tuple[str, ...]]:
     return candidate.importance
 
 

@@ -66,16 +66,17 @@ def is_free(booking: Booking, usages: NodeUsage) -> bool:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Hold:
-    """The devices on *node* that *pod* gets once its *victims* (uids) have ended. Only :class:`Holds` changes it.
+    """The devices on *node* that *pod* gets once its victims have ended. Only :class:`Holds` changes it.
 
-    *choice*: the decision. *booking*: all that it needs. *until*: when it ends at the latest, by the clock. *evicted*:
-    the victims have been deleted. *checked*: the version of the node in which the pod certainly gets what is held.
+    *units*: the uids of the victims, by those that are evicted together. *choice*: the decision. *booking*: all that it
+    needs. *until*: when it ends at the latest, by the clock. *evicted*: the victims have been deleted. *checked*: the
+    version of the node in which the pod certainly gets what is held.
     """
 
     pod: Pod
     choice: Choice
     booking: Booking
-    victims: frozenset[str]
+    units: tuple[frozenset[str], ...]
     until: float
     evicted: bool = False
     checked: int = -1
@@ -89,6 +90,11 @@ class Hold:
     def node(self) -> str:
         """The node."""
         return self.booking.node
+
+    @property
+    def victims(self) -> frozenset[str]:
+        """The uids of all victims."""
+        return frozenset().union(*self.units)
 
 
 class Holds:
@@ -194,7 +200,7 @@ class Holds:
 
     def spare(self, hold: Hold) -> None:
         """Spares the victims of *hold*, since its pod fits without their end. It goes on to be held."""
-        hold.victims, hold.evicted = frozenset(), True
+        hold.units, hold.evicted = (), True
 
     def victims(self, priority: int | None = None) -> frozenset[str]:
         """Returns the victims of all holds, or of those for pods of *priority* or higher."""

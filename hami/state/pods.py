@@ -28,7 +28,7 @@ from hami.codec.pods import DEFAULT_GRACE_S
 from hami.codec.resize import excess
 from hami.codec.times import parse_time
 from hami.errors import MalformedInput
-from hami.model import Pod, PodRef
+from hami.model import EvictedTogether, Pod, PodRef
 from hami.state.binding import assigned_at, awaits_allocation, bound_at, expected_label, is_allocating
 from hami.state.bookings import PodBookings
 from hami.state.nodes import NodeCache
@@ -71,7 +71,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     *started*: when the kubelet admitted it, *ends_by*: when it ends at the latest if it is being deleted; Unix seconds,
     0 if that is not known. *deletion_grace_s*: the seconds that it was given for that. *cores_limit*: the most cores
     that a container may use, ``None`` if the pod does not say.
-    *excess*: MiB and cores that are booked beyond what it is to have. *preempted*, *preemptor*: as in
+    *excess*: MiB and cores that are booked beyond what it is to have. *preempted*, *preemptor*, *evicted_with*: as in
     :class:`hami.model.Pod`.
     """
 
@@ -106,6 +106,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     excess: tuple[int, int] = (0, 0)
     preempted: bool = False
     preemptor: str = ""
+    evicted_with: EvictedTogether | None = None
 
     @property
     def is_ending(self) -> bool:
@@ -341,7 +342,7 @@ class PodCache:
             priority=pod.priority, traits=self._traits_of(pod), started=parse_time(pod.started),
             ends_by=parse_time(pod.deletion), deletion_grace_s=pod.deletion_grace_s,
             cores_limit=pod_cores_limit(annotations), excess=excess(annotations),
-            preempted=pod.preempted, preemptor=pod.preemptor)
+            preempted=pod.preempted, preemptor=pod.preemptor, evicted_with=pod.evicted_with)
         if earlier is None or _shown(earlier) != _shown(record):
             self.changes += 1
         if limits and not pod.node_name and not is_terminated:

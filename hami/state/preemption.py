@@ -6,13 +6,22 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hami.model import DisruptionBudget, Pod
-from hami.scheduling.preempt import EvictionUnit, PreemptionNode, PreemptionPlan, best_plan
+from hami.codec.gangs import pod_group_ref
+from hami.model import DisruptionBudget, Pod, PodGroup
+from hami.scheduling.preempt import (
+    EvictionUnit,
+    PodGroups,
+    PreemptionNode,
+    PreemptionPlan,
+    best_plan,
+    no_pod_group,
+)
 from hami.state.holds import is_hold
 from hami.state.pods import MAX_GRACE_S, PodRecord
 from hami.state.view import View
 
 MAX_GANG = 256  # pods of a gang that are planned for
+MAX_BUDGETS = 256  # PodDisruptionBudgets of a namespace that count: each is compared with each of its pods
 MAX_TRIALS = 400  # decisions that a plan may take: some 100 ms
 SOON_S = 60  # within which a pod that is being deleted must end, so that nobody is evicted instead
 OVERDUE_S = 60  # a pod that has not ended so long after its grace period may never end
@@ -25,12 +34,14 @@ Plans = list[tuple[Pod, PreemptionPlan]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionRules:
     """Who may be evicted. *strict*: nobody against a PodDisruptionBudget. *min_runtime_s*: nobody who has run for less;
-    a gang is as old as its oldest pod. *budgets*: all PodDisruptionBudgets. *now*: Unix seconds."""
+    pods that are evicted together are as old as the oldest of them. *budgets*: all PodDisruptionBudgets. *pod_groups*:
+    says which pods are evicted together. *now*: Unix seconds."""
 
     now: float
     budgets: Sequence[DisruptionBudget] = ()
     strict: bool = False
     min_runtime_s: float = 0.0
+    pod_groups: PodGroups = no_pod_group
 
 
 def plan_preemption(view: View, pod: Pod, names: Sequence[str], rules: PreemptionRules, *,
@@ -74,8 +85,8 @@ def _best_plan(eviction: _Eviction, names: Sequence[str], ending: Sequence[PodRe
     becoming_free = {record.node for record in ending if eviction.is_room(record)}
     candidates = sorted(names, key=lambda name: name not in becoming_free)  # a plan without victims ends the search
     nodes = (node for name in candidates if (node := eviction.node(name)) is not None)
-    return best_plan(nodes, eviction.allowed, max_trials=MAX_TRIALS, lowest=lowest, strict=eviction.is_strict,
-                     before_trial=before_trial)
+    return best_plan(nodes, eviction.allowed, surplus=eviction.surplus, max_trials=MAX_TRIALS, lowest=lowest,
+                     strict=eviction.is_strict, before_trial=before_trial)
 
 
 def _grace_s(view: View, plan: PreemptionPlan) -> int:
@@ -131,7 +142,7 @@ def pods_together(pod: Pod, waiting: Sequence[Pod], bound: int, size: int | None
 def plan_further(view: View, pod: Pod, node: str, ended: Collection[str], rules: PreemptionRules, *,
                  planned: Collection[str] = ()) -> PreemptionPlan | None:
     """Returns the plan by which *pod* fits *node* once the pods *ended* (uids) have ended and its victims, if any, have
-    been evicted, too; ``None`` if there is none.
+    been evicted, too; ``None`` if there is none. All victims are on *node*: kube-scheduler evicts no others for it.
 
     Raises: MalformedInput for an unreadable annotation.
     """
@@ -139,14 +150,18 @@ def plan_further(view: View, pod: Pod, node: str, ended: Collection[str], rules:
     eviction = _Eviction(view, pod, rules, planned)
     if view.choose(pod, [node]) is not None:
         return PreemptionPlan(node, ())
-    if (of_node := eviction.node(node)) is None:
+    if (of_node := eviction.node(node, only_there=True)) is None:
         return None
-    return best_plan([of_node], eviction.allowed, max_trials=MAX_TRIALS, lowest=pod.priority, strict=rules.strict)
+    return best_plan([of_node], eviction.allowed, surplus=eviction.surplus, max_trials=MAX_TRIALS, lowest=pod.priority,
+                     strict=rules.strict)
 
 
 class _Eviction:
-    """The pods that may be evicted for *pod*. *allowed*: evictions within each budget. *within_s*: the seconds within
-    which pods that are being deleted must end to count as room."""
+    """The pods that may be evicted for *pod*. *within_s*: the seconds within which pods that are being deleted must end
+    to count as room.
+
+    *allowed*: evictions within each budget. *surplus*: how many pods gangs have more than they need.
+    """
 
     def __init__(self, view: View, pod: Pod, rules: PreemptionRules, planned: Collection[str], *,
                  within_s: float = SOON_S) -> None:
@@ -156,18 +171,22 @@ class _Eviction:
         self._planned = planned
         self._room_until = rules.now + within_s
         self.is_strict = rules.strict
-        self._groups: Mapping[tuple[str, str], Sequence[PodRecord]] | None = None
+        self._gangs = _Gangs(view, rules.pod_groups)
+        self.surplus: dict[str, int] = {}
         self._budgets = defaultdict[str, list[DisruptionBudget]](list)
         for budget in rules.budgets:
-            self._budgets[budget.namespace].append(budget)
+            of_namespace = self._budgets[budget.namespace]
+            if len(of_namespace) < MAX_BUDGETS:
+                of_namespace.append(budget)
         self.allowed = {budget.key: budget.allowed for budget in rules.budgets}
         for uid in planned:  # the API server does not count them yet
             if (record := view.facts.pods.get(uid)) is not None and not record.ends_by:
                 for key in self._budgets_of(record):
                     self.allowed[key] -= 1
 
-    def node(self, name: str) -> PreemptionNode | None:
-        """Returns the node with its candidates; ``None`` if it has none, and no pod on it ends anyway."""
+    def node(self, name: str, *, only_there: bool = False) -> PreemptionNode | None:
+        """Returns the node with its candidates; ``None`` if it has none, and no pod on it ends anyway. *only_there*:
+        none of which a pod is on another node."""
         free, awaited, units = list[str](), list[str](), dict[tuple[str, ...], EvictionUnit]()
         for booking in self._view.bookings_on(name):
             if booking.priority >= self._pod.priority or booking.uid in self._planned:
@@ -177,8 +196,11 @@ class _Eviction:
                 free.append(booking.uid)
             elif record is not None and self.is_room(record):
                 awaited.append(booking.uid)
-            elif record is not None and (unit := self._unit(record)) is not None:
-                units[unit.uids] = unit
+            elif record is not None:
+                members = self._evictable(record)
+                if members and not (only_there and any(member.node != name for member in members)):
+                    unit = self._unit(record, members)
+                    units[unit.uids] = unit
         if not units and not awaited:
             return None
         free += awaited
@@ -195,28 +217,26 @@ class _Eviction:
         its owner, so who waits for it without a limit may wait for ever."""
         return record.is_ending and self._rules.now - OVERDUE_S < record.ends_by <= self._room_until
 
-    def _unit(self, record: PodRecord) -> EvictionUnit | None:
-        """Returns what is evicted together with the pod; ``None`` if one of these may not be evicted."""
-        members = self._members(record) if self._may_be_evicted(record) else ()
-        if not members or not all(map(self._may_be_evicted, members)) or self._is_young(members):
-            return None
+    def _evictable(self, record: PodRecord) -> Sequence[PodRecord]:
+        """Returns the pods that are evicted together with the pod, itself among them; none if one of these may not be
+        evicted."""
+        if not self._may_be_evicted(record):
+            return ()
+        members = self._gangs.evicted_with(record)
+        may_be_evicted = all(map(self._may_be_evicted, members)) and not self._is_young(members)
+        return members if may_be_evicted else ()
+
+    def _unit(self, record: PodRecord, members: Sequence[PodRecord]) -> EvictionUnit:
+        gang = f"{record.ref.namespace}/{record.group}" if record.group else ""
+        if gang and gang not in self.surplus:
+            surplus = self._gangs.surplus(record, self._planned)
+            if surplus is not None:
+                self.surplus[gang] = surplus
         members = sorted(members, key=lambda member: member.ref.uid)
         return EvictionUnit(
             uids=tuple(member.ref.uid for member in members), priorities=tuple(member.priority for member in members),
             started=min(member.started for member in members),
-            budgets=tuple(self._budgets_of(member) for member in members))
-
-    def _members(self, record: PodRecord) -> Sequence[PodRecord]:
-        """Returns the pods of the same gang that hold devices, the pod itself among them."""
-        if not record.group:
-            return [record]
-        if self._groups is None:
-            groups = defaultdict[tuple[str, str], list[PodRecord]](list)
-            for member in self._view.facts.pods.values():
-                if member.group and member.node and not member.terminated and not member.is_ending:
-                    groups[member.ref.namespace, member.group].append(member)
-            self._groups = groups
-        return self._groups[record.ref.namespace, record.group]
+            budgets=tuple(self._budgets_of(member) for member in members), gang=gang)
 
     def _may_be_evicted(self, record: PodRecord) -> bool:
         pod, traits = self._pod, record.traits
@@ -236,3 +256,60 @@ class _Eviction:
             return ()
         labels = dict(record.traits.labels)
         return tuple(budget.key for budget in budgets if budget.selects(record.ref.namespace, labels))
+
+
+class _Gangs:
+    """The pods of a view by their PodGroups."""
+
+    def __init__(self, view: View, pod_groups: PodGroups) -> None:
+        self._view = view
+        self._pod_groups = pod_groups
+        self._by_namespace: dict[str, dict[str, list[PodRecord]]] | None = None
+
+    def evicted_with(self, record: PodRecord) -> Sequence[PodRecord]:
+        """Returns the pods that hold devices and are evicted together with the pod, itself among them; none where it is
+        not known who else is.
+
+        They are those of the highest group above the pod that is disrupted as a whole. Where nothing is known of its
+        group, its pods stay together.
+        """
+        if not record.group:
+            return [record]
+        group = self._group_of(record)
+        if group is not None and not group.disrupted_with:
+            return [record]
+        gangs = self._of_namespace(record.ref.namespace)
+        if group is None or group.disrupted_with.startswith("podgroup/"):
+            return gangs[record.group]
+        members: list[PodRecord] = []
+        for gang in gangs.values():
+            other = self._group_of(gang[0])
+            if other is None:
+                return ()
+            if other.disrupted_with == group.disrupted_with:
+                members += gang
+        return members
+
+    def surplus(self, record: PodRecord, planned: Collection[str]) -> int | None:
+        """Returns how many pods the gang of the pod has more than it needs, without those that are *planned* to be
+        evicted: none if they end together. ``None`` if it lacks pods already, or does not need any number of them."""
+        group = self._group_of(record)
+        if group is None or group.disrupted_with:
+            return 0
+        if group.min_count is None:
+            return None
+        gang = self._of_namespace(record.ref.namespace)[record.group]
+        running = sum(member.ref.uid not in planned for member in gang)
+        return running - group.min_count if running >= group.min_count else None
+
+    def _group_of(self, record: PodRecord) -> PodGroup | None:
+        return self._pod_groups(pod_group_ref(record.ref.namespace, record.group, dict(record.traits.labels)))
+
+    def _of_namespace(self, namespace: str) -> Mapping[str, Sequence[PodRecord]]:
+        """Returns the pods of each gang of *namespace* that hold devices and are not being deleted."""
+        if self._by_namespace is None:
+            self._by_namespace = defaultdict(lambda: defaultdict(list))
+            for member in self._view.facts.pods.values():
+                if member.group and member.node and not member.terminated and not member.is_ending:
+                    self._by_namespace[member.ref.namespace][member.group].append(member)
+        return self._by_namespace[namespace]

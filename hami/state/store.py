@@ -29,6 +29,7 @@ from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.scheduling.resize import ResizePlan, ResizeRefusal
 from hami.scheduling.turns import in_turn
 from hami.state.bookings import PodBookings
+from hami.state.evictions import MarkedUnit, PlanUnderWay, marked_units
 from hami.state.holds import Hold, HoldEnd, Holds, alone, hold_uid, is_free
 from hami.state.nodes import NodeCache
 from hami.state.pending import PendingPod, PendingPods
@@ -320,9 +321,9 @@ class Store:
                        and not reservation.is_wanted]
             for reservation, _ in dropped:
                 self.reservations.forget(reservation.ref.uid)
-            leaving = {uid for _, plan in plans for uid in (*plan.uids, *plan.awaited)}
+            leaving = tuple(unit for _, plan in plans for unit in _units_of(plan))
             for pod, plan in plans:
-                hold = self._make_hold(pod, plan, {*plan.uids, *plan.awaited}) or self._make_hold(pod, plan, leaving)
+                hold = self._make_hold(pod, plan, _units_of(plan)) or self._make_hold(pod, plan, leaving)
                 if hold is None:
                     for earlier in made:
                         self._holds.remove(earlier)
@@ -361,25 +362,37 @@ class Store:
         with self._lock:
             return self._holds.victims(priority)
 
-    def victims_of(self, hold: Hold) -> list[PodRecord]:
-        """Returns the victims of *hold* that have not ended; none if its pod fits without their end, and then they are
-        spared."""
+    def units_of(self, hold: Hold) -> list[tuple[PodRecord, ...]]:
+        """Returns the victims of *hold* that have not ended, by those that are evicted together; none if its pod fits
+        without their end, and then they are spared."""
         with self._lock:
             if self._holds.get(hold.ref.uid) is not hold:
                 return []
-            victims = [record for uid in hold.victims if (record := self.pods.get(uid)) is not None
-                       and not record.terminated]
-            if not any(record.preempted or record.is_ending for record in victims) and self._renew(hold, ended=()):
+            units = [tuple(record for uid in sorted(unit) if (record := self.pods.get(uid)) is not None
+                           and not record.terminated) for unit in sorted(hold.units, key=sorted)]
+            records = [record for unit in units for record in unit]
+            if not any(record.preempted or record.is_ending for record in records) and self._renew(hold, ended=()):
                 self._holds.spare(hold)
                 self._settle_holds()
                 return []
-            return sorted(victims, key=lambda record: record.ref.uid)
+            return [unit for unit in units if unit]
 
     def still_evicts(self, hold: Hold) -> bool:
         """Reports whether *hold* stands and its pod waits, so that the rest of its victims may be evicted."""
         with self._lock:
             self._settle_holds()
             return self._holds.get(hold.ref.uid) is hold and hold.ref.uid not in self.reservations
+
+    def are_being_evicted(self, uids: Collection[str]) -> bool:
+        """Reports whether one of the pods is a victim of a hold whose victims have not all been deleted."""
+        with self._lock:
+            self._settle_holds()
+            return any(not hold.evicted and not hold.victims.isdisjoint(uids) for hold in self._holds)
+
+    def marked_units(self) -> list[MarkedUnit]:
+        """Returns the pods that carry the condition of an eviction, by those that are evicted together."""
+        with self._lock:
+            return marked_units(self.pods.preempted(), self.pods.get)
 
     def mark_evicted(self, hold: Hold) -> None:
         """Records that the victims of *hold* have been deleted."""
@@ -410,19 +423,21 @@ class Store:
             ended, self._ended_holds = self._ended_holds, []
             return ended
 
-    def plans_under_way(self) -> list[tuple[Pod, str, list[PodRecord]]]:
-        """Returns the pods without hold or reservation for which others are evicted, by an earlier leader or by
-        kube-scheduler, with the node and those victims that have not ended, highest priority first."""
+    def plans_under_way(self) -> list[PlanUnderWay]:
+        """Returns the plans for pods without hold or reservation for which others are evicted, by an earlier leader or
+        by kube-scheduler, with those victims that have not ended, highest priority first. Pods that are evicted
+        together count once all of them are marked."""
         with self._lock:
-            taken, preempted = self._holds.victims(), self.pods.preempted()
-            found = list[tuple[Pod, str, list[PodRecord]]]()
+            taken = self._holds.victims()
+            units = [unit for unit in self.marked_units()
+                     if unit.is_complete and taken.isdisjoint(record.ref.uid for record in unit.records)]
+            found: list[PlanUnderWay] = []
             for pod in sorted(filter(preempting_on, self.pods.waiting()),
                               key=lambda pod: (-pod.priority, pod.created, pod.ref.uid)):
-                node = preempting_on(pod)
-                if pod.ref.uid not in self.reservations and self._holds.get(pod.ref.uid) is None:
-                    found.append((pod, node, [
-                        record for record in preempted if record.node == node and record.priority < pod.priority
-                        and record.preemptor in ("", pod.ref.uid) and record.ref.uid not in taken]))
+                uid, node = pod.ref.uid, preempting_on(pod)
+                if uid in self.reservations or self._holds.get(uid) is not None:
+                    continue
+                found.append(PlanUnderWay(pod, node, tuple(unit.records for unit in units if _is_for(unit, pod, node))))
             return found
 
     # Reading
@@ -556,9 +571,10 @@ class Store:
         self._holds.remove(hold)
         self._ended_holds.append((hold, end))
 
-    def _make_hold(self, pod: Pod, plan: PreemptionPlan, leaving: Collection[str]) -> Hold | None:
-        """Returns the hold that *plan* makes for *pod* once the pods *leaving* have ended; ``None`` if it cannot be
+    def _make_hold(self, pod: Pod, plan: PreemptionPlan, units: tuple[frozenset[str], ...]) -> Hold | None:
+        """Returns the hold that *plan* makes for *pod* once the pods of *units* have ended; ``None`` if it cannot be
         carried out any more."""
+        leaving = frozenset().union(*units)
         uid, records = pod.ref.uid, [self.pods.get(victim) for victim in plan.uids]
         if uid in self.reservations or self._waits_no_longer(uid) or not self._holds.has_room_for(pod.ref):
             return None
@@ -571,7 +587,7 @@ class Store:
         grace_s = max((record.traits.grace_s for victim in leaving if (record := self.pods.get(victim)) is not None),
                       default=0)
         return Hold(pod=pod, choice=choice, booking=_held(pod, request, choice, view.usages(plan.node)),
-                    victims=frozenset(leaving), until=self._clock() + min(grace_s, MAX_GRACE_S) + HOLD_S)
+                    units=units, until=self._clock() + min(grace_s, MAX_GRACE_S) + HOLD_S)
 
     def _renew(self, hold: Hold, ended: Collection[str] | None = None) -> bool:
         """Reports whether the pod of *hold* gets what is held once the pods *ended*, by default its victims, have
@@ -600,9 +616,9 @@ class Store:
     def _is_being_freed(self, node: str) -> bool:
         """Reports whether kube-scheduler evicts pods on *node* for one that is to get what they leave, or has done so:
         the preemptor, which holds it then, may not have seen it yet."""
-        for pod, freed, victims in self.plans_under_way():
+        for plan in self.plans_under_way():
             with contextlib.suppress(MalformedInput):  # its next filter says why
-                if freed == node and (victims or self._view_for(pod).choose(pod, [node]) is not None):
+                if plan.node == node and (plan.units or self._view_for(plan.pod).choose(plan.pod, [node]) is not None):
                     return True
         return False
 
@@ -635,6 +651,20 @@ class Store:
                         lock_free=self.nodes.lock_free(choice.node), since=self._clock(),
                         unshown_since=unshown_since),
             booking_of(pod, request, choice))
+
+
+def _units_of(plan: PreemptionPlan) -> tuple[frozenset[str], ...]:
+    """Returns the uids of the pods that *plan* waits for, by those that end together."""
+    return (*(frozenset(victim.uids) for victim in plan.victims), *(frozenset({uid}) for uid in plan.awaited))
+
+
+def _is_for(unit: MarkedUnit, pod: Pod, node: str) -> bool:
+    """Reports whether *unit* is evicted for *pod*, which waits for room on *node*."""
+    if not all(record.priority < pod.priority for record in unit.records):
+        return False
+    if unit.preemptor:
+        return unit.preemptor == pod.ref.uid
+    return all(record.node == node for record in unit.records)
 
 
 def _namespace_of(group: tuple[str, str]) -> str:

@@ -8,12 +8,22 @@ from hypothesis import given
 from pytest import param
 
 from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
-from hami.codec.pods import ContainerRuns, PodCondition, convert_pod, parse_node_pod, parse_observed_pod, parse_pod
+from hami.codec.pods import (
+    ContainerRuns,
+    PodCondition,
+    convert_pod,
+    parse_node_pod,
+    parse_observed_pod,
+    parse_pod,
+    parse_preempted,
+    render_preempted,
+)
 from hami.errors import MalformedInput
 from hami.model import (
     Container,
     ContainerKind,
     DisruptionBudget,
+    EvictedTogether,
     LabelRequirement,
     Node,
     Pod,
@@ -282,6 +292,20 @@ def test_what_kube_scheduler_shows_of_a_pod(wire, fields):
 TARGET = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
 PREEMPTION = {"preempts": True, "preempted": False, "controller": "", "is_node_agent": False, "grace_s": 30,
               "started": "", "deletion": "", "deletion_grace_s": 0}
+
+
+@pytest.mark.parametrize(("uid", "node", "together"), [
+    ("8c2d", "n1", None), ("8c2d", "gpu.example.com", EvictedTogether(4, "9f3e"))])
+def test_the_condition_of_a_victim_says_for_whom_and_with_whom_it_ends(uid, node, together):
+    assert parse_preempted(render_preempted(uid, node, together)) == (uid, together)
+
+
+@pytest.mark.parametrize("message", [
+    "", "hami-scheduler: preempting to accommodate a higher priority pod", "Preempted by pod", "Preempted by pod x",
+    "Preempted by pod x on node n: 99999999999 pods are evicted together, the last of them is pod y",
+    "Preempted by pod x on node n: 2 pods are evicted together, the last of them is pod y, and more"])
+def test_the_condition_of_another_program_says_nothing(message):
+    assert parse_preempted(message) == ("", None)
 
 
 @pytest.mark.parametrize("wire, fields", [

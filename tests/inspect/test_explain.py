@@ -17,7 +17,7 @@ from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, store_of
 from hami.inspect.explain import BoundReport, explain_pod, render_report
 from hami.inspect.preemption import preemption_sentences
-from hami.model import DisruptionBudget, Node, PodRef
+from hami.model import DisruptionBudget, Node, PodGroup, PodRef
 from hami.scheduling.refusal import CLOSEST_NODES, describe
 from tests.builders import INIT, gpu, gpus, node, pod
 from tests.inspect.records import PENDING, held, record, some_record
@@ -316,7 +316,19 @@ HOLD = [held("x", "n1", ("a", 9000, 0)), held("y", "n2", ("b", 9000, 0))]
 ])
 def test_whom_a_gang_would_preempt(others, pods, required, said):
     members = [of_gang(f"member-{number}", number) for number in range(others)]
-    assert explained(of_gang("p", 9), *members, *pods, nodes=CARDS, required=required) == said
+    groups = {"g": PodGroup(min_count=required)}
+    assert explained(of_gang("p", 9), *members, *pods, nodes=CARDS, pod_groups=lambda ref: groups.get(ref.name)) == said
+
+
+@pytest.mark.parametrize("disrupted_with, said", [
+    param("", ["It would preempt 1 pod on n1: default/x."], id="one by one"),
+    param("podgroup/h", ["It would preempt 2 pods on n1: default/x, default/y."], id="together"),
+])
+def test_the_pods_of_a_gang_are_preempted_as_their_group_says(disrupted_with, said):
+    pods = [replace(pod, group="h") for pod in HOLD]
+    groups = {"h": PodGroup(disrupted_with=disrupted_with)}
+    waits = urgent(containers=(gpus(1, 16_000, 0),))
+    assert explained(waits, *pods, nodes=CARDS[:2], pod_groups=lambda ref: groups.get(ref.name)) == said
 
 
 def test_many_victims_are_not_all_named():

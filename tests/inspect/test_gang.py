@@ -1,14 +1,17 @@
 """The gang of a waiting pod, as ``hami explain`` and the page show it."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from hami.codec.gangs import pod_group_of
 from hami.errors import ClusterError, NotFound
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.explain import explain_pod, render_report
 from hami.inspect.gang import MAX_TRIED, gang_of, gang_sentences
 from hami.inspect.read import Reader
+from hami.model import PodGroup
 from tests.builders import gpu, gpus, node, pod
 from tests.inspect.records import held, record
 
@@ -78,7 +81,7 @@ def test_not_all_pods_of_a_huge_gang_are_tried():
 def test_the_report_on_a_pod_says_what_its_gang_lacks():
     pods = [member(number) for number in range(3)]
     cluster = InspectedCluster(record([CARDS], pods))
-    report = explain_pod(cluster, pods[0], (), required=3)
+    report = explain_pod(cluster, pods[0], (), pod_groups=lambda ref: PodGroup(min_count=3))
     lines = render_report(report, wide=False).splitlines()
     assert "It fits: HAMi would place it on n1 now." in lines
     assert lines[-1] == "HAMi would place 2 of the 3 that are not bound now: the gang lacks devices for 1 pod."
@@ -98,26 +101,76 @@ def answers(**objects):
     return request, asked
 
 
-@pytest.mark.parametrize(("objects", "labels", "size", "asked"), [
-    ({NATIVE: b'{"spec": {"schedulingPolicy": {"gang": {"minCount": 8}}}}'}, {}, 8, [NATIVE]),
-    ({NATIVE: b'{"spec": {"schedulingPolicy": {"basic": {}}}}'}, {}, None, [NATIVE]),
-    ({PLUGIN: b'{"spec": {"minMember": 3}}'}, {}, 3, [NATIVE, PLUGIN]),
-    ({PLUGIN: b'{"spec": {"minMember": 3}}'}, {"scheduling.x-k8s.io/pod-group": "ring"}, 3, [PLUGIN]),
-    ({}, {}, None, [NATIVE, PLUGIN]),
-], ids=["native", "no gang", "plugin", "plugin by label", "none"])
-def test_the_size_of_a_gang(objects, labels, size, asked):
+def group(mode="", parent="", **policy):
+    """A PodGroup or CompositePodGroup of Kubernetes, as JSON."""
+    spec = {"schedulingPolicy": policy or {"basic": {}}}
+    if mode:
+        spec["disruptionMode"] = {mode: {}}
+    if parent:
+        spec["parentCompositePodGroupName"] = parent
+    return json.dumps({"spec": spec}).encode()
+
+
+def above(name):
+    return f"/apis/scheduling.k8s.io/v1alpha3/namespaces/default/compositepodgroups/{name}"
+
+
+OF_PLUGIN = b'{"spec": {"minMember": 3}}'
+ALONE, WITH_GROUP, WITH_PARENT = "", "podgroup/ring", "compositepodgroup/job"
+
+
+@pytest.mark.parametrize(("objects", "labels", "known", "asked"), [
+    ({NATIVE: group(gang={"minCount": 8})}, {}, PodGroup(min_count=8), [NATIVE]),
+    ({NATIVE: group()}, {}, PodGroup(), [NATIVE]),
+    ({NATIVE: b'{"spec": {"disruptionMode": null}}'}, {}, PodGroup(), [NATIVE]),
+    ({NATIVE: group("single")}, {}, PodGroup(), [NATIVE]),
+    ({NATIVE: group("all")}, {}, PodGroup(disrupted_with=WITH_GROUP), [NATIVE]),
+    ({PLUGIN: OF_PLUGIN}, {}, PodGroup(min_count=3, disrupted_with=WITH_GROUP), [NATIVE, PLUGIN]),
+    ({PLUGIN: OF_PLUGIN}, {"scheduling.x-k8s.io/pod-group": "ring"},
+     PodGroup(min_count=3, disrupted_with=WITH_GROUP), [PLUGIN]),
+    ({}, {}, PodGroup(disrupted_with=WITH_GROUP), [NATIVE, PLUGIN]),
+], ids=["native", "no gang", "null", "single", "all", "plugin", "plugin by label", "none"])
+def test_what_a_pod_group_says_of_its_pods(objects, labels, known, asked):
     request, paths = answers(**objects)
-    assert Reader(request).gang_size(member(0, labels=labels)) == size
+    assert Reader(request).pod_group(pod_group_of(member(0, labels=labels))) == known
     assert paths == asked
 
 
-def test_a_size_that_may_not_be_read_is_noted():
-    request, _ = answers(**{NATIVE: ClusterError("forbidden", 403)})
+@pytest.mark.parametrize(("objects", "disrupted_with"), [
+    ({NATIVE: group("all", "job"), above("job"): group("single")}, WITH_GROUP),
+    ({NATIVE: group("single", "job"), above("job"): group("all")}, WITH_PARENT),
+    ({NATIVE: group("all", "job"), above("job"): group("all")}, WITH_PARENT),
+    ({NATIVE: group("single", "job"), above("job"): group("single")}, ALONE),
+    ({NATIVE: group("all", "job")}, WITH_GROUP),
+    ({NATIVE: group("single", "job"), above("job"): group("all", "top"), above("top"): group("single")}, WITH_PARENT),
+    ({NATIVE: group("single", "a"), above("a"): group("single", "b"), above("b"): group("single", "job"),
+      above("job"): group("all", "c"), above("c"): group("all")}, WITH_PARENT),
+    ({NATIVE: group("single", "job"), above("job"): group("all", "job")}, WITH_PARENT),
+], ids=["its own", "that above", "both", "none", "no such API", "the highest with all", "four at most", "a circle"])
+def test_pods_are_disrupted_with_the_highest_group_above_them_that_is_disrupted_as_a_whole(objects, disrupted_with):
+    request, paths = answers(**objects)
+    known = Reader(request).pod_group(pod_group_of(member(0)))
+    assert known == PodGroup(disrupted_with=disrupted_with)
+    assert len(paths) == len(set(paths)) <= 4
+
+
+def test_a_group_that_may_not_be_read_is_noted_once():
+    request, paths = answers(**{NATIVE: ClusterError("forbidden", 403)})
     notes = []
-    assert Reader(request, note=notes.append).gang_size(member(0)) is None
+    reader = Reader(request, note=notes.append)
+    assert [reader.pod_group(pod_group_of(member(0))) for _ in range(2)] == [None, None]
     assert notes == ["you may not get podgroups in namespace default: ask for the verb get on podgroups there"]
+    assert paths == [NATIVE]
+
+
+def test_a_composite_group_that_may_not_be_read_leaves_the_pods_together():
+    request, _ = answers(**{NATIVE: group("single", "job"), above("job"): ClusterError("forbidden", 403)})
+    notes = []
+    assert Reader(request, note=notes.append).pod_group(pod_group_of(member(0))) is None
+    assert notes == ["you may not get compositepodgroups in namespace default: "
+                     "ask for the verb get on compositepodgroups there"]
 
 
 def test_a_pod_without_a_gang_asks_for_none():
     request, paths = answers()
-    assert Reader(request).gang_size(member(0, group="")) is None and paths == []
+    assert Reader(request).pod_group(pod_group_of(member(0, group=""))) is None and paths == []

@@ -12,8 +12,7 @@ from hami.codec.claim_templates import ClaimTemplate
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
 from hami.kube.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from hami.kube.cluster import Cluster, LeaseRecord
-from hami.model import PodRef
-from tests.builders import pod
+from hami.model import PodGroup, PodGroupRef, PodRef
 from tests.fake_cluster import FakeCluster
 
 REF = PodRef("team", "train", "uid-1")
@@ -308,15 +307,24 @@ def test_a_claim_template_is_made_in_its_namespace_and_exactly_it_is_deleted():
          {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": "uid-2"}})]
 
 
-def test_the_size_of_a_gang_is_read_where_it_is():
-    asked = pod(name="p", group="ring")
+def test_a_pod_group_is_read_where_it_is():
+    ref = PodGroupRef("default", "ring")
     api, cluster = talk(NotFound("gone", 404), {"spec": {"minMember": 3}})
-    assert cluster.gang_size(asked) == 3
+    assert cluster.pod_group(ref) == PodGroup(min_count=3, disrupted_with="podgroup/ring")
     assert [call[1] for call in api.calls] == [
         "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups/ring",
         "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups/ring"]
     api, cluster = talk(NotFound("gone", 404), NotFound("gone", 404))
-    assert cluster.gang_size(asked) is None
+    assert cluster.pod_group(ref) == PodGroup(disrupted_with="podgroup/ring")
+
+
+def test_the_condition_of_an_eviction_is_removed_from_the_pod_as_it_is_known():
+    api, cluster = talk(b"{}")
+    cluster.clear_preempted(REF, "7")
+    assert [call[:4] for call in api.calls] == [
+        ("PATCH", f"{POD_PATH}/status", STRATEGIC_MERGE_PATCH, {
+            "metadata": {"uid": "uid-1", "resourceVersion": "7"},
+            "status": {"conditions": [{"type": "DisruptionTarget", "$patch": "delete"}]}})]
 
 
 def test_disruption_budgets_are_read_from_the_cache_of_the_api_server():

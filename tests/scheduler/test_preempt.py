@@ -37,7 +37,7 @@ def full_and_free():
     param({"sick": ["cpu-1"]}, [], id="sick card"),
     param({"stranger": ["cpu-1"], "": []}, [], id="unknown nodes"),
     param({"full": ["uid-c"], "free": ["cpu-1"], "sick": []}, ["full", "free"], id="several nodes"),
-    param({"free": ["uid-c"], "full": []}, ["free"], id="a pod of another node makes no room here"),
+    param({"free": ["cpu-1", "uid-c"], "full": ["uid-c"]}, ["full"], id="a victim on another node is not found there"),
     param({"full": ["u", "u", ""]}, [], id="strange uids"),
     param({}, [], id="no nodes"),
 ])

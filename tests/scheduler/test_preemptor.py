@@ -10,9 +10,10 @@ from hypothesis.strategies import integers
 
 from hami.codec.keys import LOCK_FREE, PREEMPTING
 from hami.errors import ClusterError, HamiError, NotFound
-from hami.model import DisruptionBudget, LabelRequirement
+from hami.model import DisruptionBudget, LabelRequirement, PodGroup
+from hami.scheduler.evictor import INHERITED_S, MAX_WRITES, REFUSED_S, RETRY_S
 from hami.scheduler.planner import YIELD_S
-from hami.scheduler.preemptor import AVOIDED_S, MAX_RETRY_S, REFUSED_S, RETRY_S, WAIT_S
+from hami.scheduler.preemptor import AVOIDED_S, MAX_RETRY_S, WAIT_S
 from hami.scheduler.settings import Settings
 from hami.state.pods import MAX_GRACE_S
 from hami.state.store import HOLD_S
@@ -329,7 +330,7 @@ def test_a_gang_is_planned_for_as_a_whole():
 def test_no_more_pods_of_a_gang_are_planned_for_than_it_needs():
     """The third fits nowhere, and the gang needs two."""
     world = World(nodes=3)
-    world.fake.gang_sizes["default", "gang"] = 2
+    world.fake.pod_groups["default", "gang"] = PodGroup(min_count=2)
     world.run(wants("a", 100), wants("b", 100), wants("c", 5000))
     for name in ("p", "q", "r"):
         world.create(wants(name, 1000, group="gang"))
@@ -337,7 +338,7 @@ def test_no_more_pods_of_a_gang_are_planned_for_than_it_needs():
     world.preempt()
     world.preempt()
     assert world.ending() == {"a", "b"}
-    assert len(world.fake.calls_of("gang_size")) == 1  # for all of its pods
+    assert len(world.fake.calls_of("pod_group")) == 1  # for all of its pods
     world.end("a", "b")
     assert None not in (world.schedule("p"), world.schedule("q"))
     assert world.schedule("r") is None
@@ -350,7 +351,7 @@ def test_no_more_pods_of_a_gang_are_planned_for_than_it_needs():
 
 def test_the_rest_of_a_gang_is_planned_for_pod_by_pod():
     world = World(nodes=2)
-    world.fake.gang_sizes["default", "gang"] = 1
+    world.fake.pod_groups["default", "gang"] = PodGroup(min_count=1)
     world.run(wants("p", 1000, group="gang"), wants("a", 100))
     world.preempt_for(wants("q", 1000, group="gang"))
     assert world.ending() == {"a"}
@@ -358,7 +359,7 @@ def test_the_rest_of_a_gang_is_planned_for_pod_by_pod():
 
 def test_nobody_is_evicted_for_a_gang_whose_pods_have_not_all_been_created():
     world = World(nodes=2)
-    world.fake.gang_sizes["default", "gang"] = 3
+    world.fake.pod_groups["default", "gang"] = PodGroup(min_count=3)
     world.run(wants("a", 100), wants("b", 100))
     world.create(wants("p", 1000, group="gang"))
     world.preempt_for(wants("q", 1000, group="gang"))
@@ -367,7 +368,7 @@ def test_nobody_is_evicted_for_a_gang_whose_pods_have_not_all_been_created():
 
 def test_without_its_size_a_gang_is_planned_for_as_a_whole():
     world = World(nodes=2)
-    world.fake.fail("gang_size", ClusterError("forbidden", 403), times=9)
+    world.fake.fail("pod_group", ClusterError("forbidden", 403), times=9)
     world.run(wants("a", 100), wants("b", 100))
     world.create(wants("p", 1000, group="gang"))
     world.preempt_for(wants("q", 1000, group="gang"))
@@ -436,6 +437,25 @@ def test_a_pod_that_ends_in_an_hour_keeps_nobody_from_evicting_others():
     assert world.ending() == {"a", "b"}
     world.end("b")
     assert world.schedule("p") is not None
+
+
+def test_a_plan_that_is_given_up_leaves_no_annotation():
+    world = World()
+    world.run(wants("low", 100))
+    world.preempt_for(wants("p", 1000))
+    assert PREEMPTING in world.find("p").annotations
+    world.end("low")
+    world.fake.put_node(node("n0", gpu("GPU-0-0", memory_mib=CARD, healthy=False), annotations={LOCK_FREE: "NVIDIA"}))
+    world.leader.watch()
+    world.fake.fail("annotate_pod", ClusterError("no answer"))
+    world.preempt()
+    assert PREEMPTING in world.find("p").annotations
+    world.clock.seconds += RETRY_S
+    world.preempt()
+    assert PREEMPTING not in world.find("p").annotations
+    calls = len(world.fake.calls_of("annotate_pod"))
+    world.preempt()
+    assert len(world.fake.calls_of("annotate_pod")) == calls
 
 
 def test_a_refused_eviction_is_not_tried_again_at_once():
@@ -518,8 +538,248 @@ def test_a_card_that_is_free_by_then_spares_everybody():
     assert world.schedule("p") == "n0"
 
 
+# pods that are evicted together
+
+GANG = ("a", "b", "c", "d")
+
+
+def gang_world(*, spread=False, grace_s=30, **options):
+    """A gang holds the four cards of a node, or of four nodes."""
+    world = World(nodes=4 if spread else 1, cards=1 if spread else 4, **options)
+    world.run(*(wants(name, 100, group="gang", grace_s=grace_s) for name in GANG))
+    return world
+
+
+def after(world, method, count, act):
+    """Calls *act* when the API server has carried out *count* calls of *method*, and the next one is under way."""
+    calls = []
+
+    def on_call(call):
+        if call.method == method:
+            calls.append(call)
+        if len(calls) == count + 1:
+            world.fake.on_call = lambda call: None
+            act()
+
+    world.fake.on_call = on_call
+
+
+def settle(world, seconds=0.0):
+    world.clock.seconds += seconds
+    world.leader.watch()
+    world.preempt()
+
+
+def marked(world):
+    return {item.ref.name for item in world.fake.pods.values() if item.preempted and not item.deletion}
+
+
+def running(world):
+    return {item.ref.name for item in world.fake.pods.values() if item.node_name and not item.deletion}
+
+
+def bind_preemptor(world):
+    world.leader.watch()
+    assert world.schedule("p") is not None
+    world.leader.watch()
+
+
+def delete_preemptor(world):
+    world.fake.delete_pod("default", "p")
+    world.leader.watch()
+
+
+@pytest.mark.parametrize("act", [bind_preemptor, delete_preemptor], ids=["bound", "deleted"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_gang_of_which_one_pod_is_deleted_ends_although_the_preemptor_waits_no_longer(count, act):
+    """It is bound as soon as the first of them has ended."""
+    world = gang_world(grace_s=0)
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    after(world, "evict", count, lambda: act(world))
+    world.preempt()
+    assert running(world) <= {"p"} and marked(world) == set()
+    assert world.leader.metrics.victims == 4
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_gang_of_which_no_pod_is_deleted_is_spared_when_the_preemptor_waits_no_longer(count):
+    world = gang_world()
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    after(world, "mark_preempted", count, lambda: delete_preemptor(world))
+    world.preempt()
+    settle(world)
+    assert running(world) == set(GANG) and marked(world) == set()
+    assert len(world.fake.calls_of("clear_preempted")) == count + 1
+
+
+def test_of_several_units_those_that_are_not_needed_any_more_are_spared():
+    world = World(cards=4)
+    world.run(wants("a", 100, group="gang"), wants("b", 100, group="gang"), wants("c", 100), wants("d", 100))
+    world.create(wants("p", 1000, count=4))
+    world.refuse("p")
+    after(world, "evict", 1, lambda: delete_preemptor(world))
+    world.preempt()
+    settle(world)
+    assert running(world) == {"c", "d"} and marked(world) == set()
+
+
+@pytest.mark.parametrize("error", [ClusterError("no answer"), ClusterError("stumbled", 500), ClusterError("busy", 429),
+                                   ClusterError("forbidden", 403)], ids=str)
+def test_a_deletion_that_fails_is_tried_again_until_the_whole_gang_has_ended(error):
+    world = gang_world(grace_s=0)
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    after(world, "evict", 2, lambda: world.fake.fail("evict", error))
+    world.preempt()
+    assert len(running(world)) == (0 if error.status == 403 else 2), "a refused plan is given up, and only finished"
+    bind_preemptor(world)
+    settle(world)
+    settle(world, REFUSED_S)
+    assert running(world) == {"p"} and marked(world) == set()
+
+
+def test_a_gang_whose_first_deletion_is_refused_is_spared():
+    world = gang_world()
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    world.fake.fail("evict", ClusterError("forbidden", 403))
+    world.preempt()
+    settle(world)
+    assert running(world) == set(GANG) and marked(world) == set()
+
+
+def test_a_gang_whose_first_deletion_has_no_answer_is_evicted():
+    """It may have been carried out."""
+    world = gang_world()
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    world.fake.fail("evict", ClusterError("no answer"), after=True)
+    world.preempt()
+    delete_preemptor(world)
+    settle(world, RETRY_S)
+    assert running(world) == set()
+
+
+def test_a_condition_of_another_is_not_removed():
+    """The pod has changed since; kube-scheduler evicts it by now."""
+    world = gang_world()
+    world.create(wants("p", 1000))
+    world.refuse("p")
+
+    def change():
+        delete_preemptor(world)
+        world.fake.put_pod(replace(world.find("b"), preemptor="", evicted_with=None))
+
+    after(world, "mark_preempted", 3, change)
+    world.preempt()
+    settle(world)
+    assert marked(world) == {"b"}
+    settle(world)
+    assert len(world.fake.calls_of("clear_preempted")) == 4, "one of them was a conflict"
+
+
 class Killed(BaseException):
     """The leader dies within a call."""
+
+
+def kill_after(world, method, count):
+    def kill():
+        raise Killed
+
+    after(world, method, count, kill)
+    with pytest.raises(Killed):
+        world.preempt()
+
+
+KILLS = [pytest.param("mark_preempted", 2, id="some are marked"), pytest.param("evict", 0, id="all are marked"),
+         pytest.param("evict", 1, id="one is deleted"), pytest.param("evict", 3, id="one is left")]
+
+
+@pytest.mark.parametrize("spread", [False, True], ids=["one node", "four nodes"])
+@pytest.mark.parametrize("grace_s", [0, 30])
+@pytest.mark.parametrize(("method", "count"), KILLS)
+def test_the_next_leader_evicts_the_whole_gang_for_a_pod_that_waits(method, count, grace_s, spread):
+    world = gang_world(spread=spread, grace_s=grace_s)
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    kill_after(world, method, count)
+    world.next_leader()
+    for _ in range(5):
+        settle(world, RETRY_S)
+        world.schedule("p")
+    world.end(*world.ending())
+    if world.find("p").node_name == "":
+        assert world.schedule("p") is not None
+    assert running(world) == {"p"} and marked(world) == set()
+    assert world.leader.metrics.in_vain == 0
+
+
+@pytest.mark.parametrize("spread", [False, True], ids=["one node", "four nodes"])
+@pytest.mark.parametrize("grace_s", [0, 30])
+@pytest.mark.parametrize(("method", "count"), KILLS)
+def test_the_next_leader_finishes_what_is_begun_and_spares_the_rest(method, count, grace_s, spread):
+    world = gang_world(spread=spread, grace_s=grace_s)
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    kill_after(world, method, count)
+    world.fake.delete_pod("default", "p")
+    world.next_leader()
+    settle(world)
+    has_begun = method == "evict" and count > 0
+    if not has_begun:
+        settle(world, INHERITED_S)
+    assert running(world) == (set() if has_begun else set(GANG))
+    settle(world)
+    assert marked(world) == set()
+
+
+def test_a_deletion_of_the_earlier_leader_that_arrives_late_is_followed_by_the_others():
+    world = gang_world()
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    kill_after(world, "evict", 0)
+    world.fake.delete_pod("default", "p")
+    world.next_leader()
+    settle(world)
+    assert marked(world) == set(GANG), "it waits for that"
+    world.fake.evict(world.find("c").ref, 30)
+    settle(world)
+    assert running(world) == set()
+
+
+def test_a_gang_of_very_many_pods_delays_no_other_preemption():
+    """It is evicted as a whole, in several steps."""
+    world, gang = World(), {f"m-{number}" for number in range(MAX_WRITES)}
+    world.fake.put_node(node("large", gpu("GPU-large", slots=MAX_WRITES, memory_mib=CARD),
+                             annotations={LOCK_FREE: "NVIDIA"}))
+    world.leader.watch()
+    on_large = {"nvidia.com/use-gpuuuid": "GPU-large"}
+    on_other = {"nvidia.com/use-gpuuuid": "GPU-0-0"}
+    world.run(wants("low", 100, annotations=on_other))
+    world.run(*(wants(name, 100, memory=CARD // MAX_WRITES, group="gang", annotations=on_large) for name in gang))
+    world.preempt_for(wants("p", 1000, annotations=on_large))
+    assert marked(world) == gang
+    world.preempt_for(wants("q", 1000, annotations=on_other))
+    assert "low" in world.ending() and not gang < world.ending()
+    settle(world)
+    assert world.ending() == gang | {"low"}
+    assert world.leader.metrics.victims == len(gang) + 1
+
+
+def test_a_leader_that_loses_its_term_between_two_deletions_leaves_the_rest_to_the_next_one():
+    world = gang_world()
+    world.create(wants("p", 1000))
+    world.refuse("p")
+    earlier = world.leader
+    after(world, "evict", 2, lambda: setattr(earlier.leadership, "leading", False))
+    world.preempt()
+    assert len(world.ending()) == 3, "the write had begun"
+    world.next_leader()
+    settle(world)
+    assert running(world) == set()
+    assert [call.ref.name for call in world.fake.calls_of("evict")] == list(GANG)
 
 
 @pytest.mark.timeout(240)  # a busy machine
@@ -527,15 +787,31 @@ class Killed(BaseException):
 @given(seed=integers(0, 2**32))
 def test_no_eviction_is_in_vain(seed):
     """Every pod for which others were evicted is bound in the end, unless it is deleted or a pod of higher priority
-    has taken what was freed: through crashes and changes of the leader, and lost nominations."""
+    has taken what was freed: through crashes and changes of the leader, and lost nominations. No gang is evicted in
+    part, and nobody who was spared keeps the condition."""
     rng = random.Random(seed)
     world = World(nodes=rng.randint(1, 3), cards=rng.randint(1, 2))
     for number in range(rng.randint(2, 10)):
         world.create(wants(f"first-{number}", rng.choice((0, 100)), memory=rng.choice((2000, 4000, CARD)),
-                           grace_s=rng.choice((0, 30))))
+                           grace_s=rng.choice((0, 30)), group=rng.choice(("", "", "x", "y"))))
         world.schedule(f"first-{number}")
         world.leader.watch()
-    evicted_for = Counter()
+    evicted_for, evicted, together = Counter(), set(), {}
+
+    def meanwhile():
+        """Pods that are being deleted end, those that wait are deleted or placed, and the watch shows it."""
+        world.fake.on_call = lambda call: None
+        world.leader.watch()
+        if (ending := sorted(world.ending())) and rng.random() < 0.5:
+            world.end(rng.choice(ending))
+        for item in sorted(world.fake.pods.values(), key=lambda item: (-item.priority, item.ref.name)):
+            if not item.node_name and rng.random() < 0.1:
+                world.ended_by_user.add(item.ref.uid)
+                world.end(item.ref.name)
+            elif not item.node_name:
+                world.schedule(item.ref.name)
+        world.leader.watch()
+        world.fake.on_call = on_call
 
     def on_call(call):
         if call.method == "evict":
@@ -544,8 +820,16 @@ def test_no_eviction_is_in_vain(seed):
                 evicted_for[world.marks[call.ref.uid]] += 1
         elif call.method == "mark_preempted":
             world.marks[call.ref.uid] = call.message.split()[3]
-        if call.method in ("annotate_pod", "nominate", "mark_preempted", "evict") and rng.random() < 0.1:
-            raise Killed
+        if call.method in ("annotate_pod", "nominate", "mark_preempted", "evict", "clear_preempted"):
+            chance = rng.random()
+            if chance < 0.1:
+                raise Killed
+            if chance < 0.4:
+                meanwhile()
+        if call.method == "evict":
+            evicted.add(call.ref.uid)
+        elif call.method == "mark_preempted" and "together" in call.message:
+            together.setdefault(call.message, set()).add(call.ref.uid)
 
     world.marks, world.fake.on_call = {}, on_call
     for number in range(rng.randint(10, 40)):
@@ -585,6 +869,10 @@ def test_no_eviction_is_in_vain(seed):
                 world.schedule(item.ref.name)
                 world.leader.watch()
         world.preempt()
+    alive = {item.ref.uid for item in world.fake.pods.values()}
+    for uids in together.values():
+        assert uids.isdisjoint(evicted) or uids.isdisjoint(alive)
+    assert marked(world) == set()
     for name in world.fake.nodes:
         assert all(memory <= CARD for _, memory, _ in world.fake.charges(name).values())
     bound = {item.ref.uid for item in world.fake.pods.values() if item.node_name}

@@ -116,8 +116,50 @@ def test_a_gang_is_evicted_as_a_whole_or_spared():
     assert both.priority == 300
 
 
+def one_of(gang, uid, priority=100, started=0):
+    """A pod of a gang whose pods are evicted one by one."""
+    return EvictionUnit(uids=(uid,), priorities=(priority,), started=started, gang=gang)
+
+
+def all_of(text):
+    """The units of gangs: ``"a1 a2 b1"`` are two pods of the gang a and one of b, the later the younger."""
+    return [one_of(uid[0], uid, started=started) for started, uid in enumerate(text.split(), start=1)]
+
+
+@pytest.mark.parametrize(("units", "need", "surplus", "victims"), [
+    pytest.param(all_of("a1 b1"), 1, {"a": 1, "b": 0}, {"a1"}, id="of the gang that has one more than it needs"),
+    pytest.param(all_of("b1 a1"), 1, {"a": 1, "b": 0}, {"a1"}, id="the same, started later"),
+    pytest.param(all_of("a1 a2 b1 b2"), 2, {"a": 1, "b": 1}, "one of each", id="one of each rather than two of one"),
+    pytest.param(all_of("a1 a2 b1 b2"), 3, {"a": 1, "b": 0}, "one gang", id="both of one, none more of the other"),
+    pytest.param(all_of("a1 b1 b2"), 2, {"a": 0, "b": 0}, {"b1", "b2"}, id="both of one rather than one of each"),
+    pytest.param([*all_of("a1"), unit("x", started=9)], 1, {"a": 0}, {"x"}, id="a pod without a gang, if it is needed"),
+    pytest.param([*all_of("a1"), unit("x", started=9)], 1, {"a": 1}, {"a1"}, id="not so, if it is not needed"),
+    pytest.param([one_of("a", "a1", 50), unit("x", 60)], 1, {"a": 0}, {"a1"}, id="the lower priority comes first"),
+    pytest.param(all_of("a1 a2"), 1, {}, {"a2"}, id="of a gang that lacks pods anyway, the youngest"),
+])
+def test_pods_that_gangs_do_not_need_are_evicted_first_and_then_the_fewest(units, need, surplus, victims):
+    def fits(ended):
+        return len(ended) >= need
+
+    expected = {"one of each": lambda uids: {uid[0] for uid in uids} == {"a", "b"} and len(uids) == 2,
+                "one gang": lambda uids: {"b1", "b2"} < uids and len(uids) == 3}
+    searched = best(on("n0", fits, *units), surplus=surplus, lowest=50)
+    spared = plan_node(on("n0", fits, *units), {}, surplus)
+    for plan in (searched, spared):
+        uids = set(plan.uids)
+        assert expected[victims](uids) if isinstance(victims, str) else uids == victims
+
+
+def test_of_two_nodes_the_one_is_chosen_where_no_gang_is_broken():
+    plan = best(on("n0", needs("b"), one_of("b", "b", started=9)), on("n1", needs("a"), one_of("a", "a", started=1)),
+                surplus={"a": 1, "b": 0})
+    assert (plan.uids, plan.broken, plan.surplus) == (("a",), 0, 1)
+    fewest = best(on("n0", needs("xy"), unit("x"), unit("y")), on("n1", needs("b"), one_of("b", "b")), surplus={"b": 0})
+    assert fewest.node == "n0", "two pods rather than a gang"
+
+
 def test_cost_counts_each_pod_of_a_gang():
-    (violations, highest, total, pods, _) = PreemptionPlan("n0", (gang("a", "b", priorities=(1, 2)),)).cost
+    (violations, highest, _, total, pods, *_) = PreemptionPlan("n0", (gang("a", "b", priorities=(1, 2)),)).cost
     assert (violations, highest, total, pods) == (0, 2, 3 + 2 * PRIORITY_OFFSET, 2)
 
 

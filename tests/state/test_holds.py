@@ -79,7 +79,7 @@ def test_the_pods_of_one_namespace_have_a_share_of_all_holds():
 def add_hold(holds, waiting):
     """Adds a hold of nothing."""
     booking = Booking(uid=f"hold/{waiting.ref.uid}", node="n1", namespace=waiting.ref.namespace, charges=())
-    holds.add(Hold(pod=waiting, choice=None, booking=booking, victims=frozenset(), until=0.0))
+    holds.add(Hold(pod=waiting, choice=None, booking=booking, units=(), until=0.0))
 
 
 # what others see
@@ -347,7 +347,7 @@ def test_a_hold_follows_the_reservation_of_its_pod_to_another_node():
     (made,) = cache.hold([(wants(), plan("v"))])
     end(cache, "w")
     assert cache.place(wants(), "n1", "n2") == "n2"
-    assert cache.victims_of(made) == [] and made.evicted and not made.victims, "nobody is evicted for it any more"
+    assert cache.units_of(made) == [] and made.evicted and not made.victims, "nobody is evicted for it any more"
     cache.reservations.forget("uid-p")
     assert cache.place(wants("x", 1000, priority=0), "n1", "n2") is None and made.node == "n2"
     assert cache.place(wants(), "n1", "n2") == "n2"
@@ -364,20 +364,38 @@ def test_a_pod_with_a_reservation_gets_no_hold():
 def test_the_victims_of_a_hold_are_those_that_have_not_ended():
     cache = store(on_card("v", 4000), on_card("w", 4000), cards=1)
     made = holding(cache, wants(), "v", "w")
-    assert [record.ref.name for record in cache.victims_of(made)] == ["v", "w"] and cache.still_evicts(made)
+    assert names(cache.units_of(made)) == [["v"], ["w"]] and cache.still_evicts(made)
     end(cache, "w")
-    assert [record.ref.name for record in cache.victims_of(made)] == ["v"]
+    assert names(cache.units_of(made)) == [["v"]]
     cache.mark_evicted(made)
     assert made.evicted
     cache.pods.remove(replace(wants(), resource_version="9"))
-    assert not cache.still_evicts(made) and cache.victims_of(made) == []
+    assert not cache.still_evicts(made) and cache.units_of(made) == []
+
+
+def test_the_victims_of_a_hold_are_told_by_those_that_are_evicted_together():
+    cache = store(on_card("a", 2000), on_card("b", 2000), on_card("c", 2000), on_card("d", 2000), cards=1)
+    together = EvictionUnit(uids=("uid-c", "uid-a"), priorities=(0, 0))
+    cache.place(wants(memory=6000))
+    units = (together, EvictionUnit(uids=("uid-b",), priorities=(0,)))
+    (made,) = cache.hold([(wants(memory=6000), PreemptionPlan("n1", units))])
+    assert names(cache.units_of(made)) == [["a", "c"], ["b"]]
+    assert cache.are_being_evicted({"uid-c"}) and not cache.are_being_evicted({"uid-d"})
+    end(cache, "c")
+    assert names(cache.units_of(made)) == [["a"], ["b"]]
+    cache.mark_evicted(made)
+    assert not cache.are_being_evicted({"uid-a"})
+
+
+def names(units):
+    return [[record.ref.name for record in unit] for unit in units]
 
 
 def test_victims_are_spared_if_the_pod_fits_by_now():
     cache = store(on_card("v"), on_card("other", card=1))
     made = holding(cache, wants(), "v")
     end(cache, "other")
-    assert cache.victims_of(made) == [] and made.evicted and not made.victims
+    assert cache.units_of(made) == [] and made.evicted and not made.victims
     assert cache.used("GPU-0")[1] == cache.used("GPU-1")[1] == MIB, "what is free is held now"
     assert cache.place(wants("x", 1000, priority=0)) is None and cache.place(wants()) == "n1"
 
@@ -449,7 +467,7 @@ def test_the_part_of_a_partition_that_no_victim_has_is_held():
     table.book(Booking("v", "default", "n1", (("NVIDIA", (Charge("GPU-0", 1, 5000, 0, (Partition(1, 1),)),)),)))
     need = Booking("hold/p", "default", "n1", (("NVIDIA", (Charge("GPU-0", 1, 20_000, 0, (Partition(0, 4),)),)),))
     holds = Holds(table)
-    holds.add(Hold(pod=wants(), choice=None, booking=need, victims=frozenset({"v"}), until=0.0))
+    holds.add(Hold(pod=wants(), choice=None, booking=need, units=(frozenset({"v"}),), until=0.0))
     holds.settle(lambda uid: False)
     (usage,) = table.usages("n1")["NVIDIA"]
     held = sorted((part.start, part.size) for part in usage.partitions)

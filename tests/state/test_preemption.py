@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from hami.codec.times import render_time
-from hami.model import DisruptionBudget, LabelRequirement, MigProfile, Partition
+from hami.model import DisruptionBudget, LabelRequirement, MigProfile, Partition, PodGroup
 from hami.scheduling.preempt import PreemptionPlan
-from hami.state.preemption import OVERDUE_S, SOON_S, PreemptionRules, plan_further, plan_preemption
+from hami.state.preemption import MAX_BUDGETS, OVERDUE_S, SOON_S, PreemptionRules, plan_further, plan_preemption
 from hami.state.store import Store
 from hami.state.view import Policies
 from hami.vendors.spec import Catalog
@@ -253,6 +253,83 @@ def test_a_gang_is_as_old_as_its_oldest_pod(started, expected):
     assert victims(cache, rules=replace(RULES, min_runtime_s=600)) == expected
 
 
+# PodGroups
+
+SINGLE, ALL = "", "podgroup/"
+CARDS_OF_FOUR = tuple((f"n{number}", (f"GPU-{number}",)) for number in range(1, 5))
+
+
+def grouped(groups, *pods, waiting=None, **options):
+    """The victims where each of *pods* (name and group, a letter each) has a card, and PodGroups say *groups*."""
+    cache = store(*(runs(text[0], f"GPU-{place}", on=f"n{place}", group=text[1:], started=f"2026-08-21T10:00:0{place}Z")
+                    for place, text in enumerate(pods, start=1)), nodes=CARDS_OF_FOUR[:len(pods)])
+    return victims(cache, waiting, replace(RULES, pod_groups=lambda ref: groups.get(ref.name)), **options)
+
+
+def group(min_count=None, disrupted_with=SINGLE):
+    return PodGroup(min_count=min_count, disrupted_with=disrupted_with)
+
+
+@pytest.mark.parametrize(("groups", "pods", "expected"), [
+    pytest.param({"g": group(2)}, ["ag", "bg"], {"a", "b"}, id="one by one"),
+    pytest.param({"g": group(2, "podgroup/g")}, ["ag", "bg"], {"ab"}, id="together"),
+    pytest.param({}, ["ag", "bg"], {"ab"}, id="not known: together"),
+    pytest.param({"g": group(3), "h": group(0)}, ["ag", "bg", "cg", "dh"], {"d"}, id="who is not needed"),
+    pytest.param({"g": group(2), "h": group(1)}, ["ag", "bg", "cg", "dh"], {"a", "b", "c"}, id="of those, anyone"),
+    pytest.param({"g": group(4), "h": group(1)}, ["ag", "bg", "cg", "dh"], {"a", "b", "c"},
+                 id="of a gang that lacks one anyway"),
+    pytest.param({"g": group(), "h": group(1)}, ["ag", "bg", "cg", "dh"], {"a", "b", "c"}, id="no gang, only a group"),
+    pytest.param({"g": group(2), "h": group(2, "podgroup/h")}, ["ag", "bg", "ch", "dh"], {"a", "b"},
+                 id="one pod of a gang rather than the whole of another"),
+    pytest.param({"g": group(2, "podgroup/g")}, ["ag", "bg", "c"], {"c"}, id="a pod without a gang rather than a gang"),
+    pytest.param({"g": group(1, "compositepodgroup/j"), "h": group(1, "compositepodgroup/j")}, ["ag", "bh"], {"ab"},
+                 id="with the pods of other groups below the same"),
+    pytest.param({"g": group(1, "compositepodgroup/j"), "h": group(1, "compositepodgroup/k")}, ["ag", "bh"], {"a", "b"},
+                 id="below another"),
+    pytest.param({"g": group(1, "compositepodgroup/j"), "h": group(1)}, ["ag", "bh"], {"a", "b"}, id="alone below it"),
+    pytest.param({"g": group(1, "compositepodgroup/j")}, ["ag", "bh"], {"b"}, id="not known who else is below it"),
+])
+def test_the_pods_of_a_gang_are_evicted_as_their_groups_say(groups, pods, expected):
+    assert "".join(grouped(groups, *pods)) in expected
+
+
+def test_another_namespace_may_have_a_composite_group_of_the_same_name():
+    cache = store(runs("a", group="g", priority=20), runs("b", "GPU-1", on="n2", group="h", namespace="other"),
+                  nodes=(("n1", ("GPU-0",)), ("n2", ("GPU-1",))))
+    rules = replace(RULES, pod_groups=lambda ref: group(1, "compositepodgroup/j"))
+    assert victims(cache, rules=rules) == ["b"]
+
+
+@pytest.mark.parametrize(("disrupted_with", "expected"), [(SINGLE, ["a"]), ("podgroup/gang", None)],
+                         ids=["one by one", "together"])
+@pytest.mark.parametrize("fields", [{"priority": 100}, {"is_node_agent": True}, {"started": "2026-08-21T11:59:00Z"}],
+                         ids=["priority", "of a DaemonSet", "young"])
+def test_a_pod_that_stays_protects_only_those_that_are_evicted_with_it(fields, disrupted_with, expected):
+    cache = gang(10, 10)
+    cache.pods.upsert(runs("b", "GPU-1", on="n2", group="gang", resource_version="60", **fields))
+    rules = replace(RULES, min_runtime_s=600, pod_groups=lambda ref: group(2, disrupted_with))
+    is_old_enough_together = "started" in fields and disrupted_with
+    assert victims(cache, rules=rules) == (["a", "b"] if is_old_enough_together else expected)
+
+
+def test_what_a_gang_lacks_after_other_plans_counts():
+    """It has one pod more than it needs, which is evicted for another already."""
+    groups, pods = {"g": group(2), "h": group(0)}, ("ag", "bg", "cg", "dh")
+    assert grouped(groups, *pods, planned={"uid-d"}) in (["a"], ["b"], ["c"])
+    assert grouped(groups, *pods, planned={"uid-c"}) == ["d"]
+
+
+def test_kube_scheduler_gets_no_victims_on_other_nodes():
+    """It finds them on that node, or gives up."""
+    cache = gang(10, 10)
+    rules = replace(RULES, pod_groups=lambda ref: group(2, "podgroup/gang"))
+    assert plan_further(cache.view(), waits(), "n1", [], rules) is None
+    one_by_one = replace(RULES, pod_groups=lambda ref: group(2))
+    assert plan_further(cache.view(), waits(), "n1", [], one_by_one).uids == ("uid-a",)
+    there = store(runs("a", group="gang"), runs("b", "GPU-1", group="gang"), nodes=(("n1", ("GPU-0", "GPU-1")),))
+    assert set(plan_further(there.view(), waits(), "n1", [], rules).uids) == {"uid-a", "uid-b"}
+
+
 def test_a_gang_of_which_one_pod_is_evicted_for_others_stays():
     assert victims(gang(10, 10), planned={"uid-b"}) is None
 
@@ -286,6 +363,15 @@ def test_strict_plans_violate_no_budget():
     strict = replace(RULES, budgets=[budget(0)], strict=True)
     assert victims(two_teams(), rules=strict) is None
     assert victims(two_teams(), rules=replace(strict, budgets=[budget(0, team="x")])) == ["b"]
+
+
+def test_of_very_many_budgets_of_a_namespace_some_count():
+    """Others are not slowed down by them."""
+    cache = store(runs("a", priority=0, labels={"team": "x"}))
+    many = [replace(budget(0, team="y"), name=f"b{number}") for number in range(MAX_BUDGETS)]
+    found = [planned(cache, rules=replace(RULES, budgets=budgets)).violations
+             for budgets in ([*many[1:], budget(0, team="x")], [*many, budget(0, team="x")])]
+    assert found == [1, 0]
 
 
 def test_the_victims_of_other_plans_use_up_a_budget():

@@ -1,0 +1,68 @@
+"""Evictions that are under way: the pods that carry the condition of one, by those that are evicted together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from hami.model import Pod
+from hami.state.pods import PodRecord
+
+FindRecord = Callable[[str], PodRecord | None]
+"""Returns the record of the pod with this uid."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedUnit:
+    """Pods that are evicted together or not at all, as their conditions say it: those of them that hold devices still,
+    also those that are being deleted.
+
+    *preemptor*: the uid of the pod for which they are evicted; empty if kube-scheduler evicts them. *has_begun*: one of
+    them has been deleted. *is_complete*: all of them are marked, else none has been deleted.
+    """
+
+    preemptor: str
+    records: tuple[PodRecord, ...]
+    has_begun: bool
+    is_complete: bool
+
+
+def marked_units(preempted: Iterable[PodRecord], find: FindRecord) -> list[MarkedUnit]:
+    """Returns the units to which the pods *preempted*, which carry the condition, belong."""
+    by_unit = defaultdict[tuple[str, str], list[PodRecord]](list)
+    for record in preempted:
+        last = record.evicted_with.last if record.evicted_with is not None else record.ref.uid
+        by_unit[record.preemptor, last].append(record)
+    return [_unit(preemptor, last, records, find) for (preemptor, last), records in by_unit.items()]
+
+
+def _unit(preemptor: str, last: str, records: list[PodRecord], find: FindRecord) -> MarkedUnit:
+    in_order = tuple(sorted(records, key=lambda record: record.ref.uid))
+    together = in_order[0].evicted_with
+    if together is not None and not _is_marked(find(last), preemptor):
+        return MarkedUnit(preemptor, in_order, has_begun=False, is_complete=False)
+    is_any_gone = together is not None and len(in_order) < together.count
+    has_begun = is_any_gone or any(record.is_ending for record in in_order)
+    return MarkedUnit(preemptor, in_order, has_begun=has_begun, is_complete=True)
+
+
+def _is_marked(last: PodRecord | None, preemptor: str) -> bool:
+    """Reports whether the pod that is marked last has been marked. If it is gone, so it has: it is deleted last."""
+    if last is None or last.terminated or not last.node:
+        return True
+    return last.preempted and last.preemptor == preemptor
+
+
+@dataclass(frozen=True, slots=True)
+class PlanUnderWay:
+    """*pod* waits for the devices that the *units* leave on *node*. They are empty if these have ended."""
+
+    pod: Pod
+    node: str
+    units: tuple[tuple[PodRecord, ...], ...]
+
+    @property
+    def is_of_kube_scheduler(self) -> bool:
+        """Reports whether kube-scheduler evicts them."""
+        return not any(record.preemptor for unit in self.units for record in unit)
