@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from hami.errors import NodeLocked
 from hami.model import Pod
+from hami.runtime.token_bucket import TokenBucket
 from hami.scheduler.filter import LEADERSHIP_TIMEOUT_S
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.planner import PreemptionPlanner
@@ -29,6 +30,7 @@ MAX_PLANNED = 50  # nodes on which further victims are looked for
 CATCH_UP_S = 0.1  # kube-scheduler may see the end of a pod this long before our watch does
 CATCH_UP_PERIOD_S = 1.0  # for one wait, since kube-scheduler places no pods meanwhile
 CATCH_UPS_AT_ONCE = 10  # after a pause: several pods may end within a second
+RARE_S = 10.0  # a namespace that has not waited for so long does not depend on the waits of others
 
 
 class PreemptionFilter:
@@ -41,7 +43,11 @@ class PreemptionFilter:
         self._planner = planner
         self._clock = clock
         self._sleep = sleep
-        self._waits_paid_until = -math.inf
+        self._lock = threading.Lock()  # guards the rest; not held while a veto waits
+        now = clock()
+        self._waits = TokenBucket(1 / CATCH_UP_PERIOD_S, CATCH_UPS_AT_ONCE, now)
+        self._rare_waits = TokenBucket(1 / CATCH_UP_PERIOD_S, CATCH_UPS_AT_ONCE, now)
+        self._waited_at: dict[str, float] = {}  # by namespace, in the last RARE_S
 
     def filter(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> Mapping[str, Collection[str]]:
         """Returns the nodes on which the devices of *pod* fit once the *victims* (uids, by node) have ended, each with
@@ -59,7 +65,7 @@ class PreemptionFilter:
             return victims
         judged = dict(itertools.islice(self._there(victims), MAX_NODES))
         kept = self._fitting(pod, judged)
-        if not kept and self._may_wait():
+        if not kept and self._may_wait(pod.ref.namespace):
             self._sleep(CATCH_UP_S)
             kept = self._fitting(pod, judged)
         if kept:
@@ -120,14 +126,21 @@ class PreemptionFilter:
             return False
         return view.what_if(without={pod.ref.uid, *offers[node]}).choose(pod, [node]) is not None
 
-    def _may_wait(self) -> bool:
-        """Reports whether a veto may wait until the watch has caught up.
+    def _may_wait(self, namespace: str) -> bool:
+        """Reports whether a veto for a pod of *namespace* may wait until the watch has caught up.
 
         kube-scheduler tries the pod again when another one ends, at once, and after a veto not for minutes: the pod
         would wait beside a free device, and no reminder reaches it, since no filter has refused it.
         """
         now = self._clock()
-        if self._waits_paid_until > now + (CATCH_UPS_AT_ONCE - 1) * CATCH_UP_PERIOD_S:
-            return False
-        self._waits_paid_until = max(self._waits_paid_until, now) + CATCH_UP_PERIOD_S
-        return True
+        with self._lock:
+            self._waited_at = {name: at for name, at in self._waited_at.items() if now - at < RARE_S}
+            is_rare = namespace not in self._waited_at
+            if self._waits.delay(now) == 0:
+                self._waits.take()
+            elif is_rare and self._rare_waits.delay(now) == 0:
+                self._rare_waits.take()
+            else:
+                return False
+            self._waited_at[namespace] = now
+            return True

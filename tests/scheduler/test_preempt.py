@@ -10,7 +10,7 @@ from pytest import param
 
 from hami.errors import MalformedInput, NodeLocked
 from hami.scheduler.planner import LEFT_S
-from hami.scheduler.preempt import CATCH_UP_PERIOD_S, CATCH_UP_S, CATCH_UPS_AT_ONCE, MAX_NODES
+from hami.scheduler.preempt import CATCH_UP_PERIOD_S, CATCH_UP_S, CATCH_UPS_AT_ONCE, MAX_NODES, RARE_S
 from hami.state.pending import GRACE_S
 from tests.builders import content, gpu, gpus, node, pod, quota
 from tests.scheduler.replicas import cards, holding, replica
@@ -151,6 +151,20 @@ def test_vetoes_wait_for_a_tenth_of_the_time_at_most():
         scheduler.preemption_filter.filter(WHOLE, {"sick": ["cpu-1"]})
     assert len(naps) == CATCH_UPS_AT_ONCE + 50
     assert CATCH_UP_S <= 0.1 * CATCH_UP_PERIOD_S
+
+
+def test_vetoes_of_one_namespace_leave_waits_to_others():
+    naps = []
+    scheduler = replica(cards("sick", {"healthy": False}), sleep=naps.append)
+    for _ in range(100):
+        scheduler.preemption_filter.filter(WHOLE, {"sick": ["cpu-1"]})
+    for name in ("other", "other", "third"):
+        scheduler.preemption_filter.filter(pod(gpus(1, memory=46_068, cores=100), namespace=name), {"sick": ["cpu-1"]})
+    assert len(naps) == CATCH_UPS_AT_ONCE + 2
+    scheduler.clock.seconds += RARE_S
+    for _ in range(100):
+        scheduler.preemption_filter.filter(WHOLE, {"sick": ["cpu-1"]})
+    assert len(naps) == 2 * CATCH_UPS_AT_ONCE + 2
 
 
 def test_nodes_beyond_the_bound_are_not_judged():
