@@ -79,10 +79,11 @@ class Evictor:
         self._writes_left = MAX_WRITES
 
     def take_over(self) -> None:
-        """Goes on with what an earlier leader has begun. A new leader calls this before its first decision."""
+        """Goes on with what an earlier leader has begun. A new leader calls this before it evicts anybody."""
         until = self._clock() + INHERITED_S
+        is_known = self._cache.nodes.is_known  # else another scheduler has the node, and evicts them
         self._units = [_inherited(unit, until) for unit in self._cache.marked_units()
-                       if unit.preemptor and self._is_ours(unit)]
+                       if unit.preemptor and any(is_known(record.node) for record in unit.records)]
 
     def begin_step(self) -> None:
         """Allows as many writes as a step may have."""
@@ -127,7 +128,7 @@ class Evictor:
         """Finishes or spares a unit, as far as that is possible now. Raises: EvictionStopped, EvictionPaused,
         ClusterError."""
         if eviction.inherited_until > -math.inf and not eviction.has_begun:
-            eviction.has_begun = any(self._has_ended(uid) for uid in eviction.refs)
+            eviction.has_begun = any(_has_ended(self._cache.pods.get(uid)) for uid in eviction.refs)
         if eviction.has_begun:
             self._delete_rest(eviction, beat)
             self._units.remove(eviction)
@@ -156,7 +157,7 @@ class Evictor:
             return
         for uid, ref in eviction.refs.items():
             written, _ = eviction.marks.get(uid, ("", 0))
-            if written == eviction.message or self._has_ended(uid):
+            if written == eviction.message or _has_ended(self._cache.pods.get(uid)):
                 continue
             self._check_wanted(hold)
             self._spend(beat)
@@ -176,7 +177,7 @@ class Evictor:
         """Deletes those pods of a unit that have not been deleted yet."""
         for uid, ref in eviction.refs.items():
             record = self._cache.pods.get(uid)
-            if uid in eviction.deleted or record is None or self._has_ended(uid):
+            if uid in eviction.deleted or record is None or _has_ended(record):
                 continue
             self._check_leads()
             self._spend(beat)
@@ -196,7 +197,7 @@ class Evictor:
         """Removes the condition from the pods of a unit. Reports whether none has it any more."""
         for uid, (_, version) in list(eviction.marks.items()):
             record = self._cache.pods.get(uid)
-            if record is not None and not self._has_ended(uid):
+            if record is not None and not _has_ended(record):
                 if record.version < version:
                     continue  # the watch is late
                 if record.preempted and record.preemptor == eviction.preemptor:
@@ -211,15 +212,6 @@ class Evictor:
                     log.info("pod not evicted", extra={"pod": record.ref, "preemptor": eviction.preemptor})
             del eviction.marks[uid]
         return not eviction.marks
-
-    def _has_ended(self, uid: str) -> bool:
-        """Reports whether the pod is gone, has terminated, or is being deleted."""
-        record = self._cache.pods.get(uid)
-        return record is None or record.terminated or record.is_ending
-
-    def _is_ours(self, unit: MarkedUnit) -> bool:
-        """Reports whether a pod of *unit* is on a node of this scheduler: else another one evicts them."""
-        return any(self._cache.nodes.is_known(record.node) for record in unit.records)
 
     def _check_wanted(self, hold: Hold) -> None:
         self._check_leads()
@@ -244,6 +236,11 @@ def _inherited(unit: MarkedUnit, until: float) -> UnitEviction:
     marks = {record.ref.uid: (message, record.version) for record in unit.records}
     return UnitEviction(unit.preemptor, message, refs, marks, has_begun=unit.has_begun,
                         inherited_until=until if unit.is_complete else -math.inf)
+
+
+def _has_ended(record: PodRecord | None) -> bool:
+    """Reports whether a pod is gone, has terminated, or is being deleted."""
+    return record is None or record.terminated or record.is_ending
 
 
 def _may_have_arrived(error: ClusterError) -> bool:

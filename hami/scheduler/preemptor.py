@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from hami.codec.keys import PREEMPTING
@@ -19,6 +18,7 @@ from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.model import Pod
 from hami.runtime.tasks import Task
+from hami.scheduler.attempts import Attempts
 from hami.scheduler.evictor import REFUSED_S, RETRY_S, EvictionPaused, EvictionStopped, Evictor
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
@@ -26,7 +26,7 @@ from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduling.preempt import EvictionUnit, PreemptionPlan
 from hami.state.evictions import PlanUnderWay
 from hami.state.holds import Hold, HoldEnd
-from hami.state.pending import LIMIT, PendingPod
+from hami.state.pending import PendingPod
 from hami.state.preemption import Plans, PreemptionRules, plan_together, pods_together
 from hami.state.store import Store
 from hami.state.view import View
@@ -34,21 +34,10 @@ from hami.state.view import View
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0  # between looks at what waits, unless a filter has refused a pod
-WAIT_S = 0.1  # after a pod was refused: kube-scheduler may have candidates of its own
-MAX_RETRY_S = 10.0  # until a pod without a plan is planned for again; at first RETRY_S
 AVOIDED_S = 300.0  # for which a pod does not wait for room on a node where a victim did not end in time
 PAUSES = 4.0  # each plan is followed by a pause so many times as long as it has used the processor
-MAX_ATTEMPTS = 2 * LIMIT  # pods whose attempts are remembered
 
 _IN_VAIN = (HoldEnd.EXPIRED, HoldEnd.UNFIT)
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """The last attempt to plan for a pod. *failures*: how many there were. *due*: when the next may be."""
-
-    failures: int
-    due: float
 
 
 class Preemptor(Task):
@@ -66,9 +55,9 @@ class Preemptor(Task):
         self._metrics = metrics
         self._clock = clock
         self._evictor = Evictor(cluster, cache, events, leadership, metrics, clock=clock, now=now)
-        self._attempts: dict[str, _Attempt] = {}
+        self._is_new_term = False
+        self._attempts = Attempts()
         self._plan_from = -math.inf
-        self._failed_at: dict[str, float] = {}  # when there was last no plan for a pod of a namespace
         self._clear_from = -math.inf
         self._held_since: dict[str, float] = {}
         self._avoided: dict[tuple[str, str], float] = {}  # pods and nodes, until when
@@ -77,14 +66,16 @@ class Preemptor(Task):
         """Makes plans for refused pods and carries them out. Returns the seconds until the next step."""
         if not self._planner.is_enabled or not self._leadership.leads():
             return IDLE_S
+        if self._is_new_term:
+            self._is_new_term = False
+            self._evictor.take_over()
         self._cache.holds()  # ends those that do not fit any more
         self._report_ended()
         self._follow_plans()
         delay = self._plan()
         self._evictor.begin_step()
         for hold in self.each(sorted(self._cache.holds(), key=lambda hold: len(hold.victims))):
-            attempt = self._attempts.get(hold.ref.uid)
-            is_due = attempt is None or self._clock() >= attempt.due
+            is_due = self._attempts.is_due(hold.ref, self._clock())
             if not hold.evicted and is_due and self._leadership.leads():
                 self._evict(hold)
         if self._leadership.leads():
@@ -96,7 +87,7 @@ class Preemptor(Task):
         if self._planner.is_enabled:
             self._cache.release_holds()  # of an earlier term
             self._held_since.clear()
-            self._evictor.take_over()
+            self._is_new_term = True  # its thread may still be in a call of the earlier term
             for plan in self._cache.plans_under_way():
                 self._hold([(plan.pod, _plan_of(plan))])
 
@@ -129,45 +120,23 @@ class Preemptor(Task):
         if (rest_s := self._plan_from - self._clock()) > 0:  # refusals wake the task at any time
             return rest_s
         delay, view = IDLE_S, None
-        for pending in self.each(self._preemptors()):
+        for pending in self.each(self._attempts.in_order(self._cache.preemptors())):
             ref, clock, used = pending.pod.ref, self._clock(), self._planner.used()
-            uid, attempt = ref.uid, self._attempt_for(pending)
-            if self._planner.is_left_to_kube_scheduler(ref) or self._cache.hold_of(uid) is not None:  # with its gang
-                continue
-            if clock < attempt.due:
-                delay = min(delay, attempt.due - clock)
+            if self._planner.is_left_to_kube_scheduler(ref) or self._cache.hold_of(ref.uid) is not None:
+                continue  # it may have got a hold with its gang
+            if (wait_s := self._attempts.due(pending) - clock) > 0:
+                delay = min(delay, wait_s)
                 continue
             view = view or self._cache.view()
             if self._plan_for(pending, view):
-                self._attempts.pop(uid, None)
+                self._attempts.succeed(ref)
                 view = None  # what is held now is taken
             else:
-                self._failed_at[ref.namespace] = clock
-                self._remember(uid, _Attempt(attempt.failures + 1, clock + min(
-                    RETRY_S * 2.0 ** attempt.failures, MAX_RETRY_S)))
+                self._attempts.fail(ref, clock)
             if (pause_s := PAUSES * (self._planner.used() - used)) > 0:
                 self._plan_from = self._clock() + pause_s
                 return pause_s
         return delay
-
-    def _preemptors(self) -> list[PendingPod]:
-        """Returns the pods that may be planned for, in that order.
-
-        Plans take time, and those without a result are made again and again. So a namespace goes behind the others with
-        each of them: it cannot keep them from their plans by pods for which there is none, whatever their priority.
-        """
-        pods = self._cache.preemptors()
-        namespaces = {pending.pod.ref.namespace for pending in pods}
-        self._failed_at = {namespace: at for namespace, at in self._failed_at.items() if namespace in namespaces}
-
-        def rank(pending: PendingPod) -> tuple[float, int, float]:
-            failed_at = self._failed_at.get(pending.pod.ref.namespace, -math.inf)
-            return failed_at, -pending.pod.priority, self._attempt_for(pending).due
-
-        return sorted(pods, key=rank)
-
-    def _attempt_for(self, pending: PendingPod) -> _Attempt:
-        return self._attempts.get(pending.pod.ref.uid, _Attempt(0, pending.since + WAIT_S))
 
     def _plan_for(self, pending: PendingPod, view: View) -> bool:
         """Plans for a pod, or for its whole gang, and holds what is freed. Reports whether it does."""
@@ -248,22 +217,16 @@ class Preemptor(Task):
                 raise
             log.info("preemption given up", extra={"pod": hold.ref, "node": hold.node, "error": error})
             self._cache.release_hold(hold)  # it is bound or gone, as the watch shows soon
-            self._remember(hold.ref.uid, _Attempt(1, self._clock() + RETRY_S))
+            self._attempts.put_off(hold.ref, self._clock() + RETRY_S)
             raise EvictionStopped(f"pod {hold.ref} waits no longer") from error
 
     def _failed(self, hold: Hold, error: ClusterError) -> None:
         log.warning("preemption failed", extra={"pod": hold.ref, "node": hold.node, "error": error})
-        self._remember(hold.ref.uid, _Attempt(1, self._clock() + RETRY_S))
+        self._attempts.put_off(hold.ref, self._clock() + RETRY_S)
         if error.status in (400, 403, 422):  # trying again at once does not help
             self._events.record(hold.ref, "Warning", "PreemptionFailed", f"no pod can be evicted: {error}")
             self._cache.release_hold(hold)
-            self._remember(hold.ref.uid, _Attempt(1, self._clock() + REFUSED_S))
-
-    def _remember(self, uid: str, attempt: _Attempt) -> None:
-        self._attempts.pop(uid, None)
-        self._attempts[uid] = attempt
-        if len(self._attempts) > MAX_ATTEMPTS:
-            del self._attempts[next(iter(self._attempts))]
+            self._attempts.put_off(hold.ref, self._clock() + REFUSED_S)
 
     def _report_ended(self) -> None:
         for hold, end in self._cache.ended_holds():
