@@ -1,32 +1,22 @@
 """Known flaky tests: only those in ``flaky.txt`` get a second attempt, and the summary of the run shows it.
 
-A line of that file is the ID of a test as pytest prints it, two spaces or more, and the cause of the failures:
-``e2e/test_faults.py::test_name[case]  the node's lease expires when the disk is slow``. Comments start with ``#``.
+That file (``e2e.reasons``) has the ID of a test as pytest prints it, and the cause of the failures:
+``e2e/test_faults.py::test_name[case]  the node's lease expires when the disk is slow``.
 A test is listed only until it is repaired.
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
 
-__all__ = ["FILE", "FlakyTests", "parse_flaky"]
+__all__ = ["FILE", "FlakyTests"]
 
 FILE = Path(__file__).with_name("flaky.txt")
 FIRST_FAILURE = "failure of the first attempt"
 """Property of the report of the second attempt."""
-
-
-def parse_flaky(text: str) -> dict[str, str]:
-    """Maps test IDs to causes. Raises: ValueError for a line without a cause."""
-    lines = [line.strip() for line in text.splitlines()]
-    entries = [re.split(r"\s{2,}", line, maxsplit=1) for line in lines if line and not line.startswith("#")]
-    if incomplete := [entry[0] for entry in entries if len(entry) < 2]:
-        raise ValueError(f"{FILE.name}: no cause is given for {incomplete}")
-    return {test: cause for test, cause in entries}
 
 
 class FlakyTests:

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from e2e.flaky import FILE, parse_flaky
+from e2e.flaky import FILE
+from e2e.reasons import parse_reasons
 
 SUITE = """
 import pytest
@@ -58,17 +59,7 @@ def test_only_listed_tests_get_a_second_attempt(tmp_path, pytestconfig, processe
     assert "test_it.py::test_listed[1]: cause 1" in printed and "test_it.py::test_listed[0]: cause 0" not in printed
 
 
-def test_an_entry_is_a_test_and_a_cause():
-    assert parse_flaky("# comment\n\ne2e/test_a.py::test_b[c d]   a slow disk\n") == {
-        "e2e/test_a.py::test_b[c d]": "a slow disk"}
-
-
-def test_an_entry_without_a_cause_is_an_error():
-    with pytest.raises(ValueError, match="no cause is given for .*test_b"):
-        parse_flaky("e2e/test_a.py::test_b\n")
-
-
 def test_listed_tests_exist(pytestconfig):
-    for test in parse_flaky(FILE.read_text()):
+    for test in parse_reasons(FILE.read_text(), FILE.name):
         file, _, name = test.partition("::")
         assert f"def {name.partition('[')[0]}(" in (pytestconfig.rootpath / file).read_text()
