@@ -33,7 +33,7 @@ from typing import Any
 import urllib3
 
 from e2e import interrupts
-from e2e.kube import ApiError, Kube, path_of
+from e2e.kube import ApiError, Kube
 from e2e.nodes import REGISTER
 from e2e.vendors import MLU_ASSIGNED, MLU_LOCK, MUTEX, PHASE, VENDORS
 from hami.errors import ClusterError
@@ -142,19 +142,11 @@ class NodeAgent:
     def _follow(self, kind: str, query: Object, relisted: Callable[[list[Object]], None],
                 seen: Callable[[str, Object], None]) -> None:
         """Lists and watches until the end; lists again after a broken watch."""
-        while not self._ended.is_set():
-            try:
-                page = self.kube.page(kind, **query)
-                relisted(page["items"] or [])
-                version = page["metadata"]["resourceVersion"]
-                while not self._ended.is_set():
-                    for change, item in self.kube.watch(path_of(kind), version, 2, query):
-                        version = item["metadata"]["resourceVersion"]
-                        if change != "BOOKMARK":
-                            seen(change, item)
-            except (ApiError, urllib3.exceptions.HTTPError, ValueError) as error:
-                log.debug("%s: %s", kind, error)
-                self._ended.wait(0.1)
+        for change, item in self.kube.follow(kind, self._ended, **query):
+            if change == "LISTED":
+                relisted(item["items"] or [])
+            else:
+                seen(change, item)
 
     def _see_nodes(self, nodes: list[Object]) -> None:
         with self._changed:

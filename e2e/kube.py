@@ -7,6 +7,7 @@ test to judge.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ from e2e.eventually import WaitTimeout
 __all__ = ["ApiError", "Kube", "path_of", "write_kubeconfig"]
 
 Object = dict[str, Any]
+FOLLOW_S = 2.0
+"""Seconds after which a watch begins anew, and sees that it is to end."""
 
 KINDS = {
     # kind: (prefix, plural, namespaced)
@@ -247,6 +250,25 @@ class Kube:
             return
         finally:
             answer.close()
+
+    def follow(self, kind: str, ended: threading.Event, namespace: str | None = None,
+               **query: object) -> Iterator[tuple[str, Object]]:
+        """Yields ``LISTED`` with the collection, and then each change, until *ended* is set.
+
+        After a broken watch, it begins again. Changes come in the order of the writes.
+        """
+        while not ended.is_set():
+            try:
+                page = self.page(kind, namespace, **query)
+                yield "LISTED", page
+                version = page["metadata"]["resourceVersion"]
+                while not ended.is_set():
+                    for change, item in self.watch(path_of(kind, namespace), version, FOLLOW_S, query):
+                        version = item["metadata"]["resourceVersion"]
+                        if change != "BOOKMARK":
+                            yield change, item
+            except (ApiError, urllib3.exceptions.HTTPError, ValueError):
+                ended.wait(0.1)
 
     def wait(self, kind: str, done: Callable[[dict[str, Object]], Any], namespace: str | None = None, *,
              timeout: float = 30, what: str = "", **query: object) -> Any:

@@ -11,6 +11,7 @@ import pytest
 import urllib3
 
 from e2e.accounts import account, wait_permitted
+from e2e.card_watch import CardWatch
 from e2e.eventually import eventually
 from e2e.nodes import LOCK_FREE, gpu, gpus
 from e2e.pods import container, init, pod
@@ -21,7 +22,6 @@ from e2e.resizes import (
     RESIZED,
     STATUS,
     TARGET,
-    CardWatch,
     answered,
     applied,
     booked,
@@ -240,7 +240,7 @@ def test_fifty_pods_are_resized_while_five_hundred_are_created(sandbox):
     sandbox.create_all(holding(name, 8000, 5, annotations=packed) for name in names)
     sandbox.started(RESIZED_PODS, timeout=60)
     rng = random.Random(1)
-    with CardWatch(sandbox) as watch:
+    with CardWatch(sandbox.kube, sandbox.namespace) as watch:
         creation = threading.Thread(target=sandbox.create_all, args=(
             [holding(f"p{number:03}", 8000, annotations=packed) for number in range(CREATED)],))
         creation.start()
@@ -281,7 +281,7 @@ def test_the_leader_is_killed_after_it_has_booked(card, scheduler, agent):
 def test_the_api_server_answers_nothing_while_the_leader_books(card, scheduler, local, is_killed):
     """Whether its write has arrived or not, it or the next process goes on from what the pod says."""
     started(card, a=10_000)
-    with CardWatch(card) as watch:
+    with CardWatch(card.kube, card.namespace) as watch:
         text = resize(card, "a", of(70_000))
         local.pause_api_server()
         try:
@@ -303,7 +303,7 @@ def test_the_api_server_answers_nothing_while_the_leader_books(card, scheduler, 
 def test_a_leader_that_was_suspended_undoes_nothing(card, scheduler, agent):
     agent.confirms = lambda namespace, name: False
     started(card, a=10_000)
-    with CardWatch(card) as watch, second_replica(scheduler) as standby:
+    with CardWatch(card.kube, card.namespace) as watch, second_replica(scheduler) as standby:
         resize(card, "a", of(60_000))
         with scheduler.program.suspended():
             agent.confirms = lambda namespace, name: True
