@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,9 @@ class LocalCluster:
 
     def __init__(self, folder: Path, programs: control_plane.Binaries, webhook_port: int,
                  extender_port: int, *, audited: bool = False, durable: bool = True,
-                 options: Mapping[str, str] | None = None) -> None:
+                 options: Mapping[str, str] | None = None, stages: Sequence[Path] = ()) -> None:
         self.folder = folder
+        self._stages = stages
         self._options = dict(options or {})
         self._audited = audited
         self._durable = durable
@@ -80,13 +81,13 @@ class LocalCluster:
     @contextlib.contextmanager
     def started(cls, *, adjust: Callable[[Object], None] = lambda config: None, extender: bool = True,
                 audited: bool = False, durable: bool = True, options: Mapping[str, str] | None = None,
-                say: Callable[[str], None] | None = None) -> Iterator[LocalCluster]:
+                stages: Sequence[Path] = (), say: Callable[[str], None] | None = None) -> Iterator[LocalCluster]:
         """Yields a ready cluster.
 
         *adjust* may change the configuration of kube-scheduler before the start; *extender* False omits the extender.
         *audited*: the API server logs the requests of HAMi's accounts. *durable* False: etcd waits for no disk; a
-        killed process loses nothing by that. *options*: of kwokctl, such as feature gates. *say* receives progress
-        lines of a first build.
+        killed process loses nothing by that. *options*: of kwokctl, such as feature gates. *stages*: files with
+        more stages of kwok, which come first if they have a weight. *say* receives progress lines of a first build.
         The extender is expected at ``cluster.extender_port`` and the webhook at ``cluster.webhook_port``; neither needs
         to run yet.
         """
@@ -94,7 +95,7 @@ class LocalCluster:
         reaper.remove_leftovers()
         with reaper.claimed() as folder:
             cluster = cls(folder, programs, free_port(), free_port(), audited=audited, durable=durable,
-                          options=options)
+                          options=options, stages=stages)
             try:
                 config = scheduler_config(cluster.extender_port if extender else None)
                 adjust(config)
@@ -110,7 +111,9 @@ class LocalCluster:
         (self.folder / "scheduler.yaml").write_text(yaml.safe_dump(config))
         (self.folder / "audit.yaml").write_text(yaml.safe_dump(audit_policy()))
         for attempt in range(3):  # another process may take a port before it is used
-            documents = [self._kwok_config(), *yaml.safe_load_all(STAGES.read_text())]
+            documents = [self._kwok_config()]
+            for file in (STAGES, *self._stages):
+                documents += yaml.safe_load_all(file.read_text())
             (self.folder / "kwok.yaml").write_text(yaml.safe_dump_all(documents))
             done = self._kwokctl("create", "cluster", "--kubeconfig", str(self.kubeconfig), "--wait", "60s")
             if done.returncode == 0:
