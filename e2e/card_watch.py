@@ -68,13 +68,18 @@ class CardWatch:
         self._sums.update(held)
         self._held[uid] = held
         for node, card, what in held:
-            capacity = getattr(self._cards[node, card], what)
-            given_out = self._sums[node, card, what]
-            if given_out > capacity:
-                version = pod["metadata"]["resourceVersion"]
-                self.wrong.append(
-                    f"at {version}: {card} has {capacity} {what}, {given_out} are given out"
-                )
+            if objection := self._objection(node, card, what):
+                self.wrong.append(f"at {pod['metadata']['resourceVersion']}: {objection}")
+
+    def _objection(self, node: str, card: str, what: str) -> str:
+        """Returns why a card cannot have given out so much *what*; empty if it can."""
+        if (node, card) not in self._cards:
+            return f"{node} has no {card}"
+        capacity = getattr(self._cards[node, card], what)
+        given_out = self._sums[node, card, what]
+        if given_out > capacity:
+            return f"{card} has {capacity} {what}, {given_out} are given out"
+        return ""
 
 
 def amounts(pod: Object) -> Counter[tuple[str, str, str]]:

@@ -64,7 +64,7 @@ def test_tests_that_take_long_begin_first():
     assert chosen([REPLICAS, TAINTS, long], {}, focus=ANY, with_listed=False).tests == (long, REPLICAS, TAINTS)
 
 
-@pytest.mark.parametrize("name", ["[sig-scheduling] renamed", OTHER])
+@pytest.mark.parametrize("name", ["[sig-scheduling] Workload renamed", OTHER])
 @pytest.mark.parametrize("with_listed", [False, True])
 def test_a_listed_test_that_does_not_exist_or_is_not_chosen_is_an_error(name, with_listed):
     reasons = {PORTS: "why", name: "why"}
@@ -366,9 +366,9 @@ def test_a_focus_that_selects_nothing_is_an_error(program, capsys):
 
 
 def test_a_list_with_an_unknown_test_is_an_error(program, capsys):
-    selection.FILE.write_text("[sig-scheduling] renamed  why\n")
+    selection.FILE.write_text("[sig-scheduling] Workload renamed  why\n")
     assert main(["--list"]) == 1
-    assert capsys.readouterr().err == "list.txt: there is no test '[sig-scheduling] renamed'\n"
+    assert capsys.readouterr().err == "list.txt: there is no test '[sig-scheduling] Workload renamed'\n"
 
 
 @pytest.mark.parametrize("script, error", [

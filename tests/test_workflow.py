@@ -373,6 +373,13 @@ def test_the_quickstart_on_kind_is_carried_out_every_night():
     assert runs.index(installs) < runs.index("python -m e2e.quickstart docs/quickstart.md")
 
 
+def test_the_tests_of_kubernetes_run_every_night_with_and_without_hami():
+    job = NIGHTLY_JOBS["conformance"]
+    assert job["strategy"]["matrix"] == {"options": ["", "--without-hami"]}
+    assert job["steps"][-1]["run"] == "tox -qq run -e conformance -- ${{ matrix.options }}"
+    assert TOX["testenv:conformance"]["commands"] == "python -m e2e.conformance {posargs}"
+
+
 def test_each_commit_of_main_has_a_run_that_ends():
     concurrency = yaml.safe_load(TEXT)["concurrency"]
     assert concurrency["cancel-in-progress"] == "${{ github.event_name == 'pull_request' }}"

@@ -24,7 +24,7 @@ are left out. The first run builds the tests and the control plane."""
 EPILOG = """\
 The exit status is 0 if all tests have passed and each pod had its slice, 1 if not, and 2 if no
 test was selected. With --without-hami, it is 0 if the list of tests that cannot pass is right."""
-DEFAULT_CLUSTERS = 2
+DEFAULT_CLUSTERS = 3
 EXPECTED = (
     binaries.BinariesMissing,
     selection.ListOutdated,

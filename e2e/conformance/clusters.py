@@ -56,12 +56,11 @@ class ReadyCluster:
 
         Their namespaces are being deleted, so that no more are created there. Raises: WaitTimeout.
         """
-        self.cluster.kube.wait(
-            "Pod",
-            lambda pods: not any(is_of_test(pod) for pod in pods.values()),
-            timeout=CLEAR_S,
-            what="the pods of the test are gone",
-        )
+
+        def is_clear() -> bool:
+            return not any(is_of_test(item) for item in self.cluster.kube.list("Pod"))
+
+        eventually(is_clear, "the pods of the test are gone", timeout=CLEAR_S, interval=0.5)
         self.slices.settle()
 
     def objections(self) -> list[str]:

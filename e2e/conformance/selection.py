@@ -14,21 +14,29 @@ __all__ = ["FILE", "GROUPS", "Choice", "ListOutdated", "chosen", "listed", "shor
 
 FILE = Path(__file__).with_name("not_on_kwok.txt")
 GROUPS = (
-    "[sig-scheduling] ",
+    "[sig-scheduling] GangScheduling ",
+    "[sig-scheduling] Multi-AZ Clusters ",
+    "[sig-scheduling] SchedulerPredicates ",
+    "[sig-scheduling] SchedulerPreemption ",
+    "[sig-scheduling] SchedulerPriorities ",
+    "[sig-scheduling] Workload ",
+    "[sig-scheduling] WorkloadAwarePreemption ",
     "[sig-apps] Daemon set ",
     "[sig-apps] Deployment ",
     "[sig-apps] DisruptionController ",
     "[sig-apps] ReplicaSet ",
 )
-"""What the names of the tests begin with that are run."""
+"""What the names of the tests begin with that are run.
+
+LimitRange is not among them: its tests say exactly which resources a pod has.
+"""
 LONGEST = (
     "0.0.0.0 hostIP",
     "async preemption",
-    "proper pods are preempted",
-    "Multi-AZ",
+    "unmanaged pods",
     "rollouts should eventually",
 )
-"""What the names of tests contain that wait for minutes. They begin first, so that the run does not
+"""What the names of tests contain that take a minute or more. They begin first: else the run could
 end with one of them alone.
 """
 
