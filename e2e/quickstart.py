@@ -40,7 +40,8 @@ def script(page: Path, heading: str = "") -> str:
         text = section[1]
     blocks = CONSOLE.findall(text)
     if not blocks:
-        raise ValueError(f"{page} {heading}: no commands")
+        place = f"{page}, {heading}" if heading else str(page)
+        raise ValueError(f"{place}: there is no block of commands (```console)")
     return "".join(blocks)
 
 

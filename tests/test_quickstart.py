@@ -121,7 +121,7 @@ def test_the_commands_of_the_readme_are_those_that_are_checked(text):
 
 
 @pytest.mark.parametrize("page, heading, says", [
-    ("README.md", "Nowhere", "has no heading 'Nowhere'"), ("README.md", "Documentation", "no commands"),
+    ("README.md", "Nowhere", "has no heading 'Nowhere'"), ("README.md", "Documentation", "no block of commands"),
 ])
 def test_a_section_that_cannot_be_typed_is_an_error(page, heading, says, capsys, monkeypatch):
     with pytest.raises(ValueError, match=says):

@@ -137,7 +137,7 @@ def test_only_known_pods_are_remembered_as_victims():
     """A client may name any uids, and as many as its request has room for."""
     scheduler = full_and_free()
     scheduler.preemption_filter.filter(WHOLE, {"full": ["uid-c", *(f"stranger-{number}" for number in range(1000))]})
-    assert scheduler.preemption_filter._planner.offers("u") == {"full": ["uid-c"]}
+    assert scheduler.preemption_filter._planner.offers(WHOLE.ref) == {"full": ["uid-c"]}
 
 
 def test_vetoes_wait_for_a_tenth_of_the_time_at_most():
