@@ -93,7 +93,7 @@ def test_every_command_is_known(typed):
 def test_a_stranger_gets_tox_before_it_is_called(typed):
     """Not with pip of the system: Debian and Ubuntu refuse that (externally-managed-environment)."""
     called = [(call.program, call.words) for call in typed("README") if call.program in ("python3", "pip", "tox")]
-    assert called == [("python3", ["-m", "venv", ".venv"]), ("pip", ["install", "tox"]),
+    assert called == [("python3", ["-m", "venv", ".venv"]), ("pip", ["install", "tox", "tox-uv"]),
                       ("tox", ["run", "-e", "demo"]), ("tox", ["run"])]
 
 
