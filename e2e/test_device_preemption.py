@@ -15,6 +15,7 @@ from e2e.pods import pod
 from e2e.priorities import of_priority
 from e2e.sandbox import LABEL, Sandbox
 from e2e.scheduler import kill_leader, redirect_webhook, second_replica
+from hami.codec.pods import GROUP_LABEL
 from hami.scheduler.planner import BUDGETS_S
 from hami.state.pods import MAX_GRACE_S
 
@@ -208,6 +209,17 @@ def test_a_preemptor_that_is_deleted_leaves_its_hold(two_nodes):
     sandbox.delete("p")
     release(sandbox, victim)
     node_of(sandbox, "next")
+
+
+def test_a_gang_of_the_coscheduling_plugin_ends_as_a_whole(two_nodes):
+    """Also on the other node. The pod that it ends for is bound as soon as the first of its pods has ended."""
+    sandbox = two_nodes
+    for number, node in enumerate(("n0", "n0", "n1", "n1")):
+        sandbox.create(on(sandbox, of("low", f"v{number}", labels={GROUP_LABEL: "ring"}), node, number % 2))
+    sandbox.bound(4)
+    sandbox.create(of("high", "p"))
+    node_of(sandbox, "p")
+    eventually(lambda: names(sandbox) == {"p"}, "all pods of the gang have ended")
 
 
 YEARS = 10 * 365 * 24 * 3600
