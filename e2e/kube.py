@@ -21,7 +21,7 @@ from kubernetes import config as kubernetes_config
 
 from e2e.eventually import WaitTimeout
 
-__all__ = ["ApiError", "Kube", "path_of", "write_kubeconfig"]
+__all__ = ["ApiError", "Kube", "path_of", "write_impersonation", "write_kubeconfig"]
 
 Object = dict[str, Any]
 FOLLOW_S = 2.0
@@ -309,6 +309,16 @@ def write_kubeconfig(source: Path, token: str, target: Path) -> Path:
     """Writes the configuration *source* with *token* as credentials to *target*, which only the owner may read."""
     config: Object = yaml.safe_load(source.read_text())
     config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
+    target.touch(mode=0o600)
+    target.write_text(yaml.safe_dump(config))
+    return target
+
+
+def write_impersonation(source: Path, user: str, target: Path) -> Path:
+    """Writes the configuration *source* to *target*, such that its administrator acts as *user*."""
+    config: Object = yaml.safe_load(source.read_text())
+    for item in config["users"]:
+        item["user"]["as"] = user
     target.touch(mode=0o600)
     target.write_text(yaml.safe_dump(config))
     return target

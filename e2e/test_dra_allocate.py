@@ -23,7 +23,7 @@ from e2e import audit, binaries
 from e2e.claims import ALLOCATE, FIRST, TIMEOUT_S, claiming, installed, missing, serving, share, spec_of, template
 from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
-from e2e.kube import ApiError, path_of
+from e2e.kube import ApiError, path_of, write_impersonation
 from e2e.nodes import LOCK_FREE, Gpu, MigProfile, gpu, gpus, mig_gpu, registered
 from e2e.oracle import Oracle, oracle
 from e2e.people import DEVICE_CONFIG, hami
@@ -51,21 +51,30 @@ HELD = "held-bindings"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """A control plane whose kube-scheduler has the profile for these pods, and its own one."""
+    """A control plane with HAMi's kube-scheduler, which has the profile for these pods, and with its own."""
     if reason := missing():
         pytest.skip(reason)
     options = GATES if binaries.find().minor >= GANGS else None
     with LocalCluster.started(adjust=with_profiles, durable=False, options=options) as started:
+        account = write_impersonation(
+            started.kubeconfig, "system:kube-scheduler", started.folder / "default-scheduler.kubeconfig")
+        started.start_kube_scheduler("default-scheduler", started.extender_port, account, without_hami)
         yield started
         started.kube.close()
 
 
 def with_profiles(config: Object) -> None:
-    """Makes *config* that of the component, with the profile of Kubernetes' own scheduler."""
+    """Makes *config* that of the component."""
     shipped = yaml.safe_load((ALLOCATE / "scheduler-config.yaml").read_text())
     shipped["extenders"][0]["urlPrefix"] = config["extenders"][0]["urlPrefix"]
-    shipped["profiles"].append({"schedulerName": "default-scheduler"})
     config.update(shipped)
+
+
+def without_hami(config: Object) -> None:
+    """Makes *config* that of Kubernetes' own scheduler. It acts with Kubernetes' own account, which HAMi gives no rights."""
+    del config["extenders"]
+    config["profiles"] = [{"schedulerName": "default-scheduler"}]
+    config["leaderElection"]["resourceName"] = "kube-scheduler"
 
 
 @pytest.fixture(scope="module")

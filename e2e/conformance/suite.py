@@ -65,7 +65,7 @@ class Suite:
 
     def names(self) -> tuple[str, ...]:
         """Returns the names of all tests, sorted. Raises: SuiteBroken."""
-        command = [self._program, "--list-tests"]
+        command = [str(self._program), "--list-tests"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         names = parse_names(done.stdout)
         if done.returncode != 0 or not names:
@@ -82,7 +82,7 @@ class Suite:
         report, log = folder / "report.json", folder / "test.log"
         report.unlink(missing_ok=True)
         command = [
-            self._program,
+            str(self._program),
             f"--kubeconfig={kubeconfig}",
             "--provider=skeleton",
             f"--ginkgo.focus=^{re.escape(f'{SUITE} {test}')}$",
